@@ -77,8 +77,8 @@ limits! {
         pub leases_per_peer: usize = 65_536,
         /// Requests of one connection that are not answered yet.
         pub requests_in_flight: usize = 64,
-        /// The same for all connections of one peer, of requests that wait for something. A `create` counts once more for each
-        /// 2 KiB of its list of peers.
+        /// The same for all connections of one peer, of requests that may wait. A `create` counts once more for each 2 KiB of its
+        /// list of peers, and a `held` for each 2 KiB of its leases.
         pub requests_per_peer: usize = 65_536,
         /// The same for all peers together.
         pub requests: usize = 262_144,

@@ -14,7 +14,7 @@ use egmem::exchange::{
     self, Address, Limits, PeerList, PeerName, Refusal, Security, Server, Tls, TlsFiles,
 };
 use egmem::share::Shared;
-use egmem::{Buffer, Driver, Machine};
+use egmem::{Buffer, Driver, Growth, Machine};
 use serde::{Deserialize, Serialize};
 
 use crate::counting::{anonymous, live, peak, reset, trim};
@@ -29,8 +29,9 @@ pub const SETUP: &str = "EGMEM_BYTES_SETUP";
 const MARK: &str = "@look ";
 /// The prefix of names for which an allocator never answers, for as long as its peer waits.
 pub const NEVER: &str = "never/";
-/// The name that is always there.
+/// The name that is always there, and one with so many parts that an answer about it is a large frame.
 pub const NAME: &str = "a";
+pub const IN_PARTS: &str = "parts";
 
 /// glibc's allocator without the memory that it keeps by default: caches of threads, an arena for each thread, and
 /// thresholds that grow. Resident is then only memory that is allocated, or that [`trim`] cannot give back.
@@ -49,6 +50,8 @@ pub struct Setup {
     pub lease: u64,
     /// How many names there are beside [`NAME`].
     pub names: usize,
+    /// How many parts [`IN_PARTS`] has; without any it is not there.
+    pub parts: u64,
 }
 
 /// A server's memory, and its counts.
@@ -160,6 +163,17 @@ pub fn serve(setup: &Setup) {
     let publish = |name: String| server.publish(name, memory.clone()).now().unwrap();
     let names = (0..setup.names).map(|name| format!("list/{name:0>200}"));
     let _names: Vec<_> = names.map(publish).collect();
+    let in_parts = (setup.parts > 0).then(|| {
+        let chunks = Growth::steady().chunk(2 << 20);
+        let buffer = Buffer::on(NodeId(0)).bytes(setup.parts * (2 << 20));
+        let buffer = buffer.shareable().growth(chunks).allocate(&driver);
+        Shared::from(buffer.unwrap())
+    });
+    let publish_in_parts = || {
+        let memory = in_parts.clone()?;
+        Some(server.publish(IN_PARTS, memory).now().unwrap())
+    };
+    let mut name_in_parts = publish_in_parts();
     let mut name = Some(publish(NAME.into()));
     let Address::Tcp { port, .. } = server.addresses()[0] else {
         panic!("no port");
@@ -170,14 +184,16 @@ pub fn serve(setup: &Setup) {
             "reset" => reset(),
             "trim" => trim(),
             "renew" => {
-                drop(name.take());
+                drop((name.take(), name_in_parts.take()));
                 name = Some(publish(NAME.into()));
+                name_in_parts = publish_in_parts();
             }
+            "end" => drop(server.end_sessions_if(|_| true)),
             _ => {}
         }
         println!("{MARK}{}", serde_json::to_string(&look(server)).unwrap());
     }
-    drop(name);
+    drop((name, name_in_parts));
     // Nothing else is left but this process's end.
     std::process::exit(0);
 }
@@ -262,6 +278,11 @@ impl Host {
     /// The same, with all free pages given back.
     pub fn trimmed(&mut self) -> Look {
         self.ask("trim")
+    }
+
+    /// Ends all sessions, also those that wait for their client.
+    pub fn end_sessions(&mut self) -> Look {
+        self.ask("end")
     }
 
     /// Waits until every request that has been read is answered, or waits: `requests` of them have come, and nothing

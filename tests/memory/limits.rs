@@ -1,10 +1,12 @@
 //! What all connections of a peer together can make a server keep.
 
+use egmem::driver::{Access, HandleType};
 use egmem::exchange::Limits;
+use egmem::exchange::protocol::{Ask, Fetch, Leases, MAX_LISTED, encode};
 
-use crate::host::NEVER;
+use crate::host::{IN_PARTS, NEVER};
 use crate::messages::create;
-use crate::peer::{PATIENCE, Peer, requests, until};
+use crate::peer::{PATIENCE, Peer, request, requests, until};
 use crate::setting::{CONNECTION, REQUEST, Setting, Transport};
 
 /// Connections of the peer.
@@ -54,6 +56,83 @@ fn few_unfinished_frames_of_a_peer_become_large() {
     setting.given_back("unfinished frames", &before);
     // It is served as before.
     drop(setting.greet(1));
+}
+
+/// Has many peers send requests whose answers are large frames of at least `size` bytes, and read none of them.
+fn unread(mut setting: Setting, what: &str, ask: Ask, size: usize, kept: usize) {
+    let requests: Vec<u8> = (1..=16).flat_map(|id| request(id, ask.clone())).collect();
+    let answer = |setting: &Setting| {
+        let mut peer = setting.greet(1).remove(0);
+        let answer = setting.runtime.block_on(peer.ask(ask.clone()));
+        encode(&answer).len()
+    };
+    let length = answer(&setting);
+    assert!(length >= size, "{length} bytes");
+    setting.host.end_sessions();
+    let before = setting.before();
+    let writes = setting.greet(MANY).into_iter().map(|mut peer| {
+        let requests = requests.clone();
+        setting.runtime.spawn(async move {
+            peer.send(&requests).await;
+            std::future::pending::<()>().await;
+        })
+    });
+    let writes: Vec<_> = writes.collect();
+    until("each has sent one", || {
+        setting.host.look().requests >= before.requests + MANY as u64
+    });
+    let now = setting.host.settled(0);
+    assert_eq!(now.connections as usize, MANY, "the others wait");
+    let grown = now.peak.saturating_sub(before.live);
+    // Beside those that are written: one request of each connection that waits.
+    let most = LARGE * kept + MANY * (CONNECTION + 2 * SMALL);
+    println!("{what}: at most {grown} of {most} bytes");
+    assert!(grown <= most, "{what}: {grown} bytes");
+    writes.iter().for_each(|write| write.abort());
+    until("they are gone", || setting.host.look().connections == 0);
+    setting.host.end_sessions();
+    // Pages on which much was allocated in small pieces may stay.
+    let left = setting.host.empty().live.saturating_sub(before.live);
+    assert!(left <= SMALL / 2, "{what}: {left} bytes are left");
+    answer(&setting);
+}
+
+fn patient() -> Limits {
+    let mut limits = Limits::default();
+    (limits.write, limits.frame) = (PATIENCE, PATIENCE);
+    limits
+}
+
+#[test]
+fn few_long_lists_of_leases_are_kept_for_peers_that_do_not_read() {
+    let setting = Setting::with(Transport::Tcp, patient(), 60, 0);
+    let leases = (1 << 40..(1_u64 << 40) + MAX_LISTED as u64).collect();
+    let size = 9 * MAX_LISTED;
+    // Read: the frame, the decoder's scratch, the numbers as a set and as a list. Written: the list, its encoding, the frame.
+    unread(
+        setting,
+        "held",
+        Ask::Held(Leases { leases }),
+        size,
+        8 * size,
+    );
+}
+
+#[test]
+fn few_grants_in_many_parts_are_kept_for_peers_that_do_not_read() {
+    /// The most that a buffer of its own has.
+    const PARTS: u64 = 2048;
+    let setting = Setting::in_parts(Transport::Tcp, patient(), 60, 0, PARTS);
+    let fetch = Fetch {
+        name: IN_PARTS.into(),
+        accept: vec![HandleType::Fabric],
+        access: Access::ReadWrite,
+        probe: false,
+        instance: None,
+        owner: None,
+    };
+    let size = PARTS as usize * 160;
+    unread(setting, "grants", Ask::Fetch(fetch), size, 8 * size);
 }
 
 #[test]

@@ -76,6 +76,17 @@ impl Setting {
 
     /// With other limits, a session's seconds without a word, and so many more names.
     pub fn with(transport: Transport, limits: Limits, lease: u64, names: usize) -> Self {
+        Self::in_parts(transport, limits, lease, names, 0)
+    }
+
+    /// The same, and a name with so many parts.
+    pub fn in_parts(
+        transport: Transport,
+        limits: Limits,
+        lease: u64,
+        names: usize,
+        parts: u64,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let tls = match transport {
             Transport::Tls => Some(certificates(&folder, None)),
@@ -89,6 +100,7 @@ impl Setting {
             limits,
             lease,
             names,
+            parts,
         });
         let via = match (transport, config) {
             (Transport::Unix, _) => socket(&host.folder, "socket"),

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::audit::audit;
 use super::metrics::Gauge;
@@ -26,6 +26,9 @@ use crate::{Error, Refusal, Result, ShareError};
 
 /// How long to wait before checking again whether the process has an fd for a connection.
 const BACK_OFF: Duration = Duration::from_millis(100);
+/// The most bytes of a hello of version 1, in which a client with leases lists them; and how long the rest of it is read after the
+/// refusal. Closing a connection with unread bytes resets it, and a reset overtakes the bytes before it.
+const FIRST_VERSION: (u32, Duration) = (256 << 10, Duration::from_millis(500));
 /// How long each connection stays, even if newer ones wait.
 const GRACE: Duration = Duration::from_millis(250);
 
@@ -262,7 +265,7 @@ async fn greet(
     let (link, welcome) = match begun {
         Ok(begun) => begun,
         Err((reason, detail)) => {
-            return Err(refuse(core, connection, reason, detail, until).await);
+            return Err(refuse(core, &mut connection, reason, detail, until).await);
         }
     };
     drop(raised);
@@ -304,6 +307,14 @@ async fn hello(
     let Ok(frame) = timeout_at(until, connection.reader.read(MAX_HELLO)).await else {
         return Err(late(&peer, core.limits.handshake));
     };
+    if frame.is_err() && (MAX_HELLO + 1..=FIRST_VERSION.0).contains(&connection.reader.announced())
+    {
+        let error = refuse_version(core, &mut connection, until).await;
+        let (most, time) = FIRST_VERSION;
+        let rest = connection.reader.discard(most as usize);
+        let _ = timeout(time, rest).await;
+        return Err(error);
+    }
     let Some(frame) = frame? else {
         return Err(Error::peer_lost(peer, "it closed the connection"));
     };
@@ -318,10 +329,14 @@ async fn hello(
         ));
     }
     if hello.oldest > VERSION || hello.newest < OLDEST {
-        let detail = format!("versions {OLDEST} to {VERSION} are spoken here");
-        return Err(refuse(core, connection, Refusal::Version, detail, until).await);
+        return Err(refuse_version(core, &mut connection, until).await);
     }
     Ok((connection, hello))
+}
+
+async fn refuse_version(core: &ServerCore, connection: &mut Connection, until: Instant) -> Error {
+    let detail = format!("versions {OLDEST} to {VERSION} are spoken here");
+    refuse(core, connection, Refusal::Version, detail, until).await
 }
 
 fn late(peer: &str, after: Duration) -> Error {
@@ -345,7 +360,7 @@ async fn send(
 /// Refuses a connection, and returns the reason as an error.
 async fn refuse(
     core: &ServerCore,
-    mut connection: Connection,
+    connection: &mut Connection,
     reason: Refusal,
     detail: String,
     until: Instant,
@@ -367,7 +382,7 @@ async fn refuse(
         detail: detail.clone(),
     };
     // Best effort: the connection is being closed.
-    let _ = send(core, &mut connection, Greeting::Refused(refused), until).await;
+    let _ = send(core, connection, Greeting::Refused(refused), until).await;
     Error::refused(
         "the server",
         format!("a session with {}", connection.peer),

@@ -11,16 +11,13 @@ use zeroize::Zeroizing;
 use super::ServerCore;
 use super::publication::Publication;
 use super::quota::CountedFds;
-use super::requests::{Answered, Reply, handle};
+use super::requests::{Answered, Reply, handle, is_large};
 use super::session::Next;
 use super::sessions::Link;
-use crate::limits::deadline;
 use crate::per_driver::lock;
-use crate::protocol::{
-    Answer, Ask, Event, FromServer, Gone, Names, Refused, Request, decode, encode,
-};
+use crate::protocol::{Answer, Ask, Event, FromServer, Gone, Names, Request, decode, encode};
 use crate::tls::{Reloads, Tls};
-use crate::transport::{Connection, Frame, FrameReader, FrameWriter, Permit, SMALL};
+use crate::transport::{Connection, Frame, FrameReader, FrameWriter, Permit};
 use crate::{Error, Refusal, Result, ShareError};
 
 /// Why a connection ends.
@@ -45,19 +42,23 @@ impl From<Error> for End {
 
 /// How many notices are sent before requests have their turn.
 const NOTICES_AT_ONCE: usize = 16;
-/// The most bytes of a part in an answer, with its handle.
-const PART: usize = 256;
-/// The most bytes of a number in a message.
-const NUMBER: usize = 9;
 
 /// A connection's state, besides its reader.
 struct Conversation<'a> {
     core: &'a Arc<ServerCore>,
     link: &'a Arc<Link>,
     writer: FrameWriter,
-    /// Requests that wait for something.
-    jobs: JoinSet<Answered>,
+    /// Requests that wait for something, and at most one large event that waits for its permit.
+    jobs: JoinSet<Job>,
+    has_large_event: bool,
     attachment: Attachment<'a>,
+}
+
+/// What a task of a connection has waited for.
+enum Job {
+    Answer(Answered),
+    /// The permit to send the entry of a name.
+    Event(Arc<str>, Permit),
 }
 
 /// Detaches the session when its connection is over, also after a panic of an allocator's.
@@ -73,11 +74,6 @@ impl Drop for Attachment<'_> {
     }
 }
 
-/// Returns the most bytes of an answer or event about this memory.
-fn bytes_about(publication: &Publication) -> usize {
-    publication.description.parts.len() * PART
-}
-
 /// Serves a connection to its end.
 pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: Link) {
     let Connection {
@@ -89,6 +85,7 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
         link,
         writer,
         jobs: JoinSet::new(),
+        has_large_event: false,
         attachment: Attachment {
             core,
             link,
@@ -96,7 +93,13 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
         },
     };
     let (peer, session) = (&link.session.peer, link.session.id);
-    match conversation.run(&mut reader).await {
+    let ended = tokio::select! {
+        biased;
+        // Also in the middle of a write.
+        () = link.lost.cancelled() => Err(End::Quietly),
+        ended = conversation.run(&mut reader) => ended,
+    };
+    match ended {
         Ok(()) | Err(End::Quietly | End::Dismissed) => {
             tracing::debug!(%peer, session, "disconnected")
         }
@@ -166,10 +169,10 @@ impl Conversation<'_> {
                 () = tokio::time::sleep(expiry.unwrap_or_default()), if expiry.is_some() => {}
                 Some(done) = self.jobs.join_next(), if !self.jobs.is_empty() => {
                     // A job that panicked gets no answer: its id is unknown.
-                    if let Ok(answered) = done
+                    if let Ok(job) = done
                         && !session.is_dismissed()
                     {
-                        self.answer(answered).await?;
+                        self.done(job).await?;
                     }
                 }
                 frame = reader.read(core.limits.frame_bytes) => {
@@ -227,6 +230,8 @@ impl Conversation<'_> {
         let Frame { bytes, permit, .. } = frame;
         let request: Request = decode(&bytes)?;
         drop(bytes);
+        // Other requests that are long once decoded are refused at once.
+        let permit = permit.filter(|_| matches!(request.1, Ask::Held(_)));
         self.core.counters.count(|stats| &mut stats.requests);
         let (core, link) = (Arc::clone(self.core), Arc::clone(self.link));
         // If the allocator panics, only a task of the request's own ends.
@@ -239,13 +244,16 @@ impl Conversation<'_> {
             poll_fn(|cx| Poll::Ready(handling.as_mut().poll(cx))).await
         };
         match polled {
-            Poll::Ready(answered) => self.answer(answered).await?,
+            Poll::Ready(answered) => {
+                drop(permit);
+                self.answer(answered).await?;
+            }
             Poll::Pending => {
                 let running = self.core.tasks.token();
                 self.jobs.spawn(async move {
                     let answered = handling.await;
                     drop((running, permit));
-                    answered
+                    Job::Answer(answered)
                 });
             }
         }
@@ -256,8 +264,8 @@ impl Conversation<'_> {
     async fn send_last(&mut self) -> Result<(), End> {
         if !self.link.session.is_dismissed() {
             while let Some(done) = self.jobs.try_join_next() {
-                if let Ok(answered) = done {
-                    self.answer(answered).await?;
+                if let Ok(job) = done {
+                    self.done(job).await?;
                 }
             }
         }
@@ -265,17 +273,23 @@ impl Conversation<'_> {
         Ok(())
     }
 
+    /// Sends what a task has waited for.
+    async fn done(&mut self, job: Job) -> Result<()> {
+        let (name, _permit) = match job {
+            Job::Answer(answered) => return self.answer(answered).await,
+            Job::Event(name, permit) => (name, permit),
+        };
+        self.has_large_event = false;
+        // If it is gone by now, further news tell so.
+        match self.core.visible(&name, &self.link.session.peer) {
+            Some(publication) => self.published(&publication).await,
+            None => Ok(()),
+        }
+    }
+
     /// Sends the answer to a request.
     async fn answer(&mut self, answered: Answered) -> Result<()> {
-        let reply = match answered.result {
-            Ok(reply) => reply,
-            Err((reason, detail)) => {
-                self.core.counters.refused(&reason);
-                let reason = reason.word().into();
-                Answer::Refused(Refused { reason, detail }).into()
-            }
-        };
-        let (answer, fds, _permit) = self.build(reply).await?;
+        let (answer, fds) = self.build(answered.reply);
         let granted = match &answer {
             Answer::Granted(granted) => Some(granted.lease),
             _ => None,
@@ -289,55 +303,34 @@ impl Conversation<'_> {
     }
 
     /// Builds an answer, now that it is about to be written: until then a long description is kept only once.
-    async fn build(&self, reply: Reply) -> Result<(Answer, CountedFds, Option<Permit>)> {
-        let (mut fds, mut permit) = (CountedFds::default(), None);
+    fn build(&self, reply: Reply) -> (Answer, CountedFds) {
         let answer = match reply {
-            Reply::Answer(Answer::Expired(leases)) => {
-                permit = self.permit(leases.leases.len() * NUMBER).await?;
-                Answer::Expired(leases)
-            }
             Reply::Answer(answer) => answer,
-            Reply::Entry(publication) => {
-                permit = self.permit(bytes_about(&publication)).await?;
-                let entries = vec![self.core.state().entry(&publication)];
-                Answer::Names(Names {
-                    entries,
-                    more: false,
-                })
-            }
-            Reply::Page { prefix, after } => {
+            Reply::Entry(publication) => Answer::Names(Names {
+                entries: vec![self.core.state().entry(&publication)],
+                more: false,
+            }),
+            Reply::Page { prefix, after, .. } => {
                 let peer = &self.link.session.peer;
-                let page = |least| self.core.page(peer, &prefix, after.as_deref(), least);
-                match page(0) {
-                    // The first entry is long.
-                    names if names.more && names.entries.is_empty() => {
-                        permit = Some(self.large_permit().await?);
-                        Answer::Names(page(1))
-                    }
-                    names => Answer::Names(names),
-                }
+                Answer::Names(self.core.page(peer, &prefix, after.as_deref(), 1))
             }
             Reply::Grant(grant) => {
-                permit = self.permit(bytes_about(&grant.publication)).await?;
-                let granted = grant.build();
-                fds = grant.fds;
-                Answer::Granted(granted)
+                let (granted, fds) = grant.build();
+                return (Answer::Granted(granted), fds);
             }
         };
-        Ok((answer, fds, permit))
+        (answer, CountedFds::default())
     }
 
-    /// Waits for a permit, if an answer or event of so many bytes is a large frame.
-    async fn permit(&self, bytes: usize) -> Result<Option<Permit>> {
-        if bytes <= SMALL {
-            return Ok(None);
-        }
-        self.large_permit().await.map(Some)
+    /// Sends the event that a name exists.
+    async fn published(&mut self, publication: &Publication) -> Result<()> {
+        let entry = self.core.state().entry(publication);
+        self.event(Event::Published(entry)).await
     }
 
-    async fn large_permit(&self) -> Result<Permit> {
-        let within = self.core.limits.write;
-        self.link.large.permit(deadline(within), within).await
+    async fn event(&mut self, event: Event) -> Result<()> {
+        let bytes = encode(&FromServer::Event(event));
+        self.writer.write(&bytes, &[]).await
     }
 
     /// Sends the client some of its notices, unless there is something more urgent; returns whether there may be
@@ -347,36 +340,36 @@ impl Conversation<'_> {
             if urgent() {
                 break;
             }
-            let (mut _permit, mut end) = (None, None);
-            let event = match self.link.session.next(self.link.id) {
+            match self.link.session.next(self.link.id, !self.has_large_event) {
                 Next::Nothing => return Ok(false),
-                Next::TakenOver => return Err(End::Quietly),
                 Next::Overflown => return Err(End::Dropped("it does not read")),
                 Next::Dismissed(why) => {
-                    end = Some(End::Dismissed);
-                    Event::Dismissed(why)
+                    self.event(Event::Dismissed(why)).await?;
+                    return Err(End::Dismissed);
                 }
-                Next::Notice(event) => event,
-                Next::News(name, seen_before) => {
-                    match self.core.visible(&name, &self.link.session.peer) {
-                        Some(publication) => {
-                            _permit = self.permit(bytes_about(&publication)).await?;
-                            Event::Published(self.core.state().entry(&publication))
-                        }
-                        None if seen_before => Event::Gone(Gone {
-                            name: name.to_string(),
-                        }),
-                        None => continue,
-                    }
-                }
-            };
-            let notice = FromServer::Event(event);
-            self.writer.write(&encode(&notice), &[]).await?;
-            if let Some(end) = end {
-                return Err(end);
+                Next::Notice(event) => self.event(event).await?,
+                Next::News(name, seen_before) => self.news(name, seen_before).await?,
             }
         }
         Ok(true)
+    }
+
+    /// Sends the present state of a name, or lets a task wait for the permit to do so.
+    async fn news(&mut self, name: Arc<str>, seen_before: bool) -> Result<()> {
+        match self.core.visible(&name, &self.link.session.peer) {
+            Some(publication) if is_large(&publication) => {
+                self.has_large_event = true;
+                let permit = self.link.large.clone().permit();
+                self.jobs.spawn(async { Job::Event(name, permit.await) });
+                Ok(())
+            }
+            Some(publication) => self.published(&publication).await,
+            None if seen_before => {
+                let name = name.to_string();
+                self.event(Event::Gone(Gone { name })).await
+            }
+            None => Ok(()),
+        }
     }
 }
 

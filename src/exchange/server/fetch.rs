@@ -18,7 +18,7 @@ use super::sessions::{Link, elsewhere};
 use crate::driver::{Access, HandleType, ShareableHandle};
 use crate::ledger::Party;
 use crate::limits::deadline;
-use crate::protocol::{Fds, Fetch, Granted, Handles, check_name};
+use crate::protocol::{Fds, Fetch, Granted, Handles, Secret, check_name};
 use crate::share::fd;
 use crate::share::queue::{self, BATCH};
 use crate::transport::send_fds;
@@ -33,29 +33,35 @@ const KERNEL_BYTES: usize = 1;
 /// A lease that was granted.
 pub(super) struct Grant {
     pub publication: Arc<Publication>,
-    pub fds: CountedFds,
     lease: u64,
-    /// `None`: fabric handles, which the publication has.
-    handles: Option<Fds>,
+    exported: Exported,
     probe: Option<u64>,
     no_fabric: Option<String>,
 }
 
+/// Handles for one grantee.
+enum Exported {
+    Fabric(Arc<[Secret]>),
+    /// Fds, and what the answer says about them.
+    Fds(Fds, CountedFds),
+}
+
 impl Grant {
-    /// Returns the answer, which may be long.
-    pub fn build(&self) -> Granted {
-        let fabric = || {
-            let handles = self.publication.fabric.get();
-            Handles::Fabric(handles.cloned().unwrap_or_default())
+    /// Returns the answer, which may be long, and the fds that go with it.
+    pub fn build(self) -> (Granted, CountedFds) {
+        let (handles, fds) = match self.exported {
+            Exported::Fabric(handles) => (Handles::Fabric(handles.to_vec()), CountedFds::default()),
+            Exported::Fds(count, fds) => (Handles::Fds(count), fds),
         };
-        Granted {
+        let granted = Granted {
             lease: self.lease,
             memory: self.publication.description.clone(),
-            handles: self.handles.map_or_else(fabric, Handles::Fds),
+            handles,
             probe: self.probe,
-            no_fabric: self.no_fabric.clone(),
+            no_fabric: self.no_fabric,
             owner: self.publication.owner.clone(),
-        }
+        };
+        (granted, fds)
     }
 }
 
@@ -124,14 +130,14 @@ impl ServerCore {
         Ok(publication)
     }
 
-    /// Makes sure that the publication has fabric handles; returns why it has none otherwise.
+    /// Returns fabric handles, or why there are none.
     async fn export_fabric(
         &self,
         publication: &Arc<Publication>,
         counted: Option<Arc<Counted>>,
     ) -> Result<Result<Exported, String>, Refused> {
-        let exported = match (publication.fabric.get(), publication.no_fabric.get()) {
-            (Some(_), _) => Ok(()),
+        let exported = match (publication.fabric(), publication.no_fabric.get()) {
+            (Some(handles), _) => Ok(handles),
             (None, Some(why)) => Err(why.clone()),
             (None, None) => {
                 let publication = Arc::clone(publication);
@@ -139,7 +145,7 @@ impl ServerCore {
                 self.driver_call(counted, export).await?
             }
         };
-        Ok(exported.map(|()| (None, CountedFds::default())))
+        Ok(exported.map(Exported::Fabric))
     }
 
     /// Exports fds, or starts to send them through a queue; returns why there are none otherwise.
@@ -177,9 +183,9 @@ impl ServerCore {
                 Ok(one) if is_queued => {
                     drop(one);
                     let queue = self.feed(link, publication, counted)?;
-                    Ok((Some(Fds::in_queue()), queue))
+                    Ok(Exported::Fds(Fds::in_queue(), queue))
                 }
-                Ok(fds) => Ok((Some(Fds::of(parts as u32)), fds)),
+                Ok(fds) => Ok(Exported::Fds(Fds::of(parts as u32), fds)),
                 Err(why) => Err(why),
             });
         };
@@ -192,7 +198,7 @@ impl ServerCore {
         link: &Link,
         ask: &Fetch,
         publication: Arc<Publication>,
-        (handles, fds): Exported,
+        exported: Exported,
         no_fabric: Option<String>,
     ) -> Result<Grant, Refused> {
         let session = &link.session;
@@ -201,7 +207,7 @@ impl ServerCore {
             // Another connection has taken over, and this lease could not be announced to it.
             return Err(elsewhere());
         }
-        let probe = ask.probe && handles.is_none();
+        let probe = ask.probe && matches!(exported, Exported::Fabric(_));
         let (lease, probe) = state.grant(session, &publication, probe, Instant::now())?;
         if let Some(process) = &link.process {
             state.leases.set_holder_process(lease, process);
@@ -221,9 +227,8 @@ impl ServerCore {
         tracing::debug!(%peer, name, lease, "granted");
         Ok(Grant {
             publication,
-            fds,
             lease,
-            handles,
+            exported,
             probe,
             no_fabric,
         })
@@ -258,9 +263,6 @@ impl ServerCore {
         Ok(CountedFds { fds, _count })
     }
 }
-
-/// The fds, and what the answer says about them; `None` for fabric handles, which the publication has.
-type Exported = (Option<Fds>, CountedFds);
 
 /// Creates a queue: the server's end, and the client's.
 fn pair() -> Result<(UnixStream, OwnedFd)> {

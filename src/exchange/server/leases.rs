@@ -8,6 +8,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::convert::Infallible;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -221,11 +222,12 @@ impl Leases {
         lives.then_some(entry)
     }
 
-    /// Returns the live leases of the session.
-    pub fn of_session(&self, session: u64) -> impl Iterator<Item = &LeaseRecord> {
+    /// Returns the live leases of the session that come after one of them, in ascending order.
+    pub fn of_session(&self, session: u64, after: Option<u64>) -> impl Iterator<Item = u64> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let leases = self.sessions.get(&session).map(|entry| &entry.leases);
-        let leases = leases.into_iter().flatten();
-        leases.filter_map(|lease| self.find(*lease))
+        let leases = leases.map(|leases| leases.range((from, Bound::Unbounded)));
+        leases.into_iter().flatten().copied()
     }
 
     /// Ends a lease whose holder has unmapped the memory. The peer of an expired lease may say so from a
@@ -237,19 +239,6 @@ impl Leases {
             _ => entry.session == session,
         };
         if may { self.remove(lease) } else { None }
-    }
-
-    /// Ends the leases of the session that are not in `held`, which is sorted. Returns them, and those of
-    /// `held` that are not its live leases.
-    pub fn keep_only(&mut self, session: u64, held: &[u64]) -> (Vec<LeaseRecord>, Vec<u64>) {
-        let none = BTreeSet::new();
-        let entry = self.sessions.get(&session);
-        let have = entry.map_or(&none, |entry| &entry.leases);
-        let others = have.iter().filter(|l| held.binary_search(l).is_err());
-        let others: Vec<u64> = others.copied().collect();
-        let unknown = held.iter().filter(|l| !have.contains(l)).copied().collect();
-        let dropped = others.into_iter().filter_map(|l| self.remove(l));
-        (dropped.collect(), unknown)
     }
 
     /// Marks the live leases of a publication as recalled; returns them with their sessions.
@@ -411,7 +400,7 @@ impl Leases {
 impl Leases {
     /// Follows the leases of a session whose connection has ended.
     pub fn follow(&mut self, session: u64) {
-        let leases: Vec<u64> = self.of_session(session).map(|l| l.holder.lease).collect();
+        let leases: Vec<u64> = self.of_session(session, None).collect();
         leases.into_iter().for_each(|l| self.follow_lease(l));
     }
 
@@ -429,10 +418,9 @@ impl Leases {
 
     /// Stops following the leases of a session: it has a connection again.
     fn unfollow_session(&mut self, session: u64) {
-        let known = self.of_session(session);
-        let known: Vec<_> = known.map(|l| (l.process, l.holder.lease)).collect();
-        for (process, lease) in known {
-            self.unfollow(process, lease);
+        let leases: Vec<u64> = self.of_session(session, None).collect();
+        for lease in leases {
+            self.unfollow(self.find(lease).and_then(|l| l.process), lease);
         }
     }
 

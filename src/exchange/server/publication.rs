@@ -23,13 +23,11 @@ pub(super) struct Publication {
     pub id: u64,
     pub name: Arc<str>,
     /// `None` once it was withdrawn: the caller of the withdrawal has it.
-    pub shared: Mutex<Option<Shared>>,
+    pub memory: Mutex<Option<Memory>>,
     pub owner: Owner,
     pub description: Description,
     pub handle_types: HandleTypes,
     pub probe: bool,
-    /// Exported once: every grantee gets the same handles.
-    pub fabric: OnceLock<Vec<Secret>>,
     /// Why there are no fabric handles, once that was asked.
     pub no_fabric: OnceLock<String>,
     /// Woken when a holder is gone.
@@ -38,6 +36,21 @@ pub(super) struct Publication {
     pub left_by_dead: AtomicBool,
     /// The holders when the server ended, if any: the server no longer tracks them.
     pub left_held: OnceLock<Vec<String>>,
+}
+
+/// Memory, and handles of it.
+#[derive(Debug)]
+pub(super) struct Memory {
+    shared: Shared,
+    /// Exported once: every grantee gets the same handles.
+    fabric: Option<Arc<[Secret]>>,
+}
+
+impl From<Shared> for Memory {
+    fn from(shared: Shared) -> Self {
+        let fabric = None;
+        Self { shared, fabric }
+    }
 }
 
 /// The part that changes.
@@ -68,30 +81,38 @@ impl Publication {
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) once it was withdrawn.
     pub fn shared(&self) -> Result<Shared> {
-        lock(&self.shared).clone().ok_or_else(withdrawn)
+        let memory = lock(&self.memory);
+        let shared = memory.as_ref().map(|memory| memory.shared.clone());
+        shared.ok_or_else(withdrawn)
     }
 
-    /// Takes the memory out of the publication.
+    /// Takes the memory out of the publication, which forgets its handles.
     pub fn take(&self) -> Result<Shared> {
-        lock(&self.shared).take().ok_or_else(withdrawn)
+        let taken = lock(&self.memory).take();
+        taken.map(|memory| memory.shared).ok_or_else(withdrawn)
+    }
+
+    /// Returns its fabric handles, if they have been exported.
+    pub fn fabric(&self) -> Option<Arc<[Secret]>> {
+        lock(&self.memory).as_ref()?.fabric.clone()
     }
 
     pub fn access(&self) -> Access {
         self.description.access
     }
 
-    /// Exports fabric handles, unless that has been done. It calls the driver.
+    /// Returns its fabric handles, which are exported once. It calls the driver.
     ///
     /// # Errors
     /// The reason. A permanent one is also stored in [`no_fabric`](Self::no_fabric).
-    pub fn export_fabric(&self) -> Result<(), String> {
+    pub fn export_fabric(&self) -> Result<Arc<[Secret]>, String> {
         if !self.handle_types.contains(HandleType::Fabric.into()) {
             return Err(self.no_fabric.get_or_init(|| self.find_no_fabric()).clone());
         }
-        if self.fabric.get().is_some() {
-            return Ok(());
+        if let Some(handles) = self.fabric() {
+            return Ok(handles);
         }
-        let export = || -> Result<Vec<Secret>> {
+        let export = || -> Result<Arc<[Secret]>> {
             let wrong = || wrong_type(HandleType::Fabric);
             let secret = |handle| match handle {
                 ShareableHandle::Fabric(handle) => {
@@ -102,11 +123,12 @@ impl Publication {
             let handles = self.shared()?.export(HandleType::Fabric)?;
             handles.into_iter().map(secret).collect()
         };
-        // If two callers do this at once, one result is enough.
-        let _ = self
-            .fabric
-            .set(export().map_err(|error| error.to_string())?);
-        Ok(())
+        let handles = export().map_err(|error| error.to_string())?;
+        // If two callers do this at once, either result is good.
+        if let Some(memory) = &mut *lock(&self.memory) {
+            memory.fabric = Some(Arc::clone(&handles));
+        }
+        Ok(handles)
     }
 
     /// Exports the fds of the first `count` parts. It calls the driver.

@@ -94,12 +94,11 @@ impl PublishOptions<'_> {
         let publication = Arc::new(Publication {
             id,
             name: self.name.into(),
-            shared: Mutex::new(Some(self.shared)),
+            memory: Mutex::new(Some(self.shared.into())),
             owner: self.owner,
             description,
             handle_types,
             probe: self.probe,
-            fabric: OnceLock::new(),
             no_fabric: OnceLock::new(),
             changed: Notify::new(),
             left_by_dead: AtomicBool::new(false),

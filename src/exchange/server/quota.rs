@@ -9,7 +9,7 @@
 //! |---|---|---|---|
 //! | a connection that has not been greeted | it is greeted, or closed | `handshakes` | TLS's buffers and a hello of 4 KiB |
 //! | a connection, and a frame that is read | its end | [`What::Connection`] | 32 KiB, and 64 KiB of a frame |
-//! | a larger frame, read and decoded | it is decoded | permits: [`LARGE`] | `frame_bytes`, and as much again decoded |
+//! | a larger frame, read and decoded | it is decoded; `held`: until it is handled | permits: [`LARGE`] | `frame_bytes`, and as much again decoded |
 //! | an answer or event, built and written | it is written, or `write` is over | one for each connection; larger ones: permits | 64 KiB; larger ones 4096 parts |
 //! | a session | its end | [`What::Session`] | 64 watched prefixes of 255 bytes |
 //! | queued events | they are sent | [`What::Event`] | 128 bytes, and a name |
@@ -29,7 +29,7 @@ use crate::per_driver::lock;
 use crate::transport::LargeFrames;
 use crate::{Error, Limits, PeerName, Refusal};
 
-/// Permits for frames of more than 64 KiB, in each direction: of all peers, and of each.
+/// Permits for frames of more than 64 KiB, in each direction: of all peers, and of each. A connection has one.
 const LARGE: (usize, usize) = (64, 4);
 /// Events that wait for connections: of all peers, and of each.
 const EVENTS: (usize, usize) = (4 << 20, 1 << 20);
@@ -182,15 +182,17 @@ impl Quota {
         lock(&self.used).all[what as usize]
     }
 
-    /// Returns the permits for large frames that a peer with a connection reads and writes.
+    /// Returns the permits for large frames that a new connection of a peer reads and writes.
     pub fn large(&self, peer: &PeerName) -> [LargeFrames; 2] {
         let used = lock(&self.used);
-        let of_peer = used.peers.get(peer).map(|of_peer| of_peer.large.clone());
-        of_peer.unwrap_or_else(|| self.large_of_new_peer())
+        let of_peer = used.peers.get(peer).map(|of_peer| &of_peer.large);
+        let new = || self.large_of_new_peer();
+        let large = of_peer.map_or_else(new, Clone::clone);
+        large.map(|direction| direction.part(1))
     }
 
     fn large_of_new_peer(&self) -> [LargeFrames; 2] {
-        [0, 1].map(|direction: usize| self.large[direction].of_peer(LARGE.1))
+        [0, 1].map(|direction: usize| self.large[direction].part(LARGE.1))
     }
 }
 
@@ -313,10 +315,10 @@ pub(super) fn shrink<K: Eq + std::hash::Hash, V>(map: &mut HashMap<K, V>) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
 
     use proptest::prelude::*;
-    use tokio::time::Instant;
 
     use super::*;
     use crate::transport::Permit;
@@ -368,34 +370,38 @@ mod tests {
     }
 
     /// Returns a permit if there is one now.
-    async fn permit(of: &LargeFrames) -> Option<Permit> {
-        of.permit(Instant::now(), Duration::ZERO).await.ok()
+    fn permit(of: &LargeFrames) -> Option<Permit> {
+        let waiting = pin!(of.clone().permit());
+        match waiting.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(permit) => Some(permit),
+            Poll::Pending => None,
+        }
     }
 
-    #[tokio::test]
-    async fn a_peer_has_few_permits_for_large_frames_and_leaves_some_to_others() {
+    #[test]
+    fn a_peer_has_few_permits_for_large_frames_and_leaves_some_to_others() {
         let quota = quota(99, 99);
         let mut held = Vec::new();
         for user in 0..2 {
             let peer = PeerName::User(user);
             let _counted = quota.count(&peer, What::Connection, 1).unwrap();
-            let [read, write] = quota.large(&peer);
+            // A connection has one, and all connections of a peer have a few.
             for _ in 0..LARGE.1 {
-                held.push(permit(&read).await.unwrap());
+                let [read, write] = quota.large(&peer);
+                held.push(permit(&read).unwrap());
+                assert!(permit(&read).is_none());
+                assert!(permit(&write).is_some());
             }
-            // The same for all connections of a peer.
-            assert!(permit(&quota.large(&peer)[0]).await.is_none());
-            assert!(permit(&write).await.is_some());
+            assert!(permit(&quota.large(&peer)[0]).is_none());
         }
-        let all = quota.large[0].of_peer(LARGE.0);
-        while let Some(permit) = permit(&all).await {
+        while let Some(permit) = permit(&quota.large[0]) {
             held.push(permit);
         }
         assert_eq!(held.len(), LARGE.0);
         let [other, _] = quota.large(&PEERS[1]);
-        assert!(permit(&other).await.is_none());
+        assert!(permit(&other).is_none());
         held.clear();
-        assert!(permit(&other).await.is_some());
+        assert!(permit(&other).is_some());
     }
 
     #[test]

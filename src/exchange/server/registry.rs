@@ -165,6 +165,17 @@ impl ServerState {
         }
     }
 
+    /// Returns how long the holder of a lease has left to release it, if it is recalled.
+    pub fn recalled(&self, lease: u64) -> Option<Duration> {
+        let publication = self.leases.find(lease)?.publication;
+        let until = match self.publications.get(&publication) {
+            Some(registered) if registered.closing => registered.until,
+            _ => Some(self.recalls.get(lease)?),
+        };
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        Some(until.map_or(Duration::ZERO, left))
+    }
+
     /// Recalls a publication from its holders: no new ones are admitted.
     pub fn withdraw(&mut self, id: u64, within: Duration) {
         let until = Instant::now().checked_add(within);

@@ -16,12 +16,12 @@ use super::{Allocation, ServerCore};
 use crate::access::MAX_SPIFFE;
 use crate::driver::random;
 use crate::protocol::{
-    Answer, Ask, Create, Delete, Entry, Leases, MAX_NAME, Names, Probed, Request, Wait, check_name,
-    check_prefix,
+    self, Answer, Ask, Create, Delete, Entry, Leases, List, MAX_NAME, Names, Probed, Request, Wait,
+    check_name, check_prefix,
 };
 use crate::share::MAX_PARTS;
 use crate::text::bounded;
-use crate::transport::SMALL;
+use crate::transport::{Permit, SMALL};
 use crate::{Error, PeerName, Refusal};
 
 /// How many names are visited while all others wait for the lock.
@@ -30,10 +30,17 @@ const LOOKED: usize = 256;
 /// The bytes of a request that waits. A longer one counts as several.
 const REQUEST: usize = 2 << 10;
 
+/// The most bytes of a part in an answer, with its handle.
+const PART: usize = 256;
+/// The most bytes of a number in a message.
+const NUMBER: usize = 9;
+
 /// A request's answer.
 pub(super) struct Answered {
     pub id: u64,
-    pub result: Result<Reply, Refused>,
+    pub reply: Reply,
+    /// The permit of a large answer.
+    _large: Option<Permit>,
     /// Counts the request until its answer is written.
     _counted: Option<Arc<Counted>>,
 }
@@ -43,10 +50,11 @@ pub(super) enum Reply {
     Answer(Answer),
     /// The entry of a name.
     Entry(Arc<Publication>),
-    /// The names with a prefix, after one of them.
+    /// The names with a prefix, after one of them. The first has a long entry.
     Page {
         prefix: String,
         after: Option<String>,
+        _counted: Counted,
     },
     Grant(Box<Grant>),
 }
@@ -57,7 +65,26 @@ impl From<Answer> for Reply {
     }
 }
 
-/// Answers a request of a connection with so many others that wait. Its first poll does not block.
+impl Reply {
+    /// Returns whether it may be a large frame.
+    fn is_large(&self) -> bool {
+        match self {
+            Self::Answer(Answer::Expired(leases)) => leases.leases.len() * NUMBER > SMALL,
+            Self::Answer(_) => false,
+            Self::Entry(publication) => is_large(publication),
+            Self::Page { .. } => true,
+            Self::Grant(grant) => is_large(&grant.publication),
+        }
+    }
+}
+
+/// Returns whether an answer or event about this memory may be a large frame.
+pub(super) fn is_large(publication: &Publication) -> bool {
+    publication.description.parts.len() * PART > SMALL
+}
+
+/// Answers a request of a connection with so many others that wait. Its first poll does not block. A large answer waits for its
+/// permit here, where it holds up no other.
 pub(super) async fn handle(
     core: Arc<ServerCore>,
     link: Arc<Link>,
@@ -69,36 +96,29 @@ pub(super) async fn handle(
     let result = match core.count_request(&link, &ask, waiting) {
         Ok(count) => {
             counted.clone_from(&count);
-            core.answer(&link, ask, count).await
+            core.answer(&link, ask, waiting, count).await
         }
         Err(refused) => Err(refused),
     };
-    if let Err((reason, _)) = &result {
-        let (request, name) = subject;
-        let (peer, session) = (&link.session.peer, link.session.id);
-        let (pid, reason) = (link.pid(), bounded(reason.word(), 64));
-        audit!(
-            core.audit,
-            Refusal,
-            Some(peer),
-            "refused",
-            session,
-            pid,
-            request,
-            name,
-            reason
-        );
-    }
+    let reply = result.unwrap_or_else(|refused| core.refused(&link, subject, refused));
+    let large = if reply.is_large() {
+        Some(link.large.clone().permit().await)
+    } else {
+        None
+    };
     Answered {
         id,
-        result,
+        reply,
+        _large: large,
         _counted: counted,
     }
 }
 
-/// Returns a request's name in the protocol, and the name of the memory that it is about. That name
-/// is not checked yet here, so this escapes and cuts it.
-fn subject(ask: &Ask) -> (&'static str, Option<String>) {
+/// A request's name in the protocol, and the name of the memory that it is about.
+type Subject = (&'static str, Option<String>);
+
+/// Returns a request's subject. The memory's name is not checked yet here, so this escapes and cuts it.
+fn subject(ask: &Ask) -> Subject {
     let (request, name) = match ask {
         Ask::Ping => ("ping", None),
         Ask::List(_) => ("list", None),
@@ -143,7 +163,27 @@ impl Drop for Deletion<'_> {
 }
 
 impl ServerCore {
-    /// Counts a request that may wait for something.
+    /// Reports a refusal.
+    fn refused(&self, link: &Link, (request, name): Subject, (reason, detail): Refused) -> Reply {
+        self.counters.refused(&reason);
+        let (peer, session) = (&link.session.peer, link.session.id);
+        let (pid, word) = (link.pid(), bounded(reason.word(), 64));
+        audit!(
+            self.audit,
+            Refusal,
+            Some(peer),
+            "refused",
+            session,
+            pid,
+            request,
+            name,
+            reason = word
+        );
+        let reason = reason.word().into();
+        Answer::Refused(protocol::Refused { reason, detail }).into()
+    }
+
+    /// Counts a request that may wait.
     fn count_request(
         &self,
         link: &Link,
@@ -151,27 +191,31 @@ impl ServerCore {
         waiting: usize,
     ) -> Result<Option<Arc<Counted>>, Refused> {
         let amount = match ask {
-            Ask::Ping | Ask::List(_) | Ask::Watch(_) | Ask::Held(_) | Ask::Release(_) => {
-                return Ok(None);
-            }
+            Ask::Ping | Ask::List(_) | Ask::Watch(_) | Ask::Release(_) => return Ok(None),
+            Ask::Held(held) => 1 + held.leases.len() * NUMBER / REQUEST,
             Ask::Create(ask) if ask.peers.len() > SMALL => {
                 return Err((Refusal::Limit, format!("{SMALL} bytes of peers")));
             }
             Ask::Create(ask) => 1 + ask.peers.len() / REQUEST,
             _ => 1,
         };
+        self.count(link, waiting, amount).map(Arc::new).map(Some)
+    }
+
+    fn count(&self, link: &Link, waiting: usize, amount: usize) -> Result<Counted, Refused> {
         let limit = self.limits.requests_in_flight;
         if waiting >= limit {
             return Err((Refusal::Limit, format!("{limit} requests at once")));
         }
-        let counted = (self.quota).count(&link.session.peer, What::Request, amount)?;
-        Ok(Some(Arc::new(counted)))
+        let counted = (self.quota).count(&link.session.peer, What::Request, amount);
+        Ok(counted?)
     }
 
     async fn answer(
         &self,
         link: &Link,
         ask: Ask,
+        waiting: usize,
         counted: Option<Arc<Counted>>,
     ) -> Result<Reply, Refused> {
         match ask {
@@ -179,10 +223,7 @@ impl ServerCore {
             Ask::List(list) => {
                 check_prefix(&list.prefix).map_err(invalid)?;
                 check_prefix(list.after.as_deref().unwrap_or_default()).map_err(invalid)?;
-                Ok(Reply::Page {
-                    prefix: list.prefix,
-                    after: list.after,
-                })
+                self.list(link, waiting, list)
             }
             Ask::Watch(watch) => {
                 check_prefix(&watch.prefix).map_err(invalid)?;
@@ -191,10 +232,9 @@ impl ServerCore {
                 if link.session.is_of(link.id) {
                     state.watch(&link.session, &watch.prefix)?;
                 }
-                Ok(Reply::Page {
-                    prefix: watch.prefix,
-                    after: None,
-                })
+                drop(state);
+                let (prefix, after) = (watch.prefix, None);
+                self.list(link, waiting, List { prefix, after })
             }
             Ask::Held(held) => {
                 let leases = self.held(link, &held.leases)?;
@@ -210,6 +250,21 @@ impl ServerCore {
             Ask::Create(create) => self.create(link, create).await,
             Ask::Delete(delete) => self.delete(link, delete).await,
         }
+    }
+
+    /// Returns a page of names; one with a long entry waits for its permit.
+    fn list(&self, link: &Link, waiting: usize, list: List) -> Result<Reply, Refused> {
+        let List { prefix, after } = list;
+        let page = self.page(&link.session.peer, &prefix, after.as_deref(), 0);
+        if !page.more || !page.entries.is_empty() {
+            return Ok(Answer::Names(page).into());
+        }
+        let _counted = self.count(link, waiting, 1)?;
+        Ok(Reply::Page {
+            prefix,
+            after,
+            _counted,
+        })
     }
 
     /// Ends a lease that its holder releases.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
 use super::quota::{Counted, shrink};
@@ -26,7 +27,7 @@ pub(super) struct ServerSession {
     /// Lets another connection of the same peer resume it.
     pub token: Secret,
     outbox: Mutex<Outbox>,
-    /// Woken when the outbox has something, or the connection has lost the session.
+    /// Woken when the outbox has something.
     pub wake: Notify,
     /// The certificates that its peer was verified with, when it connected over TLS last.
     pub credential: Mutex<Option<Credential>>,
@@ -41,6 +42,8 @@ pub(super) struct Attached {
     pub user: Option<u32>,
     /// The connection's count, which one that the session moves to shares.
     pub counted: Weak<Counted>,
+    /// Cancelled when it has lost the session: it ends, even while it writes.
+    pub lost: CancellationToken,
 }
 
 #[derive(Debug)]
@@ -102,8 +105,6 @@ pub(super) enum Next {
     News(Arc<str>, bool),
     /// Wait.
     Nothing,
-    /// End: another connection has taken the session over.
-    TakenOver,
     /// Send why the session has ended, then end.
     Dismissed(Refused),
     /// End: the peer does not read its notices.
@@ -157,7 +158,9 @@ impl ServerSession {
     /// names are dropped.
     pub fn take_over(&self, attached: Attached) {
         let mut outbox = self.outbox();
-        outbox.attached = attached;
+        std::mem::replace(&mut outbox.attached, attached)
+            .lost
+            .cancel();
         outbox.unsent = Vec::new();
         // After an overflow, some were lost: the client asks which of its leases have ended.
         if std::mem::take(&mut outbox.overflown) {
@@ -165,10 +168,6 @@ impl ServerSession {
         }
         outbox.news.clear();
         outbox.shrink();
-        drop(outbox);
-        // For the previous connection, which may wait in either of the two; the other one checks anyway.
-        self.wake.notify_waiters();
-        self.wake.notify_one();
     }
 
     /// Returns the user at the other end, if its connection is a Unix socket.
@@ -183,8 +182,7 @@ impl ServerSession {
 
     /// Ends the connection. The peer may resume the session.
     pub fn cut(&self) {
-        self.outbox().overflown = true;
-        self.wake.notify_one();
+        self.outbox().attached.lost.cancel();
     }
 
     /// Ends the session. Its connection sends the peer the reason, and nothing after that.
@@ -241,11 +239,11 @@ impl ServerSession {
         self.wake.notify_one();
     }
 
-    /// Returns the next step of `connection`.
-    pub fn next(&self, connection: u64) -> Next {
+    /// Returns the next step of `connection`, which takes news of names or does not.
+    pub fn next(&self, connection: u64, news: bool) -> Next {
         let mut outbox = self.outbox();
         if outbox.attached.id != connection {
-            return Next::TakenOver;
+            return Next::Nothing;
         }
         if let Some(why) = &outbox.dismissed {
             return Next::Dismissed(why.clone());
@@ -255,10 +253,11 @@ impl ServerSession {
         }
         let next = match outbox.pop() {
             Some(notice) => Next::Notice(notice),
-            None => match outbox.news.pop_first() {
+            None if news => match outbox.news.pop_first() {
                 Some((name, seen_before)) => Next::News(name, seen_before),
                 None => return Next::Nothing,
             },
+            None => return Next::Nothing,
         };
         outbox.shrink();
         next
@@ -317,6 +316,7 @@ mod tests {
             id,
             user: None,
             counted: Weak::new(),
+            lost: CancellationToken::new(),
         }
     }
 
@@ -366,28 +366,28 @@ mod tests {
         session.notify(closing(2));
         session.notify_name(&"a".into(), false, 9);
         session.notify_name(&"b".into(), true, 9);
-        assert_eq!(session.next(10), Next::Notice(closing(1)));
-        assert_eq!(session.next(10), Next::Notice(closing(2)));
-        assert_eq!(session.next(10), Next::News("a".into(), false));
-        assert_eq!(session.next(10), Next::News("b".into(), true));
-        assert_eq!(session.next(10), Next::Nothing);
+        assert_eq!(session.next(10, true), Next::Notice(closing(1)));
+        assert_eq!(session.next(10, true), Next::Notice(closing(2)));
+        assert_eq!(session.next(10, true), Next::News("a".into(), false));
+        assert_eq!(session.next(10, true), Next::News("b".into(), true));
+        assert_eq!(session.next(10, true), Next::Nothing);
     }
 
     #[test]
     fn a_peer_that_does_not_read_is_dropped() {
         let one = session(1);
         one.notify(closing(1));
-        assert_eq!(one.next(10), Next::Notice(closing(1)));
+        assert_eq!(one.next(10, true), Next::Notice(closing(1)));
         one.notify(closing(2));
         one.notify(closing(3));
-        assert_eq!(one.next(10), Next::Overflown);
+        assert_eq!(one.next(10, true), Next::Overflown);
         let news = session(1);
         news.notify_name(&"a".into(), true, 1);
         news.notify_name(&"a".into(), true, 1);
-        assert_eq!(news.next(10), Next::News("a".into(), true));
+        assert_eq!(news.next(10, true), Next::News("a".into(), true));
         news.notify_name(&"a".into(), true, 1);
         news.notify_name(&"b".into(), true, 1);
-        assert_eq!(news.next(10), Next::Overflown);
+        assert_eq!(news.next(10, true), Next::Overflown);
     }
 
     #[test]
@@ -407,16 +407,16 @@ mod tests {
             (NOTICES as u64..2 * NOTICES as u64).contains(&sent),
             "{sent}"
         );
-        assert_eq!(one.next(10), Next::Overflown);
+        assert_eq!(one.next(10, true), Next::Overflown);
         let another = counted_session(2, usize::MAX, &quota);
         one.take_over(attached(11));
         assert_eq!(one.outbox().counted.amount(), 0);
         another.notify(closing(1));
-        assert_eq!(another.next(10), Next::Notice(closing(1)));
+        assert_eq!(another.next(10, true), Next::Notice(closing(1)));
         one.notify(closing(1));
         one.notify_name(&"a".into(), true, 9);
         assert_eq!(one.outbox().counted.amount(), NOTICES);
-        while one.next(11) != Next::Nothing {}
+        while one.next(11, true) != Next::Nothing {}
         assert_eq!(one.outbox().counted.amount(), 0);
     }
 
@@ -428,27 +428,43 @@ mod tests {
         for lease in [1, 2, 3] {
             session.notify(withdrawing(lease));
         }
-        assert_eq!(session.next(10), Next::Notice(withdrawing(3)));
-        assert_eq!(session.next(10), Next::Nothing, "no grant was sent");
+        assert_eq!(session.next(10, true), Next::Notice(withdrawing(3)));
+        assert_eq!(session.next(10, true), Next::Nothing, "no grant was sent");
         session.granted(2);
-        assert_eq!(session.next(10), Next::Notice(withdrawing(2)));
-        assert_eq!(session.next(10), Next::Nothing);
+        assert_eq!(session.next(10, true), Next::Notice(withdrawing(2)));
+        assert_eq!(session.next(10, true), Next::Nothing);
         session.take_over(attached(11));
-        assert_eq!(session.next(11), Next::Notice(withdrawing(1)));
+        assert_eq!(session.next(11, true), Next::Notice(withdrawing(1)));
     }
 
-    #[tokio::test]
-    async fn another_connection_takes_over() {
+    #[test]
+    fn news_wait_while_a_connection_takes_none() {
         let session = session(9);
+        session.notify_name(&"a".into(), true, 9);
+        session.notify(closing(1));
+        assert_eq!(session.next(10, false), Next::Notice(closing(1)));
+        assert_eq!(session.next(10, false), Next::Nothing);
+        assert_eq!(session.next(10, true), Next::News("a".into(), true));
+    }
+
+    #[test]
+    fn another_connection_takes_over() {
+        let session = session(9);
+        let lost = session.outbox().attached.lost.clone();
         session.notify(closing(1));
         session.notify_name(&"a".into(), true, 9);
         session.take_over(attached(11));
-        assert_eq!(session.next(10), Next::TakenOver);
+        assert!(lost.is_cancelled());
+        assert_eq!(session.next(10, true), Next::Nothing);
         assert!(session.is_of(11) && !session.is_of(10));
-        assert_eq!(session.next(11), Next::Notice(closing(1)));
-        assert_eq!(session.next(11), Next::Nothing, "it has to watch anew");
+        assert_eq!(session.next(11, true), Next::Notice(closing(1)));
+        assert_eq!(
+            session.next(11, true),
+            Next::Nothing,
+            "it has to watch anew"
+        );
         session.notify(closing(2));
         session.take_over(attached(12));
-        assert_eq!(session.next(12), Next::Notice(closing(2)));
+        assert_eq!(session.next(12, true), Next::Notice(closing(2)));
     }
 }

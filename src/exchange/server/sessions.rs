@@ -1,9 +1,10 @@
 //! Begins, resumes, moves, detaches and dismisses sessions.
 
 use std::sync::{Arc, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use super::ServerCore;
 use super::allocate::Refused;
@@ -17,6 +18,9 @@ use crate::protocol::{self, Event, Hello, VERSION, Welcome, Withdrawing};
 use crate::share::BootId;
 use crate::transport::{Connection, LargeFrames};
 use crate::{PeerName, Refusal};
+
+/// How many leases are looked at while all others wait for the lock.
+const AT_ONCE: usize = 256;
 
 /// Why a user's sessions end.
 pub(super) const NO_USER: &str = "this user may no longer connect";
@@ -39,6 +43,8 @@ pub(super) struct Link {
     pub process: Option<PeerProcess>,
     /// The client's machine, as the client claims.
     pub boot: BootId,
+    /// Cancelled when the connection has lost its session.
+    pub lost: CancellationToken,
     /// Counts the connection.
     pub _counted: Arc<Counted>,
 }
@@ -110,22 +116,26 @@ impl ServerCore {
         if hello.moves && !named.as_ref().is_some_and(moves) {
             return Err(cannot_move());
         }
+        let lost = CancellationToken::new();
         let attached = Attached {
             id,
             user: connection.user,
             counted: Arc::downgrade(&counted),
+            lost: lost.clone(),
         };
         let session = match named {
             Some(session) if state.leases.attach(session.id) => {
                 session.take_over(attached);
                 state.unwatch(session.id);
-                self.repeat_withdrawals(&state, &session);
                 resumed = true;
                 session
             }
             _ => self.new_session(&mut state, attached, peer)?,
         };
         drop(state);
+        if resumed {
+            self.repeat_withdrawals(&session);
+        }
         if let Some(credential) = connection.credential.take() {
             // It stays with a session that moves to the Unix socket.
             *lock(&session.credential) = Some(credential);
@@ -143,6 +153,7 @@ impl ServerCore {
             fds: Arc::new(Semaphore::new(fds)),
             process: PeerProcess::of(connection),
             boot: hello.boot,
+            lost,
             _counted: counted,
         };
         self.report_begun(&link, hello, resumed);
@@ -206,36 +217,54 @@ impl ServerCore {
 
     /// Ends the session's leases that the client does not have, and returns those of `held` that have ended.
     pub(super) fn held(&self, link: &Link, held: &[u64]) -> Result<Vec<u64>, Refused> {
-        let mut state = self.state();
-        if !link.session.is_of(link.id) {
-            return Err(elsewhere());
+        let (session, mut last) = (&link.session, None);
+        while let Some((mut state, leases)) = self.next_leases(session.id, &mut last) {
+            if !session.is_of(link.id) {
+                return Err(elsewhere());
+            }
+            for lease in leases {
+                if held.binary_search(&lease).is_err()
+                    && let Some(lease) = state.leases.release(session.id, &session.peer, lease)
+                {
+                    state.returned(&lease);
+                    state.audit_lease("released", &lease);
+                }
+            }
         }
-        let (dropped, unknown) = state.leases.keep_only(link.session.id, held);
-        for lease in &dropped {
-            state.returned(lease);
-            state.audit_lease("released", lease);
-        }
-        self.repeat_withdrawals(&state, &link.session);
-        drop(state);
         self.released.notify_waiters();
-        Ok(unknown)
+        let mut ended = Vec::new();
+        for part in held.chunks(AT_ONCE) {
+            let state = self.state();
+            let is_over = |lease: &&u64| state.leases.get(session.id, **lease).is_none();
+            ended.extend(part.iter().filter(is_over));
+        }
+        Ok(ended)
     }
 
     /// Queues notices again that may have been lost with the connection before.
-    fn repeat_withdrawals(&self, state: &ServerState, session: &ServerSession) {
-        for lease in state.leases.of_session(session.id) {
-            let publication = state.publications.get(&lease.publication);
-            let closing = publication.filter(|registered| registered.closing);
-            let lease = lease.holder.lease;
-            let until = match (closing, state.recalls.get(lease)) {
-                (Some(registered), _) => registered.until,
-                (None, Some(until)) => Some(until),
-                (None, None) => continue,
-            };
-            let left = |until: Instant| until.saturating_duration_since(Instant::now());
-            let ms = millis(until.map_or(Duration::ZERO, left));
-            session.notify(Event::Withdrawing(Withdrawing { lease, ms }));
+    fn repeat_withdrawals(&self, session: &ServerSession) {
+        let mut last = None;
+        while let Some((state, leases)) = self.next_leases(session.id, &mut last) {
+            for lease in leases {
+                if let Some(left) = state.recalled(lease) {
+                    let ms = millis(left);
+                    session.notify(Event::Withdrawing(Withdrawing { lease, ms }));
+                }
+            }
         }
+    }
+
+    /// Returns the next of a session's leases after the last one, and the state: only so many are looked at under one lock.
+    fn next_leases(
+        &self,
+        session: u64,
+        last: &mut Option<u64>,
+    ) -> Option<(MutexGuard<'_, ServerState>, Vec<u64>)> {
+        let state = self.state();
+        let leases = state.leases.of_session(session, *last);
+        let leases: Vec<u64> = leases.take(AT_ONCE).collect();
+        *last = Some(*leases.last()?);
+        Some((state, leases))
     }
 
     /// Handles the end of a connection: its session survives for the time of a lease, or ends.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,54 +22,38 @@ const FIRST: usize = 4 << 10;
 /// The most bytes of a frame that needs no permit.
 pub(crate) const SMALL: usize = 64 << 10;
 
-/// Permits for larger frames of a server's peers: each peer has few, and all have a number together.
+/// Permits for larger frames of a server's peers, narrow limits first: a connection has few, each peer more, and all together a
+/// number.
 #[derive(Clone, Debug)]
-pub(crate) struct LargeFrames {
-    peer: Arc<Semaphore>,
-    all: Arc<Semaphore>,
-}
+pub(crate) struct LargeFrames(Vec<Arc<Semaphore>>);
 
-/// A permit for a large frame, of its peer and of all.
-pub(crate) type Permit = [OwnedSemaphorePermit; 2];
+/// A permit for a large frame, of each limit.
+pub(crate) type Permit = Vec<OwnedSemaphorePermit>;
 
 impl LargeFrames {
     /// Returns so many permits.
     pub fn new(count: usize) -> Self {
-        let all = Arc::new(Semaphore::new(count));
-        Self {
-            peer: Arc::clone(&all),
-            all,
-        }
+        Self(vec![Arc::new(Semaphore::new(count))])
     }
 
-    /// Returns permits of another peer, at most `count` at once.
-    pub fn of_peer(&self, count: usize) -> Self {
-        Self {
-            peer: Arc::new(Semaphore::new(count)),
-            all: Arc::clone(&self.all),
-        }
+    /// Returns a part of these permits: at most `count` at once.
+    pub fn part(&self, count: usize) -> Self {
+        let mut limits = Self::new(count);
+        limits.0.extend(self.0.iter().cloned());
+        limits
     }
 
-    /// Waits for a permit, within a time.
-    ///
-    /// # Errors
-    /// [`TimedOut`](crate::ShareError::TimedOut).
+    /// Waits for a permit.
     ///
     /// # Cancel safety
     /// If dropped before completion, the place in the queue is lost.
-    pub async fn permit(&self, until: Instant, within: Duration) -> Result<Permit> {
-        let late = || Error::timed_out("waiting for a permit for a large frame", within);
-        let permit = async {
-            let peer = Arc::clone(&self.peer).acquire_owned().await.ok()?;
-            let all = Arc::clone(&self.all).acquire_owned().await.ok()?;
-            Some([peer, all])
-        };
-        // The semaphores are never closed.
-        timeout_at(until, permit)
-            .await
-            .ok()
-            .flatten()
-            .ok_or_else(late)
+    pub async fn permit(self) -> Permit {
+        let mut permit = Vec::with_capacity(self.0.len());
+        for limit in self.0 {
+            // It is never closed.
+            permit.extend(limit.acquire_owned().await);
+        }
+        permit
     }
 }
 
@@ -176,7 +161,11 @@ pub(crate) struct FrameReader {
     /// The permits that large frames need, if they need some, and that of the present one.
     large: Option<LargeFrames>,
     permit: Option<Permit>,
+    /// The wait for it. Kept while no read runs, so that its place in the queue is not lost.
+    waiting: Option<Waiting>,
 }
+
+type Waiting = Pin<Box<dyn Future<Output = Permit> + Send + Sync>>;
 
 impl FrameReader {
     pub(super) fn new(stream: Reading, peer: Arc<str>, limits: &Limits) -> Self {
@@ -191,6 +180,7 @@ impl FrameReader {
             broken: false,
             large: None,
             permit: None,
+            waiting: None,
         }
     }
 
@@ -221,7 +211,7 @@ impl FrameReader {
     /// refuses this client's certificate. After an error the stream is unusable.
     ///
     /// # Cancel safety
-    /// Cancel safe: received bytes of a frame are kept.
+    /// Cancel safe: received bytes of a frame are kept, and its place among those that wait for a permit.
     pub(crate) async fn read(&mut self, limit: u32) -> Result<Option<Frame>> {
         if self.broken {
             return Err(self.lost("its connection was given up"));
@@ -230,7 +220,7 @@ impl FrameReader {
         if !matches!(result, Ok(Some(_))) {
             self.broken = result.is_err();
             self.fds.clear();
-            self.permit = None;
+            (self.permit, self.waiting) = (None, None);
         }
         result
     }
@@ -242,7 +232,14 @@ impl FrameReader {
                 && self.assembly.growth().is_some_and(|size| size > SMALL)
             {
                 let until = self.until.unwrap_or_else(|| deadline(self.within));
-                self.permit = Some(large.permit(until, self.within).await?);
+                let start = || Box::pin(large.clone().permit()) as Waiting;
+                let waiting = self.waiting.get_or_insert_with(start);
+                let permit = timeout_at(until, waiting.as_mut()).await;
+                self.permit = Some(permit.map_err(|_| {
+                    let what = "waiting for a permit for a large frame";
+                    Error::timed_out(what, self.within)
+                })?);
+                self.waiting = None;
             }
             let room = self.assembly.room(&self.peer, limit)?;
             let reading = self.stream.read(room, self.max_fds - self.fds.len());
@@ -276,6 +273,22 @@ impl FrameReader {
                     permit: self.permit.take(),
                 }));
             }
+        }
+    }
+
+    /// Returns the length of the present frame, or of the last one that was too long.
+    pub(crate) fn announced(&self) -> u32 {
+        u32::from_be_bytes(self.assembly.header)
+    }
+
+    /// Reads at most so many bytes more and throws them away, until the end of the stream.
+    pub(crate) async fn discard(&mut self, mut most: usize) {
+        self.broken = true;
+        let mut sink = [0; FIRST];
+        while let Ok((count @ 1.., _)) = self.stream.read(&mut sink, 0).await
+            && count < most
+        {
+            most -= count;
         }
     }
 

@@ -108,6 +108,14 @@ impl Connection {
         })
     }
 
+    /// Creates a connection over a stream of a test, as over plain TCP.
+    #[cfg(test)]
+    pub(crate) fn over(stream: tokio::io::DuplexStream, limits: &Limits) -> Self {
+        let (reading, writing) = tokio::io::split(stream);
+        let halves = stream::halves(reading, writing);
+        Self::new(halves, PeerName::Local, "test", limits)
+    }
+
     /// Creates a connection over plain TCP.
     fn tcp(stream: TcpStream, remote: &str, limits: &Limits) -> Self {
         let (reading, writing) = stream.into_split();

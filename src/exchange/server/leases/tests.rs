@@ -136,16 +136,20 @@ fn limits_are_each_peers_own() {
 }
 
 #[test]
-fn a_grant_that_never_arrived_ends_when_the_session_resumes() {
+fn the_leases_of_a_session_are_returned_in_parts() {
     let now = Instant::now();
     let mut leases = table(usize::MAX);
     leases.open(1, peer(1));
-    let had = leases.grant(1, 7, None, now).unwrap();
-    let lost = leases.grant(1, 7, None, now).unwrap();
-    let (dropped, unknown) = leases.keep_only(1, &[had, u64::MAX]);
-    assert_eq!(dropped.len(), 1);
-    assert_eq!((dropped[0].holder.lease, unknown), (lost, vec![u64::MAX]));
-    assert_eq!(leases.of_session(1).count(), 1);
+    let mut granted: Vec<u64> = (0..5)
+        .map(|_| leases.grant(1, 7, None, now).unwrap())
+        .collect();
+    granted.sort_unstable();
+    let after = |last| leases.of_session(1, last).collect::<Vec<_>>();
+    assert_eq!(after(None), granted);
+    // Also if that one is gone.
+    assert_eq!(after(Some(granted[1] + 1)), granted[2..]);
+    assert!(after(Some(granted[4])).is_empty());
+    assert_eq!(leases.of_session(2, None).count(), 0);
 }
 
 #[test]

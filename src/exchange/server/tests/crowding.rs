@@ -153,6 +153,99 @@ async fn half_hellos_keep_nobody_out() {
     close(server, &driver).await;
 }
 
+/// Large answers have few permits: only they wait for one, and no longer than their session lasts.
+#[tokio::test]
+async fn large_answers_that_a_peer_does_not_read_hold_up_only_large_ones() {
+    let driver = driver();
+    let options = Server::options().limits(limits());
+    let (_directory, address, server) = start_at_unix(options).await;
+    let peer = PeerName::User(rustix::process::geteuid().as_raw());
+    let held = |count| {
+        Ask::Held(Leases {
+            leases: (1 << 40..(1_u64 << 40) + count).collect(),
+        })
+    };
+    let open = async || Raw::open_at(&address, &Security::Plain, &hello()).await;
+    let mut unread = Vec::new();
+    for _ in 0..4 {
+        let mut raw = open().await;
+        raw.send(held(65_536)).await;
+        unread.push(raw);
+    }
+    let [_, writes] = server.handle.inner.quota.large(&peer);
+    let is_taken = || {
+        let permit = std::pin::pin!(writes.clone().permit());
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        permit.poll(&mut context).is_pending()
+    };
+    until("all permits are taken", is_taken).await;
+    let [mut raw, mut other] = [open().await, open().await];
+    let mut ids = Vec::new();
+    for raw in [&mut raw, &mut other] {
+        ids.push(raw.send(held(8000)).await);
+        assert!(
+            raw.is_answered().await,
+            "the large answer is not waited for"
+        );
+    }
+    drop(unread.pop());
+    let (answer, _) = raw.answer(ids[0]).await;
+    assert!(matches!(answer, Answer::Expired(leases) if leases.leases.len() == 8000));
+    // The other one may have taken the permit first; now it waits again.
+    drop(raw);
+    other.answer(ids[1]).await;
+    let mut raw = open().await;
+    raw.send(held(65_536)).await;
+    unread.push(raw);
+    until("all permits are taken again", is_taken).await;
+    other.send(held(8000)).await;
+    assert!(other.is_answered().await);
+    server.end_sessions(&peer);
+    assert!(matches!(other.notice().await, Event::Dismissed(_)));
+    other.hung_up().await;
+    drop(unread);
+    until("they are gone", || server.stats().connections == 0).await;
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn a_long_list_of_leases_counts_as_several_requests() {
+    let driver = driver();
+    let limits = Limits {
+        requests_per_peer: 3,
+        ..limits()
+    };
+    let server = loopback().limits(limits).start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let mut leases = Vec::new();
+    for _ in 0..600 {
+        leases.push(raw.fetch(fetch("a")).await.unwrap().0.lease);
+    }
+    leases.sort_unstable();
+    let too_long = Leases {
+        leases: (0..1000).collect(),
+    };
+    assert_eq!(raw.refusal(Ask::Held(too_long)).await, Refusal::Limit);
+    assert_eq!(server.stats().leases, 600);
+    // Every third is gone; of the others the client has all, and two that never were.
+    let mut kept = leases.clone();
+    kept.retain(|lease| lease % 3 > 0);
+    let known = kept.len() as u64;
+    let (first, last) = (leases[0] / 2, u64::MAX);
+    let parts: Vec<u64> = [&[first][..], &kept, &[last]].concat();
+    assert_eq!(raw.held(parts).await, [first, last]);
+    assert_eq!(
+        (server.stats().leases, published.importers().len() as u64),
+        (known, known)
+    );
+    for lease in kept {
+        raw.release(lease).await;
+    }
+    drop((published, raw));
+    close(server, &driver).await;
+}
+
 fn news() -> Event {
     Event::Closing(Closing { ms: 0 })
 }

@@ -160,30 +160,33 @@ async fn an_unknown_request_ends_its_connection_alone() {
     assert_eq!(stats.protocol_errors, 1);
 }
 
-/// A peer of the first version reads a refusal that it knows.
+/// A peer of the first version reads a refusal that it knows, also if its hello has many leases.
 #[tokio::test]
 async fn a_peer_of_the_first_version_is_told_so() {
     let (driver, server, bystander) = with_bystander(limits()).await;
-    let mut stream = tcp(&server).await;
-    let boot = ciborium::Value::Bytes(vec![7; 16]);
-    let hello = cbor!({
-        "magic" => "egmem", "oldest" => 1, "newest" => 1, "boot" => boot, "fabric" => false,
-        "resume" => ciborium::Value::Bytes(vec![1; 40]), "held" => [1, 2],
-    });
-    let hello = encode(&hello.unwrap());
-    stream.write_all(&framed(&hello)).await.unwrap();
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).await.unwrap();
-    // A map of one entry, as in version 1.
-    let answer: ciborium::Value = ciborium::from_reader(&answer[4..]).unwrap();
-    let (key, refused) = &answer.as_map().unwrap()[0];
-    assert_eq!(key.as_text(), Some("refused"));
-    let field = |(key, value): &(ciborium::Value, ciborium::Value)| {
-        format!("{}: {}", key.as_text().unwrap(), value.as_text().unwrap())
-    };
-    let fields: Vec<_> = refused.as_map().unwrap().iter().map(field).collect();
-    assert_eq!(fields[0], "reason: version");
-    assert!(fields[1].contains("versions 2 to 2"), "{fields:?}");
+    for count in [2_u64, 20_000] {
+        let mut stream = tcp(&server).await;
+        let boot = ciborium::Value::Bytes(vec![7; 16]);
+        let held: Vec<u64> = (1 << 32..).take(count as usize).collect();
+        let hello = cbor!({
+            "magic" => "egmem", "oldest" => 1, "newest" => 1, "boot" => boot, "fabric" => false,
+            "resume" => ciborium::Value::Bytes(vec![1; 40]), "held" => held,
+        });
+        let hello = encode(&hello.unwrap());
+        stream.write_all(&framed(&hello)).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        // A map of one entry, as in version 1.
+        let answer: ciborium::Value = ciborium::from_reader(&answer[4..]).unwrap();
+        let (key, refused) = &answer.as_map().unwrap()[0];
+        assert_eq!(key.as_text(), Some("refused"));
+        let field = |(key, value): &(ciborium::Value, ciborium::Value)| {
+            format!("{}: {}", key.as_text().unwrap(), value.as_text().unwrap())
+        };
+        let fields: Vec<_> = refused.as_map().unwrap().iter().map(field).collect();
+        assert_eq!(fields[0], "reason: version");
+        assert!(fields[1].contains("versions 2 to 2"), "{fields:?}");
+    }
     unharmed(driver, server, bystander).await;
 }
 

@@ -1,7 +1,13 @@
 //! Sessions that move from TCP to the server's Unix socket.
 
+use std::sync::Arc;
+
+use tokio::io::AsyncWriteExt;
+
+use super::hostile::framed;
 use super::*;
 use crate::driver::ShareableHandle;
+use crate::server::connection;
 use crate::server::quota::What;
 use crate::share::ImportOptions;
 
@@ -167,6 +173,33 @@ async fn a_session_moves_where_its_peer_may_have_one_connection() {
     drop(moved);
     until("it has ended", || count() == 0).await;
     drop(Raw::open(&server).await);
+    close(server, &driver).await;
+}
+
+/// A connection that has lost its session does not wait for a client that no longer reads there.
+#[tokio::test]
+async fn a_connection_that_is_blocked_ends_when_its_session_moves() {
+    let driver = driver();
+    let server = loopback().limits(limits()).start().await.unwrap();
+    let core = Arc::clone(&server.handle.inner);
+    let (near, mut far) = tokio::io::duplex(1 << 10);
+    let mut connection = Connection::over(near, &limits());
+    let counted = core.count_connection(&mut connection, &hello(), false);
+    let begun = core.begin(&mut connection, &hello(), counted.unwrap());
+    let (link, welcome) = begun.unwrap();
+    let serving = async move { connection::serve(&core, connection, link).await };
+    let serving = tokio::spawn(serving);
+    // The answer has no room.
+    let leases = (0..1000).collect();
+    let held = encode(&(1, Ask::Held(Leases { leases })));
+    far.write_all(&framed(&held)).await.unwrap();
+    until("it is answered", || server.stats().requests == 1).await;
+    let mut raw = Raw::connect(&server.addresses()[0], &Security::Plain).await;
+    raw.welcome = Some(welcome);
+    let moved = Raw::open_at(&raw.local(), &Security::Plain, &raw.moves()).await;
+    tokio::time::timeout(LONG, serving).await.unwrap().unwrap();
+    drop((far, raw, moved));
+    until("they are gone", || server.stats().connections == 0).await;
     close(server, &driver).await;
 }
 

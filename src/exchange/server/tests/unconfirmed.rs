@@ -43,10 +43,14 @@ async fn a_name_goes_and_its_silent_holder_is_still_listened_to() {
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
     until("it is silent", || server.stats().expired == 1).await;
     raw.hung_up().await;
+    let publication = std::sync::Arc::clone(&published.publication);
+    assert!(publication.fabric().is_some());
     let unconfirmed = published.leave();
     drop(published);
-    // The server no longer has the memory, and the name is free.
+    // The server no longer has the memory and its handles, and the name is free.
     gone(&driver);
+    assert!(publication.fabric().is_none());
+    drop(publication);
     let again = server.publish("a", memory(&driver)).now().unwrap();
     {
         let resolved = std::pin::pin!(unconfirmed.resolved());

@@ -133,13 +133,15 @@ proptest! {
                     let held = held.iter().filter_map(|&nth| granted_ever.get(nth).copied());
                     let held: Vec<u64> = held.collect::<BTreeSet<_>>().into_iter().collect();
                     let s = real[slot as usize];
-                    let (dropped, unknown) = table.keep_only(s, &held);
-                    for lease in held.iter().filter(|l| !unknown.contains(l)) {
-                        prop_assert!(naive.leases.iter().any(|l| l.0 == *lease && Naive::is_live(l, s)));
+                    let mut others: Vec<u64> = table.of_session(s, None).collect();
+                    others.retain(|lease| !held.contains(lease));
+                    let who = naive.sessions.iter().find(|e| e.0 == s).map_or(0, |e| e.1);
+                    for &lease in &others {
+                        prop_assert!(table.release(s, &peer(who), lease).is_some());
                     }
                     let before = naive.leases.len();
                     naive.leases.retain(|l| !Naive::is_live(l, s) || held.contains(&l.0));
-                    prop_assert_eq!(before - naive.leases.len(), dropped.len());
+                    prop_assert_eq!(before - naive.leases.len(), others.len());
                 }
                 Step::Withdraw(publication) => {
                     let mut told = table.withdraw(publication);
