@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
@@ -134,15 +134,21 @@ fn move_to_free(from: &Path, to: &Path, rename: Rename<'_>) -> rustix::io::Resul
     }
 }
 
-/// Removes the file of a dead socket from `path`, where files cannot be exchanged: moves it aside first, so that of several
-/// processes one removes it, and no process removes a socket that has taken its place meanwhile.
-fn remove_dead(path: &Path, aside: &Path, rename: Rename<'_>) -> rustix::io::Result<()> {
-    rename(path, aside, RenameFlags::empty())?;
-    if nobody_listens(aside) {
-        return rustix::fs::unlink(aside);
+/// Replaces the file of a dead socket where files cannot be exchanged. A lock of the folder keeps processes that do the same at once
+/// from replacing each other's. They hold it for a moment; a process that keeps it for longer keeps nobody from listening.
+fn replace_dead(from: &Path, path: &Path, rename: Rename<'_>) -> rustix::io::Result<()> {
+    let folder = from.parent().unwrap_or(Path::new("."));
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder, flags, Mode::empty())?;
+    let lock = || rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive);
+    let mut tries = 0..20;
+    while lock() == Err(Errno::WOULDBLOCK) && tries.next().is_some() {
+        std::thread::sleep(Duration::from_millis(10));
     }
-    move_to_free(aside, path, rename)?;
-    Err(Errno::ADDRINUSE)
+    if !nobody_listens(path) {
+        return Err(Errno::ADDRINUSE);
+    }
+    rename(from, path, RenameFlags::empty())
 }
 
 /// Moves the file of a listening socket to `path`, in place of one at which no process listens any more.
@@ -170,13 +176,7 @@ fn place(from: &Path, path: &Path, rename: Rename<'_>) -> io::Result<()> {
                 rename(from, path, RenameFlags::EXCHANGE)?;
                 return Err(io::ErrorKind::AddrInUse.into());
             }
-            Err(Errno::INVAL | Errno::NOSYS) => {
-                let aside = free_name(from.parent().unwrap_or(Path::new(".")))?;
-                match remove_dead(path, &aside, rename) {
-                    Ok(()) | Err(Errno::NOENT) => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
+            Err(Errno::INVAL | Errno::NOSYS) => return Ok(replace_dead(from, path, rename)?),
             Err(Errno::NOENT) => {}
             Err(error) => return Err(error.into()),
         }
@@ -401,6 +401,9 @@ mod tests {
             rename(from, to, flags)
         };
         let files = || fs::read_dir(folder.path()).unwrap().count();
+        // A process that may read the folder keeps nobody from listening.
+        let reader = File::open(folder.path()).unwrap();
+        rustix::fs::flock(&reader, FlockOperation::LockExclusive).unwrap();
         let (first, first_file) = listen_at(&path, &peers, &plain).unwrap();
         let error = listen_at(&path, &peers, &plain).unwrap_err();
         assert_eq!((error.kind(), files()), (io::ErrorKind::AddrInUse, 1));
@@ -410,11 +413,6 @@ mod tests {
         drop(first_file);
         drop(connect(&path, SHORT).unwrap());
         assert_eq!(files(), 1);
-        // A socket that took the dead one's place meanwhile keeps it.
-        let aside = folder.path().join("aside");
-        let error = remove_dead(&path, &aside, &plain).unwrap_err();
-        assert_eq!((error, files()), (Errno::ADDRINUSE, 1));
-        drop(connect(&path, SHORT).unwrap());
         // Neither is another file removed.
         let file = folder.path().join("file");
         fs::write(&file, "precious").unwrap();
@@ -423,6 +421,44 @@ mod tests {
             (fs::read(&file).unwrap(), files()),
             (b"precious".to_vec(), 2)
         );
+    }
+
+    /// Three processes find the same dead socket: the second starts after the first has looked at it, the third while the first
+    /// replaces it.
+    #[test]
+    fn without_flags_of_rename_one_of_three_at_once_wins() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let peers = Peers::same_user();
+        let (dead, _file) = listen(&path, &peers).unwrap();
+        drop(dead);
+        let plain = |from: &Path, to: &Path, flags: RenameFlags| match flags {
+            RenameFlags::EXCHANGE | RenameFlags::NOREPLACE => Err(Errno::INVAL),
+            _ => rename(from, to, flags),
+        };
+        let others = std::cell::RefCell::new(Vec::new());
+        let start_another = || {
+            let started = listen_at(&path, &peers, &plain);
+            others.borrow_mut().push(started);
+        };
+        let first = |from: &Path, to: &Path, flags: RenameFlags| {
+            if flags == RenameFlags::EXCHANGE {
+                start_another();
+            }
+            let renamed = plain(from, to, flags);
+            if flags.is_empty() {
+                start_another();
+            }
+            renamed
+        };
+        let first = listen_at(&path, &peers, &first);
+        let all: Vec<_> = others.into_inner().into_iter().chain([first]).collect();
+        let listening = all.iter().filter(|started| started.is_ok()).count();
+        assert_eq!(
+            (listening, fs::read_dir(folder.path()).unwrap().count()),
+            (1, 1)
+        );
+        drop(connect(&path, SHORT).unwrap());
     }
 
     #[test]
