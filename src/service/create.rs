@@ -17,6 +17,7 @@ use crate::exchange::{Owner, PeerList, PeerName, Server};
 use crate::per_driver::lock;
 use crate::reuse_policy::{Discard, Past};
 use crate::share::Shared;
+use crate::size::Bytes;
 use crate::{Error, MemoryError, Refusal, Result, ShareError};
 
 /// The refusal of requests that come too late.
@@ -278,7 +279,10 @@ impl ServiceState {
             }
             self.check_wanted(wanted, abandoned)?;
             if amounts.reclaimable() == 0 {
-                return Err(wanted.refused(Refusal::Quota, "the quota was lowered"));
+                // The quota was lowered, or the peer was charged for memory that it is silent about.
+                let (taken, all) = (amounts.bytes(), amounts.bytes() - over);
+                let why = format!("{} of {} are taken with these", Bytes(taken), Bytes(all));
+                return Err(wanted.refused(Refusal::Quota, &why));
             }
             let mut freed = 0;
             for reserve in self.nodes.values() {

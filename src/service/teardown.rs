@@ -170,55 +170,41 @@ impl ServiceState {
             });
         }
         let shared = published.and_then(|published| published.shared().ok());
-        let mut is_free = false;
-        // Once: another peer may create the name from then on.
-        let mut free_name = || {
-            if !std::mem::replace(&mut is_free, true) {
-                lock(&self.table).names.remove(&named.name);
-                named.ended.send_replace(true);
-            }
-        };
-        if let Some(reserve) = self.nodes.get(&named.node) {
-            match self.take_back(named, shared, &mut free_name).await {
-                Some(memories) => drop(Taken {
+        if let (Some(reserve), Some(shared)) = (self.nodes.get(&named.node), shared) {
+            let give_back = |memories| {
+                drop(Taken {
                     reserve,
                     chunks: chunks_of(memories, pasts),
                     charge,
-                }),
-                None => reserve.lost(named.pinned, Discard::Tainted),
+                });
+            };
+            let begun = Instant::now();
+            match take_back(shared, LOOK, || begun.elapsed() > IN_USE).await {
+                Ok(memories) => {
+                    give_back(memories);
+                    self.free_name(named);
+                }
+                Err(shared) => {
+                    tracing::warn!(name = named.name, "its memory is still in use here");
+                    self.free_name(named);
+                    match take_back(shared, RELOADED, || self.draining.load(Relaxed)).await {
+                        Ok(memories) => give_back(memories),
+                        Err(_) => reserve.lost(named.pinned, Discard::Tainted),
+                    }
+                }
             }
+        } else {
+            self.free_name(named);
         }
-        free_name();
         if let Some((release, Some(charge))) = unconfirmed {
             self.charge_until_confirmed(named, release, charge).await;
         }
     }
 
-    /// Takes memory back once no code in this process uses it, such as a driver call that does not return; `None` if that
-    /// lasts until the service ends. Calls `free_name` if it lasts long: the name need not wait.
-    async fn take_back(
-        &self,
-        named: &Named,
-        shared: Option<Shared>,
-        free_name: &mut (impl FnMut() + Send),
-    ) -> Option<Vec<PhysicalMemory>> {
-        let (mut shared, begun, mut logged) = (shared?, Instant::now(), false);
-        loop {
-            match shared.into_physical() {
-                Ok(memories) => return Some(memories),
-                Err(still) => shared = still,
-            }
-            let is_late = begun.elapsed() > IN_USE;
-            if is_late && self.draining.load(Relaxed) {
-                return None;
-            }
-            if is_late && !logged {
-                logged = true;
-                tracing::warn!(name = named.name, "its memory is still in use here");
-                free_name();
-            }
-            sleep(if is_late { RELOADED } else { LOOK }).await;
-        }
+    /// Frees the name of an ended publication: another peer may create it from then on.
+    fn free_name(&self, named: &Named) {
+        lock(&self.table).names.remove(&named.name);
+        named.ended.send_replace(true);
     }
 
     /// Charges a silent holder for memory that it may still have mapped, if the owner is not silent itself: the owner can do
@@ -307,6 +293,27 @@ impl ServiceState {
             still.extend(done.unwrap_or_default());
         }
         still
+    }
+}
+
+/// Takes memory back once no code in this process uses it, such as a driver call that does not return.
+///
+/// # Errors
+/// The memory, when `gives_up` says so.
+async fn take_back(
+    mut shared: Shared,
+    pause: Duration,
+    gives_up: impl Fn() -> bool,
+) -> Result<Vec<PhysicalMemory>, Shared> {
+    loop {
+        match shared.into_physical() {
+            Ok(memories) => return Ok(memories),
+            Err(still) => shared = still,
+        }
+        if gives_up() {
+            return Err(shared);
+        }
+        sleep(pause).await;
     }
 }
 

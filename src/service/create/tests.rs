@@ -1,5 +1,6 @@
 use super::super::{Service, ServiceConfig};
 use super::*;
+use crate::quota::Quota;
 use crate::{Driver, Machine};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -73,4 +74,22 @@ async fn a_creation_waits_for_the_same_peers_of_that_name_and_follows_it_if_it_f
     );
     service.drain(PATIENCE).await.unwrap();
     assert!(driver.sim().unwrap().held().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quota_that_is_too_small_by_now_is_named_with_its_numbers() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let service = start(&driver).await;
+    let state = Arc::clone(&service.state);
+    let wanted = state.wanted(&PeerName::User(1), &ask("kv", 20 * MIB));
+    let wanted = wanted.unwrap();
+    let claim = state.claim(&wanted).unwrap().unwrap();
+    let (bytes, names) = (8 * MIB, 9);
+    state.ledger.set_quota(Quota { bytes, names });
+    let made = state.publish(&wanted, claim, &AtomicBool::new(false));
+    let (reason, detail) = refusal(made.unwrap_err());
+    assert_eq!(reason, Refusal::Quota);
+    assert!(detail.contains("of 8 MiB are taken with these"), "{detail}");
+    assert_eq!(state.ledger.all().1, 0);
+    service.drain(PATIENCE).await.unwrap();
 }
