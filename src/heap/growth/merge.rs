@@ -13,8 +13,8 @@ use crate::Result;
 
 impl HeapInner {
     /// Gives back idle chunks after which growth for a block has room below `most` bytes of all memory: those in its place, or
-    /// all if that is too little memory. Returns
-    /// `false` if none would do; the caller has emptied the threads' caches if that helps.
+    /// all if that is too little memory. Returns `false` if none would do; the caller has emptied the threads' caches if that
+    /// helps.
     ///
     /// The lock is not released between the chunks: growth of other threads would take the place.
     ///
