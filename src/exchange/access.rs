@@ -28,6 +28,12 @@ macro_rules! serde_by_text {
 }
 pub(crate) use serde_by_text;
 
+/// Parses digits: `parse` also takes a plus sign.
+pub(crate) fn number<T: FromStr>(digits: &str) -> Option<T> {
+    let digits = Some(digits).filter(|digits| !digits.starts_with('+'))?;
+    digits.parse().ok()
+}
+
 /// The longest name of a certificate in bytes (RFC 1035).
 const MAX_DNS: usize = 253;
 /// The text of [`PeerName::Local`].
@@ -100,11 +106,10 @@ impl FromStr for PeerName {
             return Self::spiffe(text);
         }
         match text.strip_prefix(USER) {
-            // `parse` also takes a plus sign.
-            Some(uid) => match uid.parse() {
-                Ok(number) if !uid.starts_with('+') => Ok(Self::User(number)),
-                _ => Err(Error::invalid("peer name", "no user id after uid:")),
-            },
+            Some(uid) => {
+                let wrong = || Error::invalid("peer name", "no user id after uid:");
+                number(uid).map(Self::User).ok_or_else(wrong)
+            }
             None => Self::certificate(text),
         }
     }

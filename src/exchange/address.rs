@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::access::serde_by_text;
+use crate::access::{number, serde_by_text};
 use crate::{Error, Result};
 
 /// The longest path of a Unix socket in bytes: `sockaddr_un` has 108, including a final NUL.
@@ -84,11 +84,7 @@ impl FromStr for Address {
         }
         let text = text.strip_prefix("tcp://").unwrap_or(text);
         let (host, digits) = text.rsplit_once(':').ok_or_else(|| wrong("no port"))?;
-        // `parse` also takes a plus sign.
-        let port = match digits.parse() {
-            Ok(port) if !digits.starts_with('+') => port,
-            _ => return Err(wrong("no port from 0 to 65535")),
-        };
+        let port = number(digits).ok_or_else(|| wrong("no port from 0 to 65535"))?;
         if host.contains('%') {
             let why = "an IPv6 address with a scope id, such as %eth0, which is not supported: \
                        write a host name, or an address that is not link-local (fe80::)";

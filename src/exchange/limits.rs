@@ -136,13 +136,18 @@ pub(crate) fn deadline(within: Duration) -> tokio::time::Instant {
     tokio::time::Instant::now() + within.min(LONGEST)
 }
 
+/// Returns whole milliseconds.
+pub(crate) fn millis(time: Duration) -> u64 {
+    time.as_millis().try_into().unwrap_or(u64::MAX)
+}
+
 /// Durations as whole milliseconds.
 mod ms {
     use super::*;
     use serde::{Deserializer, Serializer};
 
     pub(super) fn serialize<S: Serializer>(value: &Duration, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_u64(value.as_millis().try_into().unwrap_or(u64::MAX))
+        s.serialize_u64(millis(*value))
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {

@@ -9,6 +9,7 @@ use crate::capability::{Capabilities, ImexChannel, Path, Trial};
 use crate::driver::{Call, Code, DeviceAttribute, HandleTypes, Location, random};
 use crate::protocol::{Greeting, Hello, MAGIC, OLDEST, Refused, VERSION, Welcome, decode, encode};
 use crate::share::{BootId, Peers};
+use crate::text::bounded;
 use crate::tls::Credential;
 use crate::transport::{self, Frame, FrameReader, FrameWriter, Unconnected};
 use crate::{
@@ -133,7 +134,7 @@ impl ClientOptions {
 
     /// Sets the client's name for the server's log: at most 255 bytes, the rest is cut off.
     pub fn agent(mut self, agent: impl Into<String>) -> Self {
-        self.agent = cut(&agent.into(), MAX_AGENT).to_owned();
+        self.agent = bounded(&agent.into(), MAX_AGENT);
         self
     }
 
@@ -321,15 +322,6 @@ pub(super) fn decode_from<T: DeserializeOwned>(peer: &str, frame: &Frame) -> Res
     })
 }
 
-/// Returns the beginning of a text, of at most `most` bytes.
-pub(crate) fn cut(text: &str, most: usize) -> &str {
-    let mut end = text.len().min(most);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
-}
-
 /// Returns why fabric handles cannot be imported; `None` if they can.
 ///
 /// Creates, exports, imports and maps memory with fabric handles, which needs the same rights as importing
@@ -380,11 +372,6 @@ mod tests {
             importable(&without),
             Some(MemoryError::NoImexChannel { .. })
         ));
-    }
-
-    #[test]
-    fn texts_are_cut_at_characters() {
-        assert_eq!(cut(&"ä".repeat(200), 255), "ä".repeat(127));
     }
 
     #[test]

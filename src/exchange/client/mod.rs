@@ -26,12 +26,12 @@ pub use watch::{Watch, WatchEvent};
 
 use super::PeerName;
 use crate::driver::{Location, NodeId};
-use crate::limits::deadline;
+use crate::limits::{deadline, millis};
 use crate::protocol::{Answer, Ask, Create, Delete, Entry, List, Names, Wait};
 use crate::share::{BootId, InstanceId};
 use crate::{Address, Driver, Error, MemoryError, Mismatch, Owner, PeerList, Refusal, Result};
+pub(crate) use connect::importable;
 use connect::{Dial, establish};
-pub(crate) use connect::{cut, importable};
 pub(crate) use fetch::fabric;
 pub(crate) use session::ClientSession;
 use session::{Link, SessionUser, run_blocking};
@@ -469,8 +469,4 @@ impl CreateOptions {
         self.timeout = timeout;
         self
     }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

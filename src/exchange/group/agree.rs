@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::client;
 use crate::driver::HandleType;
 use crate::share::{BootId, Description};
+use crate::text::bounded;
 
 /// The most reasons that are passed on, and the most bytes of each. People read them.
 const REASONS: usize = 64;
@@ -71,7 +71,7 @@ pub(super) fn agree(
 pub(super) fn few(mut reasons: Vec<String>) -> Vec<String> {
     let more = reasons.len() > REASONS;
     reasons.truncate(REASONS);
-    let mut reasons: Vec<String> = reasons.iter().map(|reason| cut(reason).into()).collect();
+    let mut reasons: Vec<String> = reasons.iter().map(|reason| cut(reason)).collect();
     if more {
         reasons.push("and further reasons".into());
     }
@@ -79,8 +79,8 @@ pub(super) fn few(mut reasons: Vec<String>) -> Vec<String> {
 }
 
 /// Returns the beginning of a reason.
-pub(super) fn cut(text: &str) -> &str {
-    client::cut(text, REASON_BYTES)
+pub(super) fn cut(text: &str) -> String {
+    bounded(text, REASON_BYTES)
 }
 
 #[cfg(test)]

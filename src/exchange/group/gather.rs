@@ -158,8 +158,8 @@ impl GatherOptions {
             size,
             boot: BootId::current()?,
             memory: described.transpose()?,
-            no_fabric: no_fabric.map(|why| cut(&why).into()),
-            no_fds: no_fds.map(|why| cut(&why).into()),
+            no_fabric: no_fabric.map(|why| cut(&why)),
+            no_fds: no_fds.map(|why| cut(&why)),
             socket,
         };
         Ok((listener, statement))
@@ -207,7 +207,7 @@ where
     T: Serialize + for<'a> Deserialize<'a>,
 {
     let stated = own.as_ref();
-    let sent = encode(&stated.map_err(|error| cut(&error.to_string()).to_owned()));
+    let sent = encode(&stated.map_err(|error| cut(&error.to_string())));
     let (rank, size) = (all.rank() as usize, all.size() as usize);
     let all: Vec<_> = all.all_gather(&sent)?;
     let all: Vec<_> = all.into_iter().map(Zeroizing::new).collect();

@@ -13,6 +13,7 @@ use super::leases::{Deadlines, LeaseRecord, Leases};
 use super::publication::{Publication, Registered};
 use super::quota::{Quota, shrink};
 use super::session::{ServerSession, Sessions};
+pub(super) use crate::limits::millis;
 use crate::numbers::Numbers;
 use crate::protocol::{self, Ended, Event, Hello, Withdrawing};
 use crate::{PeerList, PeerName, Refusal};
@@ -378,9 +379,4 @@ impl ServerState {
             session.notify(notice.clone());
         }
     }
-}
-
-/// Returns whole milliseconds, saturating.
-pub(super) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
