@@ -472,10 +472,7 @@ impl Namespaces {
 
     /// Returns whether the peer may create this name.
     pub fn admits(&self, peer: &PeerName, name: &str) -> bool {
-        let prefixes = self.prefixes(peer);
-        let under =
-            |prefix: &String| name.len() > prefix.len() && name.starts_with(prefix.as_str());
-        prefixes.iter().any(under)
+        self.check(peer, name).is_ok()
     }
 
     /// Checks that the peer may create this name, for an answer to the peer.
@@ -483,10 +480,11 @@ impl Namespaces {
     /// # Errors
     /// [`Refusal::WrongPrefix`], with a message that lists the prefixes that this peer may use.
     pub fn check(&self, peer: &PeerName, name: &str) -> Result<(), (Refusal, String)> {
-        if self.admits(peer, name) {
+        let prefixes = self.prefixes(peer);
+        let under = |prefix: &String| name.len() > prefix.len() && name.starts_with(&**prefix);
+        if prefixes.iter().any(under) {
             return Ok(());
         }
-        let prefixes = self.prefixes(peer);
         if prefixes.iter().all(|prefix| prefix.len() >= MAX_NAME) {
             let why = format!(
                 "the name of this peer is too long for names below it, which have at most {MAX_NAME} \

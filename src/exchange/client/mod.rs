@@ -141,12 +141,7 @@ impl Client {
             });
             let asked = Instant::now();
             match self.retry(ask, left.max(self.timeout())).await {
-                Ok(Answer::Names(mut names)) => {
-                    let entry = names.entries.pop().filter(|entry| entry.name == name);
-                    let wrong = || self.broken("unexpected answer, not one name's entry");
-                    return entry.ok_or_else(wrong);
-                }
-                Ok(_) => return Err(self.broken("unexpected answer, not one name's entry")),
+                Ok(answer) => return self.only_entry(answer, name),
                 Err(error) if !error.is_timed_out() => return Err(error),
                 Err(_) if begun.elapsed() >= timeout => {
                     let what = format!("waiting for '{name}' at {}", self.peer());
@@ -201,11 +196,17 @@ impl Client {
             peers,
             ..options.create
         });
-        match self.call(ask, options.timeout).await? {
-            Answer::Names(mut names) => names.entries.pop().filter(|entry| entry.name == name),
+        let answer = self.call(ask, options.timeout).await?;
+        self.only_entry(answer, &name)
+    }
+
+    fn only_entry(&self, answer: Answer, name: &str) -> Result<Entry> {
+        let entry = match answer {
+            Answer::Names(mut names) => names.entries.pop(),
             _ => None,
-        }
-        .ok_or_else(|| self.broken("unexpected answer, not the new name's entry"))
+        };
+        let entry = entry.filter(|entry| entry.name == name);
+        entry.ok_or_else(|| self.broken("unexpected answer, not one name's entry"))
     }
 
     /// Creates memory under a name, or returns the entry of the memory that this client's peer created there
