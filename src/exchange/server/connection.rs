@@ -22,12 +22,10 @@ use crate::{Error, Refusal, Result, ShareError};
 
 /// Why a connection ends.
 enum End {
-    /// The client has closed it, or another connection has taken over the session.
+    /// The client has closed it, or it has lost the session: then the client has been told why, or has another connection.
     Quietly,
     /// The server ends.
     Server,
-    /// The session has ended, and the client has been told.
-    Dismissed,
     /// The client is silent, or does not read.
     Dropped(&'static str),
     /// It failed, or the client violated the protocol.
@@ -100,7 +98,7 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
         ended = conversation.run(&mut reader) => ended,
     };
     match ended {
-        Ok(()) | Err(End::Quietly | End::Dismissed) => {
+        Ok(()) | Err(End::Quietly) => {
             tracing::debug!(%peer, session, "disconnected")
         }
         Err(End::Server) => {
@@ -194,9 +192,14 @@ impl Conversation<'_> {
 
     /// Returns when the client will have been silent for too long.
     fn next_idle(&mut self, excused: &mut Duration) -> Result<Instant, End> {
-        let (now, silence) = (Instant::now(), self.core.silence());
+        let (now, core) = (Instant::now(), self.core);
+        let silence = core.silence();
         let late = now.saturating_duration_since(self.attachment.last_message + silence);
-        if let Some(excuse) = excuse(self.core, late, *excused) {
+        // If this server notices it late, it did not run, and a client on the same busy machine may not have run either. Not
+        // without a bound.
+        let most = core.lease.saturating_mul(3);
+        if late > core.heartbeat / 2 && *excused < most {
+            let excuse = late.min(most) + core.heartbeat;
             self.attachment.last_message += excuse;
             *excused += excuse;
         }
@@ -345,7 +348,7 @@ impl Conversation<'_> {
                 Next::Overflown => return Err(End::Dropped("it does not read")),
                 Next::Dismissed(why) => {
                     self.event(Event::Dismissed(why)).await?;
-                    return Err(End::Dismissed);
+                    return Err(End::Quietly);
                 }
                 Next::Notice(event) => self.event(event).await?,
                 Next::News(name, seen_before) => self.news(name, seen_before).await?,
@@ -387,11 +390,4 @@ async fn last_releases(core: &Arc<ServerCore>, reader: &mut FrameReader, link: &
             let _unanswered = core.release(link, release.lease);
         }
     }
-}
-
-/// Returns how much of a silence to ignore if this server noticed it `late`, because it did not run: a client
-/// on the same busy machine may not have run either. Not without a bound.
-fn excuse(core: &ServerCore, late: Duration, before: Duration) -> Option<Duration> {
-    let most = core.lease.saturating_mul(3);
-    (late > core.heartbeat / 2 && before < most).then(|| late.min(most) + core.heartbeat)
 }

@@ -15,7 +15,7 @@ use super::audit::audit;
 use super::publication::Publication;
 use super::quota::{Counted, CountedFds};
 use super::sessions::{Link, elsewhere};
-use crate::driver::{Access, HandleType, ShareableHandle};
+use crate::driver::{Access, HandleType};
 use crate::ledger::Party;
 use crate::limits::deadline;
 use crate::protocol::{Fds, Fetch, Granted, Handles, Secret, check_name};
@@ -221,9 +221,9 @@ impl ServerCore {
         self.counters.count(|stats| &mut stats.fetches);
         let (name, owner) = (&*publication.name, &publication.owner);
         let (session, bytes) = (session.id, publication.description.len);
-        audit!(
+        audit! {
             self.audit, Memory, Some(peer), "granted", session, pid, lease, name, %owner, bytes
-        );
+        }
         tracing::debug!(%peer, name, lease, "granted");
         Ok(Grant {
             publication,
@@ -295,15 +295,11 @@ async fn fill(
         let exported = tasks.spawn_blocking(export).await;
         let exported = exported.map_err(|error| Error::failed("exporting", error.to_string()))?;
         sent = exported?;
-        send(queue, &sent, within).await?;
+        let failed = |error| Error::system("sending handles", &error);
+        let fds = fd::all_posix(&sent).map_err(failed)?;
+        let sending = timeout_at(deadline(within), send_fds(queue, &[0], &fds)).await;
+        let sending = sending.map_err(|_| Error::timed_out("sending handles", within))?;
+        sending.map_err(failed)?;
     }
     Ok(())
-}
-
-async fn send(queue: &UnixStream, batch: &[ShareableHandle], within: Duration) -> Result<()> {
-    let failed = |error| Error::system("sending handles", &error);
-    let fds = fd::all_posix(batch).map_err(failed)?;
-    let sent = timeout_at(deadline(within), send_fds(queue, &[0], &fds)).await;
-    let sent = sent.map_err(|_| Error::timed_out("sending handles", within))?;
-    sent.map(drop).map_err(failed)
 }

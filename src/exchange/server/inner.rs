@@ -12,6 +12,7 @@ use super::allocate::{Allocate, Refused};
 use super::audit::{Audit, audit};
 use super::leases::EndedSession;
 use super::metrics::{Counters, ServerStats};
+use super::newcomers::Newcomers;
 use super::process::{HolderState, Process, describe};
 use super::publication::Registered;
 use super::quota::{Quota, What};
@@ -29,6 +30,8 @@ pub(super) struct ServerCore {
     pub(super) limits: Limits,
     /// Counts what peers make it keep.
     pub(super) quota: Arc<Quota>,
+    /// Connections that have not been greeted yet.
+    pub(super) newcomers: Newcomers,
     /// The certificates that verify peers over TLS.
     pub(super) tls: Option<Tls>,
     /// The users that may connect to Unix sockets.
@@ -136,6 +139,7 @@ impl ServerCore {
             names: state.names.len() as u64,
             bytes: named.map(padded).sum(),
             fds: self.quota.used(What::Fd) as u64,
+            handshakes: self.newcomers.count() as u64,
             tasks: self.tasks.len() as u64,
             ..self.counters.read()
         }
@@ -214,7 +218,7 @@ impl ServerCore {
             return;
         };
         let publication = record.publication;
-        let name = state.name_of(publication).map(|name| &**name);
+        let name = state.name_of(publication);
         tracing::warn!(peer = %record.holder.peer, name, lease, "lease expired");
         let forgotten = state.leases.prune(publication);
         if let Some(registered) = state.publications.get_mut(&publication) {
@@ -251,7 +255,6 @@ impl ServerCore {
                 registered.publication.left_by_dead.store(true, Relaxed);
             }
             let (holder, name) = (&lease.holder, state.name_of(lease.publication));
-            let name = name.map(|name| &**name);
             tracing::info!(%holder, name, lease = holder.lease, "lease ended with its process");
             if holder.state != HolderState::Expired {
                 state.audit_lease("expired", lease);

@@ -6,7 +6,7 @@
 //! [`HolderState::Expired`] until it says that it has released it, or the publication is forgotten.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::convert::Infallible;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -92,10 +92,8 @@ pub(super) struct Leases {
     quota: Arc<Quota>,
     /// Leases of silent holders, until their processes have ended.
     followed: HashMap<Process, Followed>,
-    /// Followed processes that no task waits for yet.
-    unwatched: HashSet<Process>,
     /// When sessions without a connection end.
-    deadlines: Deadlines<Instant>,
+    deadlines: Deadlines,
     numbers: Numbers,
 }
 
@@ -108,7 +106,6 @@ impl Leases {
             publications: HashMap::new(),
             quota: Arc::clone(quota),
             followed: HashMap::new(),
-            unwatched: HashSet::new(),
             deadlines: Deadlines::default(),
             numbers: Numbers::default(),
         }
@@ -411,9 +408,6 @@ impl Leases {
         };
         let followed = self.followed.entry(process).or_default();
         followed.leases.insert(lease);
-        if followed.watched.is_none() {
-            self.unwatched.insert(process);
-        }
     }
 
     /// Stops following the leases of a session: it has a connection again.
@@ -433,18 +427,18 @@ impl Leases {
         followed.get_mut().leases.remove(&lease);
         if followed.get().leases.is_empty() {
             followed.remove();
-            self.unwatched.remove(&process);
             shrink(&mut self.followed);
         }
     }
 
     /// Takes the processes that no task waits for yet: call [`ended`](Self::ended) for each after its end.
     pub fn take_unwatched(&mut self) -> Vec<Unwatched> {
-        let unwatched = std::mem::take(&mut self.unwatched).into_iter();
-        let watch = unwatched.filter_map(|process| {
+        let followed = self.followed.iter_mut();
+        let unwatched = followed.filter(|(_, followed)| followed.watched.is_none());
+        let watch = unwatched.map(|(process, followed)| {
             let (sender, receiver) = oneshot::channel();
-            self.followed.get_mut(&process)?.watched = Some(sender);
-            Some((process, receiver))
+            followed.watched = Some(sender);
+            (*process, receiver)
         });
         watch.collect()
     }
@@ -452,7 +446,6 @@ impl Leases {
     /// Ends the followed leases of a process that has ended; returns them. Leases of a session with a
     /// connection do not end: another process has its socket, and may have the memory.
     pub fn ended(&mut self, process: Process) -> Vec<LeaseRecord> {
-        self.unwatched.remove(&process);
         let followed = self.followed.remove(&process).unwrap_or_default();
         let over = followed.leases.into_iter().filter(|lease| {
             self.leases.get(lease).is_some_and(|entry| {
@@ -468,29 +461,18 @@ impl Leases {
 }
 
 /// Times by number, in their order.
-#[derive(Debug)]
-pub(super) struct Deadlines<T> {
-    times: HashMap<u64, T>,
-    order: BTreeSet<(T, u64)>,
+#[derive(Debug, Default)]
+pub(super) struct Deadlines {
+    times: HashMap<u64, Instant>,
+    order: BTreeSet<(Instant, u64)>,
 }
 
-impl<T> Default for Deadlines<T> {
-    fn default() -> Self {
-        Self {
-            times: HashMap::new(),
-            order: BTreeSet::new(),
-        }
-    }
-}
-
-impl<T: Copy + Ord> Deadlines<T> {
-    /// Sets or removes the time of a number.
-    pub fn set(&mut self, number: u64, time: impl Into<Option<T>>) {
+impl Deadlines {
+    /// Sets the time of a number.
+    pub fn set(&mut self, number: u64, time: Instant) {
         self.remove(number);
-        if let Some(time) = time.into() {
-            self.times.insert(number, time);
-            self.order.insert((time, number));
-        }
+        self.times.insert(number, time);
+        self.order.insert((time, number));
     }
 
     /// Removes the time of a number; returns whether it had one.
@@ -502,17 +484,17 @@ impl<T: Copy + Ord> Deadlines<T> {
         self.order.remove(&(time, number))
     }
 
-    pub fn get(&self, number: u64) -> Option<T> {
+    pub fn get(&self, number: u64) -> Option<Instant> {
         self.times.get(&number).copied()
     }
 
     /// Returns the first time.
-    pub fn first(&self) -> Option<T> {
+    pub fn first(&self) -> Option<Instant> {
         self.order.first().map(|&(time, _)| time)
     }
 
     /// Takes a number whose time has come.
-    pub fn pop(&mut self, now: T) -> Option<u64> {
+    pub fn pop(&mut self, now: Instant) -> Option<u64> {
         let &(time, number) = self.order.first()?;
         (time <= now && self.remove(number)).then_some(number)
     }

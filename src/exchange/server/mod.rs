@@ -13,6 +13,7 @@ mod fetch;
 mod inner;
 mod leases;
 mod metrics;
+mod newcomers;
 mod options;
 mod process;
 mod publication;
@@ -200,14 +201,7 @@ impl Server {
         let sessions = inner.state().clear();
         for session in sessions {
             let (session, peer) = (session.id, Some(&session.peer));
-            audit!(
-                inner.audit,
-                Session,
-                peer,
-                "session_ended",
-                session,
-                reason = "closing"
-            );
+            audit! { inner.audit, Session, peer, "session_ended", session, reason = "closing" }
         }
         inner.audit.finish();
         tracing::info!(instance = %inner.instance, "closed");

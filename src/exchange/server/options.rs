@@ -1,7 +1,6 @@
 //! Options of a server, and its start.
 
 use std::fmt;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -9,10 +8,11 @@ use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::accept::{self, Newcomers};
+use super::accept;
 use super::allocate::Allocate;
 use super::audit::Audit;
 use super::metrics::Counters;
+use super::newcomers::Newcomers;
 use super::quota::{Quota, fds_of_process, lower_for_fds, pidfds};
 use super::registry::ServerState;
 use super::{Handle, Server, ServerCore};
@@ -57,46 +57,25 @@ impl ServerOptions {
         self
     }
 
-    /// Sets how TCP connections are protected; by default not at all, which is allowed only on loopback.
-    pub fn security(mut self, security: Security) -> Self {
-        self.security = security;
-        self
-    }
-
-    /// Sets how much peers may ask for.
-    pub fn limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
-        self
-    }
-
-    /// Sets how often clients send a heartbeat: 5 s by default. A client that is silent for three times as
-    /// long, or for the time of a lease if that is shorter, loses its connection.
-    pub fn heartbeat(mut self, heartbeat: Duration) -> Self {
-        self.heartbeat = heartbeat;
-        self
-    }
-
-    /// Sets how long leases survive their holder's last message: 30 s by default, and at least the heartbeat.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease;
-        self
-    }
-
-    /// Sets whether clients on this machine that connect over TCP may move their sessions to a Unix socket, which
-    /// passes fds: by default yes. It is the first one that the server listens at whose absolute path has at most 107
-    /// bytes and no control characters, or else an abstract socket of
-    /// its own, which serves sessions that move there and nothing else. Without it such clients get fabric
-    /// handles or nothing.
-    pub fn local_socket(mut self, on: bool) -> Self {
-        self.local_socket = on;
-        self
-    }
-
-    /// Sets which users' processes may connect to Unix sockets, also to [move](Self::local_socket) there: by
-    /// default the same user's.
-    pub fn peers(mut self, peers: Peers) -> Self {
-        self.peers = peers;
-        self
+    setters! {
+        /// Sets how TCP connections are protected; by default not at all, which is allowed only on loopback.
+        security: Security;
+        /// Sets how much peers may ask for.
+        limits: Limits;
+        /// Sets how often clients send a heartbeat: 5 s by default. A client that is silent for three times as
+        /// long, or for the time of a lease if that is shorter, loses its connection.
+        heartbeat: Duration;
+        /// Sets how long leases survive their holder's last message: 30 s by default, and at least the heartbeat.
+        lease: Duration;
+        /// Sets whether clients on this machine that connect over TCP may move their sessions to a Unix socket, which
+        /// passes fds: by default yes. It is the first one that the server listens at whose absolute path has at most 107
+        /// bytes and no control characters, or else an abstract socket of
+        /// its own, which serves sessions that move there and nothing else. Without it such clients get fabric
+        /// handles or nothing.
+        local_socket: bool;
+        /// Sets which users' processes may connect to Unix sockets, also to [move](Self::local_socket) there: by
+        /// default the same user's.
+        peers: Peers;
     }
 
     /// Sets the clock for the validity of certificates.
@@ -178,16 +157,38 @@ impl Server {
     }
 }
 
-async fn start(mut options: ServerOptions) -> Result<Server> {
+async fn start(options: ServerOptions) -> Result<Server> {
     let instance = InstanceId::random()?;
     let peers = Arc::new(Mutex::new(options.peers.clone()));
-    let sockets = Sockets::bind(&options, &peers, instance).await?;
-    let fds = fds_of_process();
-    lower_for_fds(&mut options.limits, fds);
-    let addresses = sockets.addresses();
+    let mut sockets = Vec::new();
+    for address in &options.addresses {
+        let (security, limits) = (&options.security, &options.limits);
+        sockets.push(Listening::bind(address, security, &peers, limits).await?);
+    }
+    let addresses = sockets.iter().map(|socket| socket.address().clone());
+    let addresses: Vec<Address> = addresses.collect();
+    let (mut local, mut own) = (None, None);
+    if options.local_socket {
+        local = addresses.iter().find_map(told_path);
+        if local.is_none() {
+            let name = format!("egmem-{instance}");
+            own = Some(Listening::bind_abstract(&name, &peers, &options.limits)?);
+            local = Some(format!("@{name}"));
+        }
+    }
     let open_to_others = options.peers.reach_beyond_own_user();
-    let inner = core(options, fds, instance, peers, sockets.local.clone())?;
-    sockets.run(&inner);
+    let inner = core(options, instance, peers, local)?;
+    let accept = |socket, own| {
+        inner
+            .tasks
+            .spawn(accept::run(Arc::clone(&inner), socket, own))
+    };
+    for socket in sockets {
+        accept(socket, false);
+    }
+    if let Some(socket) = own {
+        accept(socket, true);
+    }
     inner.tasks.spawn(Arc::clone(&inner).expire_on_time());
     for address in &addresses {
         tracing::info!(%instance, %address, "listening");
@@ -200,76 +201,24 @@ async fn start(mut options: ServerOptions) -> Result<Server> {
     Ok(Server { handle })
 }
 
-/// The sockets at which a server listens.
-struct Sockets {
-    all: Vec<Listening>,
-    /// Whether the last one is the server's own, where sessions of the others move.
-    own: bool,
-    /// Where clients on this machine move.
-    local: Option<String>,
-}
-
-impl Sockets {
-    async fn bind(
-        options: &ServerOptions,
-        peers: &SharedPeers,
-        instance: InstanceId,
-    ) -> Result<Self> {
-        let mut all = Vec::new();
-        for address in &options.addresses {
-            let (security, limits) = (&options.security, &options.limits);
-            all.push(Listening::bind(address, security, peers, limits).await?);
-        }
-        let mut local = all.iter().find_map(|one| match one.address() {
-            Address::Unix(path) => told_path(path),
-            Address::Tcp { .. } => None,
-        });
-        let own = options.local_socket && local.is_none();
-        if own {
-            let name = format!("egmem-{instance}");
-            all.push(Listening::bind_abstract(&name, peers, &options.limits)?);
-            local = Some(format!("@{name}"));
-        }
-        local = local.filter(|_| options.local_socket);
-        Ok(Self { all, own, local })
-    }
-
-    /// Returns the addresses that clients connect to.
-    fn addresses(&self) -> Vec<Address> {
-        let all = self.all.iter().take(self.all.len() - usize::from(self.own));
-        all.map(|one| one.address().clone()).collect()
-    }
-
-    /// Starts a task for each socket.
-    fn run(self, inner: &Arc<ServerCore>) {
-        let count = self.all.len();
-        let newcomers = Arc::new(Newcomers::new(inner.limits.handshakes));
-        for (number, one) in self.all.into_iter().enumerate() {
-            let own = self.own && number + 1 == count;
-            inner.tasks.spawn(accept::run(
-                Arc::clone(inner),
-                Arc::clone(&newcomers),
-                one,
-                own,
-            ));
-        }
-    }
-}
-
 /// Returns a socket's absolute path as a welcome tells it, if it can.
-fn told_path(path: &Path) -> Option<String> {
+fn told_path(address: &Address) -> Option<String> {
+    let Address::Unix(path) = address else {
+        return None;
+    };
     let path = std::path::absolute(path).ok()?;
     let path = path.to_str()?;
     fault_of_path(path).is_none().then(|| path.to_owned())
 }
 
 fn core(
-    options: ServerOptions,
-    fds: usize,
+    mut options: ServerOptions,
     instance: InstanceId,
     peers: SharedPeers,
     local: Option<String>,
 ) -> Result<Arc<ServerCore>> {
+    let fds = fds_of_process();
+    lower_for_fds(&mut options.limits, fds);
     let audit = Arc::new(Audit::new(options.audit));
     let quota = Quota::new(&options.limits, fds);
     Ok(Arc::new(ServerCore {
@@ -277,6 +226,7 @@ fn core(
         boot: BootId::current()?,
         state: Mutex::new(ServerState::new(Arc::clone(&audit), &quota)),
         quota,
+        newcomers: Newcomers::new(options.limits.handshakes),
         tls: match options.security {
             Security::Tls(tls) => Some(tls),
             Security::Plain | Security::PlainAnywhere => None,

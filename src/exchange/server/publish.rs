@@ -34,31 +34,22 @@ pub struct PublishOptions<'a> {
 }
 
 impl PublishOptions<'_> {
-    /// Sets what importers may do: by default read and write. The server refuses requests for more, but a
-    /// handle itself allows everything: give read access only to peers that respect it.
-    pub fn access(mut self, access: Access) -> Self {
-        self.access = access;
-        self
-    }
-
-    /// Sets which peers may import it: by default every peer that the server admits. For others the name does
-    /// not exist.
-    pub fn who(mut self, who: PeerList) -> Self {
-        self.who = who;
-        self
+    setters! {
+        /// Sets what importers may do: by default read and write. The server refuses requests for more, but a
+        /// handle itself allows everything: give read access only to peers that respect it.
+        access: Access;
+        /// Sets which peers may import it: by default every peer that the server admits. For others the name does
+        /// not exist.
+        who: PeerList;
+        /// Sets whether words in the padding, beyond the usable bytes, may be written to prove that both ends
+        /// reach the same memory: by default yes. A window has no padding and is not probed.
+        probe: bool;
     }
 
     /// Sets the peer that the name is published for, if an [allocator](super::Allocate) created the memory at
     /// its request. Importers see it; it grants nothing. By default the server itself is the owner.
     pub fn owner(mut self, owner: impl Into<Owner>) -> Self {
         self.owner = owner.into();
-        self
-    }
-
-    /// Sets whether words in the padding, beyond the usable bytes, may be written to prove that both ends
-    /// reach the same memory: by default yes. A window has no padding and is not probed.
-    pub fn probe(mut self, probe: bool) -> Self {
-        self.probe = probe;
         self
     }
 

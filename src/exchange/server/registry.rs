@@ -37,7 +37,7 @@ pub(super) struct ServerState {
     pub leases: Leases,
     pub sessions: Sessions,
     /// Leases that were recalled one by one, and when each ends.
-    pub recalls: Deadlines<Instant>,
+    pub recalls: Deadlines,
     watchers: HashMap<u64, Watcher>,
     /// Requests that wait for a name to exist.
     waiters: HashMap<String, (Arc<Notify>, usize)>,
@@ -243,7 +243,7 @@ impl ServerState {
     }
 
     /// Returns the name of a publication, also while only its holders are tracked.
-    pub fn name_of(&self, id: u64) -> Option<&Arc<str>> {
+    pub fn name_of(&self, id: u64) -> Option<&str> {
         let found = self.publications.get(&id)?;
         Some(&found.publication.name)
     }
@@ -251,20 +251,12 @@ impl ServerState {
     /// Writes an audit event of a lease: `released`, `expired`, `revoked`, or `withdrawing` if its holder is asked to
     /// release it.
     pub fn audit_lease(&self, event: &'static str, lease: &LeaseRecord) {
-        let name = self.name_of(lease.publication).map(|name| &**name);
         let published = self.publications.get(&lease.publication);
-        let bytes = published.map(|found| found.publication.description.len);
+        let published = published.map(|found| &found.publication);
+        let name = published.map(|published| &*published.name);
+        let bytes = published.map(|published| published.description.len);
         let (session, lease, peer) = (lease.session, lease.holder.lease, &lease.holder.peer);
-        audit!(
-            self.audit,
-            Memory,
-            Some(peer),
-            event,
-            session,
-            lease,
-            name,
-            bytes
-        );
+        audit! { self.audit, Memory, Some(peer), event, session, lease, name, bytes }
     }
 
     /// Grants a lease of a publication, with a slot for a probe if one is wanted and there is room.

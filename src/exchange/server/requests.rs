@@ -148,16 +148,7 @@ impl Drop for Deletion<'_> {
         if let Some(event) = self.event {
             let (session, name, bytes) = (&self.link.session, self.name, self.bytes);
             let (peer, session, pid) = (&session.peer, session.id, self.link.pid());
-            audit!(
-                self.core.audit,
-                Memory,
-                Some(peer),
-                event,
-                session,
-                pid,
-                name,
-                bytes
-            );
+            audit! { self.core.audit, Memory, Some(peer), event, session, pid, name, bytes }
         }
     }
 }
@@ -168,17 +159,9 @@ impl ServerCore {
         self.counters.refused(&reason);
         let (peer, session) = (&link.session.peer, link.session.id);
         let (pid, word) = (link.pid(), bounded(reason.word(), 64));
-        audit!(
-            self.audit,
-            Refusal,
-            Some(peer),
-            "refused",
-            session,
-            pid,
-            request,
-            name,
-            reason = word
-        );
+        audit! {
+            self.audit, Refusal, Some(peer), "refused", session, pid, request, name, reason = word
+        }
         let reason = reason.word().into();
         Answer::Refused(protocol::Refused { reason, detail }).into()
     }
@@ -350,16 +333,7 @@ impl ServerCore {
         within(self.limits.wait, allocator.create(peer, &ask)).await?;
         let (session, pid) = (link.session.id, link.pid());
         let (name, bytes) = (&*ask.name, ask.bytes);
-        audit!(
-            self.audit,
-            Memory,
-            Some(peer),
-            "created",
-            session,
-            pid,
-            name,
-            bytes
-        );
+        audit! { self.audit, Memory, Some(peer), "created", session, pid, name, bytes }
         let found = self.visible(&ask.name, peer).ok_or_else(not_found)?;
         Ok(Reply::Entry(found))
     }

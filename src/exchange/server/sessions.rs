@@ -70,52 +70,36 @@ impl ServerCore {
         Ok((counted, share))
     }
 
-    /// Counts a connection with this hello. One to which a session moves gets the name of that session's peer: it keeps its
-    /// rights, and gains none of the user at the Unix socket. It counts as the connection that it takes the session
-    /// from, which ends.
-    pub(super) fn count_connection(
-        &self,
-        connection: &mut Connection,
-        hello: &Hello,
-        own: bool,
-    ) -> Result<Arc<Counted>, Refused> {
-        if hello.moves {
-            let state = self.state();
-            let session = state.session_of(hello);
-            let session = session.filter(|session| can_move(&state, connection, session));
-            let session = session.ok_or_else(cannot_move)?;
-            // Only then: a refusal is put down to the peer that the connection has.
-            connection.peer = session.peer.clone();
-            if let Some(counted) = session.counted() {
-                return Ok(counted);
-            }
-        } else if own {
-            let why = "sessions move to this socket, and none begins here";
-            return Err((Refusal::Unsupported, why.into()));
-        }
-        let counted = self.quota.count(&connection.peer, What::Connection, 1);
-        Ok(Arc::new(counted?))
-    }
-
-    /// Returns a session for a connection: the one that the client names, if it belongs to that peer, or a
-    /// new one.
+    /// Returns a session for a connection: the one that the client names, if it belongs to that peer, or a new one. A connection to
+    /// which a session moves gets the name of that session's peer: it keeps its rights, and gains none of the user at the Unix
+    /// socket. It counts as the connection that it takes the session from, which ends.
     pub(super) fn begin(
         &self,
         connection: &mut Connection,
         hello: &Hello,
-        counted: Arc<Counted>,
+        own: bool,
     ) -> Result<(Link, Welcome), Refused> {
-        let peer = &connection.peer.clone();
         let mut resumed = false;
         let mut state = self.state();
-        let id = state.next_number();
-        let named = state.session_of(hello).filter(|one| one.peer == *peer);
-        let named = named.cloned();
-        // Once more: it may have ended since.
-        let moves = |session: &Arc<ServerSession>| can_move(&state, connection, session);
-        if hello.moves && !named.as_ref().is_some_and(moves) {
-            return Err(cannot_move());
+        let mut named = state.session_of(hello).cloned();
+        let mut counted = None;
+        if hello.moves {
+            named = named.filter(|session| can_move(&state, connection, session));
+            let session = named.as_ref().ok_or_else(cannot_move)?;
+            // Only then: a refusal is put down to the peer that the connection has.
+            connection.peer = session.peer.clone();
+            counted = session.counted();
+        } else if own {
+            let why = "sessions move to this socket, and none begins here";
+            return Err((Refusal::Unsupported, why.into()));
         }
+        let peer = &connection.peer.clone();
+        let counted = match counted {
+            Some(counted) => counted,
+            None => Arc::new(self.quota.count(peer, What::Connection, 1)?),
+        };
+        let id = state.next_number();
+        let named = named.filter(|session| session.peer == *peer);
         let lost = CancellationToken::new();
         let attached = Attached {
             id,
@@ -308,14 +292,7 @@ impl ServerCore {
             let (peer, session) = (&session.peer, id);
             tracing::warn!(%peer, session, %reason, detail, "session dismissed");
             let reason = reason.word();
-            audit!(
-                self.audit,
-                Memory,
-                Some(peer),
-                "session_dismissed",
-                session,
-                reason
-            );
+            audit! { self.audit, Memory, Some(peer), "session_dismissed", session, reason }
         }
         let count = ended.len();
         self.sessions_over(state, ended);

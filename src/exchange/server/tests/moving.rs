@@ -184,8 +184,7 @@ async fn a_connection_that_is_blocked_ends_when_its_session_moves() {
     let core = Arc::clone(&server.handle.inner);
     let (near, mut far) = tokio::io::duplex(1 << 10);
     let mut connection = Connection::over(near, &limits());
-    let counted = core.count_connection(&mut connection, &hello(), false);
-    let begun = core.begin(&mut connection, &hello(), counted.unwrap());
+    let begun = core.begin(&mut connection, &hello(), false);
     let (link, welcome) = begun.unwrap();
     let serving = async move { connection::serve(&core, connection, link).await };
     let serving = tokio::spawn(serving);

@@ -1,0 +1,212 @@
+//! Connections that have not been greeted yet are a limited number, and the oldest is closed for a newer one. Their peers are
+//! unknown, so no limit of a peer applies to them. If the server refused newer ones instead, a few silent connections would keep
+//! all clients out for the time of a handshake. Each has a grace period, in which newer ones wait to be accepted, so that a burst
+//! of correct clients does not close its own connections.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, timeout_at};
+
+use crate::per_driver::lock;
+
+/// How long each connection stays, even if newer ones wait.
+const GRACE: Duration = Duration::from_millis(250);
+
+/// The connections at all addresses that have not been greeted yet.
+#[derive(Debug)]
+pub(super) struct Newcomers {
+    limit: usize,
+    slots: Arc<Semaphore>,
+    queue: Arc<Mutex<Queue>>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    last: u64,
+    /// Oldest first.
+    waiting: BTreeMap<u64, (Instant, oneshot::Sender<()>)>,
+}
+
+/// A connection that has not been greeted yet, until dropped.
+#[derive(Debug)]
+pub(super) struct Newcomer {
+    id: u64,
+    queue: Arc<Mutex<Queue>>,
+    _slot: Option<OwnedSemaphorePermit>,
+}
+
+/// `Ok` when the connection is to be closed; an error once it has been greeted.
+pub(super) type Closing = oneshot::Receiver<()>;
+
+impl Newcomers {
+    /// Returns room for so many.
+    pub fn new(most: usize) -> Self {
+        let limit = most.clamp(1, Semaphore::MAX_PERMITS);
+        Self {
+            limit,
+            slots: Arc::new(Semaphore::new(limit)),
+            queue: Arc::default(),
+        }
+    }
+
+    /// Returns how many there are.
+    pub fn count(&self) -> usize {
+        self.limit - self.slots.available_permits()
+    }
+
+    /// Closes the oldest connection to make room, or returns when to try that again.
+    pub fn close_oldest(&self) -> Result<(), Instant> {
+        let mut queue = lock(&self.queue);
+        let now = Instant::now();
+        let Some(oldest) = queue.waiting.first_entry() else {
+            // All are being closed, for others that wait.
+            return Err(now + GRACE);
+        };
+        let until = oldest.get().0 + GRACE;
+        if until > now {
+            return Err(until);
+        }
+        let (_, close) = oldest.remove();
+        drop(queue);
+        // It may be ending by itself.
+        let _ = close.send(());
+        Ok(())
+    }
+
+    /// Enters a connection, after the oldest of too many was closed.
+    pub async fn enter(&self) -> (Newcomer, Closing) {
+        let slot = loop {
+            let slot = Arc::clone(&self.slots).acquire_owned();
+            if self.slots.available_permits() > 0 {
+                break slot.await;
+            }
+            match self.close_oldest() {
+                // Its task has yet to end.
+                Ok(()) => break slot.await,
+                Err(later) => match timeout_at(later, slot).await {
+                    Ok(slot) => break slot,
+                    Err(_) => continue,
+                },
+            }
+        };
+        let (close, closing) = oneshot::channel();
+        let mut queue = lock(&self.queue);
+        queue.last += 1;
+        let id = queue.last;
+        queue.waiting.insert(id, (Instant::now(), close));
+        drop(queue);
+        let newcomer = Newcomer {
+            id,
+            queue: Arc::clone(&self.queue),
+            // The semaphore is never closed.
+            _slot: slot.ok(),
+        };
+        (newcomer, closing)
+    }
+}
+
+impl Newcomer {
+    /// Ends the wait for the greeting; returns whether it came before the connection was to be closed.
+    pub fn greeted(self) -> bool {
+        lock(&self.queue).waiting.remove(&self.id).is_some()
+    }
+}
+
+impl Drop for Newcomer {
+    fn drop(&mut self) {
+        lock(&self.queue).waiting.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_oldest_is_closed_after_its_grace_period() {
+        let all = Newcomers::new(2);
+        let begun = Instant::now();
+        let (a, a_closes) = all.enter().await;
+        let (b, mut b_closes) = all.enter().await;
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        let ends = tokio::spawn(async move {
+            a_closes.await.unwrap();
+            assert!(!a.greeted(), "it has been told");
+        });
+        let (c, mut c_closes) = all.enter().await;
+        assert!(begun.elapsed() >= GRACE);
+        ends.await.unwrap();
+        assert!(b_closes.try_recv().is_err() && c_closes.try_recv().is_err());
+        assert!(b.greeted() && c.greeted());
+        assert!(lock(&all.queue).waiting.is_empty());
+        assert_eq!(all.count(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_greeted_connection_makes_room_at_once() {
+        let all = Newcomers::new(2);
+        let begun = Instant::now();
+        let (a, a_closes) = all.enter().await;
+        let (_b, _b_closes) = all.enter().await;
+        let third = async { all.enter().await };
+        let (_c, greeted) = tokio::join!(third, async { a.greeted() });
+        assert!(greeted);
+        assert!(a_closes.await.is_err(), "it stays");
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+    }
+
+    /// With the room that 1024 fds leave.
+    #[tokio::test(start_paused = true)]
+    async fn two_thousand_silent_connections_keep_nobody_out() {
+        let all = Newcomers::new(128);
+        let begun = Instant::now();
+        for _ in 0..2000 {
+            let (silent, closes) = all.enter().await;
+            tokio::spawn(async move {
+                let _ = closes.await;
+                drop(silent);
+            });
+        }
+        let (newcomer, _) = all.enter().await;
+        let elapsed = begun.elapsed();
+        assert!(elapsed < Duration::from_secs(5), "{elapsed:?}");
+        assert!(newcomer.greeted());
+    }
+
+    /// Connections at several addresses wait for one place.
+    #[tokio::test(start_paused = true)]
+    async fn a_place_that_another_takes_is_waited_for_no_longer_than_a_grace_period() {
+        let all = Newcomers::new(1);
+        let begun = Instant::now();
+        let silent = async || {
+            let (silent, closes) = all.enter().await;
+            tokio::spawn(async move {
+                let _ = closes.await;
+                // While its task ends, all others wait.
+                tokio::task::yield_now().await;
+                drop(silent);
+            });
+        };
+        tokio::join!(silent(), silent(), silent(), silent());
+        assert!(begun.elapsed() < GRACE * 8, "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_newcomer_closes_one() {
+        let all = Newcomers::new(2);
+        let (a, a_closes) = all.enter().await;
+        let (_b, mut b_closes) = all.enter().await;
+        tokio::time::advance(GRACE * 2).await;
+        let slow = async {
+            a_closes.await.unwrap();
+            // However long its task takes to end.
+            tokio::time::sleep(GRACE * 5).await;
+            drop(a);
+        };
+        let (_c, ()) = tokio::join!(all.enter(), slow);
+        assert!(b_closes.try_recv().is_err(), "only one was closed");
+    }
+}
