@@ -234,11 +234,6 @@ struct KvPage;
 struct LedgerPage;
 
 /// See [`HeapPage`].
-#[cfg(all(doctest, feature = "ledger", feature = "shapes"))]
-#[doc = include_str!("../docs/questions.md")]
-struct QuestionsPage;
-
-/// See [`HeapPage`].
 #[cfg(doctest)]
 #[doc = include_str!("../docs/coming-from.md")]
 struct ComingFromPage;

@@ -67,6 +67,8 @@ mod exchange_failures;
 mod group;
 #[cfg(all(feature = "portable", not(egmem_unsafe_only)))]
 mod protocol;
+#[cfg(not(egmem_unsafe_only))]
+mod questions;
 #[cfg(all(feature = "portable", not(egmem_unsafe_only)))]
 mod serve_cli;
 #[cfg(all(feature = "portable", not(egmem_unsafe_only)))]
