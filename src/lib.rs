@@ -133,7 +133,7 @@ pub mod doctor {
     };
     #[cfg(feature = "doctor")]
     #[doc(inline)]
-    pub use egmem_doctor::{Children, answer_trials, to_text};
+    pub use egmem_doctor::{Children, Survey, answer_trials, measure, survey, to_text};
 }
 
 /// The traits of all memory, and the CPU's safe access to it.

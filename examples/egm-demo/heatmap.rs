@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use egmem::doctor::measure::{Bandwidth, Kind, OPERATIONS, Rate};
 use egmem::text::escape_xml;
-
-use super::report::{Bandwidth, OPERATIONS, Rate};
 
 const CELL_WIDTH: usize = 64;
 const CELL_HEIGHT: usize = 30;
@@ -32,7 +31,7 @@ const COLOURS: [[f64; 3]; 5] = [
 /// The picture. `machine` names the machine that was measured.
 pub fn draw(bandwidth: &Bandwidth, machine: &str) -> String {
     let gpus: BTreeSet<i32> = bandwidth.rows.iter().map(|row| row.gpu).collect();
-    let mut lines: Vec<(i32, &str)> = Vec::new();
+    let mut lines: Vec<(i32, Kind)> = Vec::new();
     for row in &bandwidth.rows {
         if !lines.contains(&(row.node, row.memory)) {
             lines.push((row.node, row.memory));
@@ -86,9 +85,10 @@ pub fn draw(bandwidth: &Bandwidth, machine: &str) -> String {
             let cell_y = y + PANEL_HEAD + line * CELL_HEIGHT;
             let _ = writeln!(
                 svg,
-                r#"<text x="{}" y="{}" text-anchor="end">node {node} · {memory}</text>"#,
+                r#"<text x="{}" y="{}" text-anchor="end">node {node} · {}</text>"#,
                 x + LABEL_WIDTH - 10,
                 cell_y + CELL_HEIGHT / 2 + 5,
+                memory.name(),
             );
             for (column, &gpu) in gpus.iter().enumerate() {
                 let cell_x = x + LABEL_WIDTH + column * CELL_WIDTH;

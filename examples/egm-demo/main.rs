@@ -5,12 +5,9 @@
 //! measures the bandwidth. `--help` tells the rest.
 
 mod args;
-mod bandwidth;
 mod heatmap;
-mod host_memory;
 mod inventory;
 mod progress;
-mod prove;
 mod report;
 mod tables;
 
@@ -19,12 +16,14 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
+use egmem::doctor::measure::{Bandwidth, Proofs, Rates};
 use egmem::size::Bytes;
 use egmem::{Error, Explained, Result, Topology};
 
 use args::Args;
 use inventory::Chosen;
-use report::{Bandwidth, Report};
+use progress::tell;
+use report::Report;
 
 fn main() -> ExitCode {
     match run(&Args::parse()) {
@@ -65,7 +64,7 @@ fn run(args: &Args) -> Result<bool> {
     out.text(tables::nodes(&report.nodes))?;
     out.text(tables::gpus(&report.gpus))?;
 
-    let plan = prove::Plan {
+    let plan = Proofs {
         driver,
         nodes: &nodes,
         gpus: &selected,
@@ -76,7 +75,7 @@ fn run(args: &Args) -> Result<bool> {
         Bytes(bytes)
     ))?;
     let bar = progress::bar(plan.steps());
-    report.proofs = plan.prove(&bar);
+    report.proofs = plan.prove(&mut tell(&bar));
     report.malloc_async = plan.malloc_async();
     bar.finish_and_clear();
     out.text(tables::proofs(&report.proofs, &report.malloc_async))?;
@@ -91,7 +90,7 @@ fn run(args: &Args) -> Result<bool> {
 
     // Times on the simulator mean nothing, so it has no bandwidth.
     if !driver.is_simulated() && !args.no_bandwidth {
-        let plan = bandwidth::Plan {
+        let plan = Rates {
             driver,
             topology: &topology,
             nodes: &nodes,
@@ -100,7 +99,7 @@ fn run(args: &Args) -> Result<bool> {
             repeats: args.repeats,
         };
         let bar = progress::bar(plan.steps());
-        let bandwidth = plan.measure(&bar)?;
+        let bandwidth = plan.measure(&mut tell(&bar))?;
         bar.finish_and_clear();
         out.text(format!(
             "\nBandwidth in GB/s, {} at a time, median of {}; in brackets the difference from \

@@ -2,6 +2,8 @@
 
 use std::io::IsTerminal;
 
+use egmem::Explained;
+use egmem::doctor::measure::Step;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A bar of `steps` steps that goes away when it is done.
@@ -16,4 +18,15 @@ pub fn bar(steps: u64) -> ProgressBar {
         bar.set_style(style);
     }
     bar
+}
+
+/// Shows a measurement's steps on a bar, and what it could not do beside it.
+pub fn tell(bar: &ProgressBar) -> impl FnMut(Step<'_>) {
+    move |step| match step {
+        Step::Doing(text) => bar.set_message(text.to_owned()),
+        Step::Done => bar.inc(1),
+        Step::Without(what, error) => {
+            bar.suspend(|| eprintln!("egm-demo: without {what}: {}", Explained(error)));
+        }
+    }
 }

@@ -3,9 +3,10 @@
 use std::fmt::Write;
 
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use egmem::doctor::measure::{Bandwidth, Kind, OPERATIONS, Proof, Rate};
 use egmem::size::Bytes;
 
-use super::report::{Bandwidth, Gpu, Node, OPERATIONS, Path, Proof, Rate};
+use super::report::{Gpu, Node};
 
 fn table<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
@@ -116,11 +117,9 @@ pub fn proofs(proofs: &[Proof], malloc_async: &[Proof]) -> String {
 }
 
 fn way(proof: &Proof) -> &'static str {
-    match (proof.path, proof.api) {
-        (Path::Vmm, _) => "vmm",
-        (Path::Registered, _) => "registered",
-        (Path::Pool, "runtime") => "pool (runtime API)",
-        (Path::Pool, _) => "pool",
+    match (proof.path, proof.api.as_str()) {
+        (Kind::Pool, "runtime") => "pool (runtime API)",
+        (path, _) => path.name(),
     }
 }
 
@@ -128,7 +127,7 @@ fn outcome(proof: &Proof, reasons: &mut Vec<String>) -> String {
     let Some(reason) = &proof.reason else {
         return "verified".into();
     };
-    let reason = format!("{reason}; {}", proof.remedy.unwrap_or_default());
+    let reason = format!("{reason}; {}", proof.remedy.as_deref().unwrap_or_default());
     let index = match reasons.iter().position(|known| *known == reason) {
         Some(index) => index,
         None => {
@@ -151,7 +150,7 @@ pub fn bandwidth(bandwidth: &Bandwidth) -> Table {
         let cells: Vec<String> = [
             row.node.to_string(),
             row.gpu.to_string(),
-            row.memory.to_owned(),
+            row.memory.name().to_owned(),
         ]
         .into_iter()
         .chain(cells)

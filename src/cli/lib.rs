@@ -12,11 +12,13 @@ mod log;
 mod names;
 mod output;
 mod ps;
+mod report;
 mod serve;
 mod signals;
 mod source;
 mod stdio;
 mod topo;
+mod trials;
 
 use std::ffi::OsString;
 use std::iter::once;
@@ -52,6 +54,12 @@ enum Command {
     ///
     /// Exit status: 0 if Extended GPU Memory works for at least one GPU, 1 if not, 2 for wrong usage.
     Doctor(doctor::Doctor),
+    /// Report what works and how fast it is, without names and addresses, to post it in a public issue
+    ///
+    /// The doctor's report and the topology; for each node and GPU proofs that both see the same bytes, bandwidth and
+    /// latency; how long memory takes to pin, on which node it lies, and fabric handles. A part that fails, crashes or takes
+    /// too long is an entry with its reason. It uses up to 4 GiB of a node's memory, a quarter of what is free at most.
+    Report(report::Report),
     /// Draw the node: its sockets, memories, GPUs and links
     Topo(topo::Topo),
     /// Run this node's allocator service: its memory outlives the processes that use it
@@ -99,6 +107,7 @@ impl Command {
             Self::Doctor(doctor) => return Ok(doctor.run(program, verbose)?),
             Self::Serve(serve) => return serve.run(),
             Self::Delete(delete) => return delete.run(),
+            Self::Report(report) => report.run(program, verbose)?,
             Self::Topo(topo) => topo.run()?,
             Self::Ls(ls) => ls.run()?,
             Self::Fetch(fetch) => fetch.run()?,

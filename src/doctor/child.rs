@@ -110,6 +110,11 @@ impl Guarded {
         }
     }
 
+    /// Sets how long the child may take for each further answer and to exit.
+    pub(crate) fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
     /// Returns the child's libraries, once it has [answered](Self::next) or ended.
     pub(crate) fn libraries(&self) -> Libraries {
         self.libraries.try_recv().unwrap_or_default()

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use egmem_core::doctor::Libraries;
 use serde::Serialize;
@@ -13,6 +13,7 @@ use crate::backing::Chosen;
 use crate::capability::{Path, Trial};
 use crate::child::Guarded;
 use crate::driver::{HandleTypes, Location};
+use crate::part::{Ask, Said};
 use crate::{Answer, Error, Prober, Reason};
 
 /// Runs each batch of trials in a child process; after a crash, runs each remaining trial in a child of its own.
@@ -121,6 +122,47 @@ impl Children {
     pub fn on_progress(mut self, progress: impl FnMut(&str) + Send + 'static) -> Self {
         self.progress = Box::new(progress);
         self
+    }
+
+    /// Runs a part of a survey in a child, which is killed after `limit`. `take` gets what it says.
+    pub(crate) fn run_part(
+        &mut self,
+        ask: &Ask,
+        limit: Duration,
+        mut take: impl FnMut(Said),
+    ) -> Result<(), Reason> {
+        (self.progress)(&format!("survey: {}", ask.part));
+        let until = Instant::now() + limit;
+        let done = self.hear(ask, until, &mut take);
+        (self.progress)("");
+        done.map_err(|problem| match problem {
+            Problem::Hung(_) => Problem::Hung(limit).reason(&ask.part.to_string()),
+            problem => problem.reason(&ask.part.to_string()),
+        })
+    }
+
+    fn hear(
+        &mut self,
+        ask: &Ask,
+        until: Instant,
+        take: &mut dyn FnMut(Said),
+    ) -> Result<(), Problem> {
+        let left = || until.saturating_duration_since(Instant::now());
+        let mut child = Guarded::start(&self.command, std::slice::from_ref(ask), left())?;
+        if let Answer::No { reason } | Answer::Unknown { reason } = child.next()? {
+            return Err(Problem::Refused(reason));
+        }
+        loop {
+            child.set_patience(left());
+            match child.next()? {
+                Said::End => break,
+                said => take(said),
+            }
+        }
+        match child.end()? {
+            status if status.success() => Ok(()),
+            status => Err(child.died(status)),
+        }
     }
 
     fn has_hung(&self, trial: &Trial) -> bool {

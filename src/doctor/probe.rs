@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::capability::{Capabilities, Trial};
 use crate::driver::{HandleTypes, Location};
+use crate::part::{Ask, Said};
 use crate::{Answer, Driver, Error, Prober, Reason, Result};
 
 /// The prefix of the child's own lines: libraries may print others.
@@ -22,11 +23,14 @@ enum Questions {
     Trials(Vec<Trial>),
     /// The decisions of `Backing::Auto`.
     Sites(Vec<(Location, HandleTypes)>),
+    /// Parts of a survey.
+    Parts(Vec<Ask>),
 }
 
 /// Answers the questions of the parent's [`Children`](crate::Children), in its child process.
 ///
-/// Reads one JSON array from standard input, of trials or of places to decide for. Opens the driver with `open`, and writes
+/// Reads one JSON array from standard input, of trials, of places to decide for or of parts of a
+/// [`Survey`](crate::Survey). Opens the driver with `open`, and writes
 /// to standard output: first the libraries that answer for the driver, whether it opens, then an answer per element, each as
 /// JSON on a line of its own. Calls `before` for each trial. Returns the number of answers.
 ///
@@ -69,6 +73,13 @@ pub fn answer_trials(
                 .try_for_each(|decision| tell(MARK, decision))
                 .map_err(fail)?;
             Ok(decisions.len())
+        }
+        Questions::Parts(parts) => {
+            for ask in &parts {
+                ask.answer(&driver, &mut |said| tell(MARK, &said).map_err(fail))?;
+                tell(MARK, &Said::End).map_err(fail)?;
+            }
+            Ok(parts.len())
         }
     }
 }

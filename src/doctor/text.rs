@@ -331,7 +331,7 @@ fn cell<'a>(answer: Option<&'a Answer>, reasons: &mut Vec<&'a Reason>) -> String
 }
 
 /// Wraps `text` to lines of at most [`WIDTH`], the first after `mark`, the others aligned with the text.
-fn hanging(mark: &str, text: &str) -> String {
+pub(crate) fn hanging(mark: &str, text: &str) -> String {
     let indent = mark.chars().count();
     let mut out = mark.to_owned();
     let mut column = indent;
@@ -352,7 +352,7 @@ fn hanging(mark: &str, text: &str) -> String {
 }
 
 /// Formats the table without trailing spaces.
-fn trimmed(table: &Table) -> String {
+pub(crate) fn trimmed(table: &Table) -> String {
     table
         .lines()
         .map(|line| line.trim_end().to_owned() + "\n")

@@ -2,25 +2,14 @@
 //! the purpose.
 
 #[allow(dead_code)]
-#[path = "../../examples/egm-demo/bandwidth.rs"]
-mod bandwidth;
-#[allow(dead_code)]
 #[path = "../../examples/egm-demo/heatmap.rs"]
 mod heatmap;
-#[allow(dead_code)]
-#[path = "../../examples/egm-demo/host_memory.rs"]
-mod host_memory;
-#[allow(dead_code)]
-#[path = "../../examples/egm-demo/prove.rs"]
-mod prove;
-#[allow(dead_code)]
-#[path = "../../examples/egm-demo/report.rs"]
-mod report;
 
+use egmem::doctor::measure::{
+    Bandwidth, BandwidthRow, Kind, OPERATIONS, Proof, Proofs, Rate, Rates,
+};
 use egmem::driver::{Call, Code, NodeId};
 use egmem::{Driver, Machine, Topology};
-use indicatif::ProgressBar;
-use report::{Bandwidth, BandwidthRow, OPERATIONS, Rate};
 
 fn rate(median: f64) -> Option<Rate> {
     Some(Rate {
@@ -35,12 +24,10 @@ fn made_up() -> Bandwidth {
     let mut rows = Vec::new();
     for node in [0, 1] {
         for gpu in [0, 1, 5] {
-            for (index, memory) in ["vmm", "pool", "cudaHostAlloc", "pageable"]
-                .into_iter()
-                .enumerate()
-            {
+            let kinds = [Kind::Vmm, Kind::Pool, Kind::HostAlloc, Kind::Pageable];
+            for (index, memory) in kinds.into_iter().enumerate() {
                 let base = 10.0 * f64::from(node + 1) + f64::from(gpu) + index as f64 / 10.0;
-                let kernel = if memory == "pageable" {
+                let kernel = if memory == Kind::Pageable {
                     None
                 } else {
                     rate(base)
@@ -130,21 +117,21 @@ fn rows_are_compared_with_cuda_host_alloc_of_their_own_pair() {
     let row = bandwidth
         .rows
         .iter()
-        .find(|row| row.memory == "pool" && row.gpu == 5);
+        .find(|row| row.memory == Kind::Pool && row.gpu == 5);
     let base = row
         .and_then(|row| row.beside(&bandwidth.rows))
         .expect("a row beside it");
-    assert_eq!((base.node, base.gpu, base.memory), (0, 5, "cudaHostAlloc"));
+    assert_eq!((base.node, base.gpu, base.memory), (0, 5, Kind::HostAlloc));
 }
 
-fn prove(driver: &Driver) -> Vec<report::Proof> {
-    let plan = prove::Plan {
+fn prove(driver: &Driver) -> Vec<Proof> {
+    let plan = Proofs {
         driver,
         nodes: &[NodeId(0), NodeId(1)],
         gpus: &[2, 3],
         bytes: 1 << 20,
     };
-    let proofs = plan.prove(&ProgressBar::hidden());
+    let proofs = plan.prove(&mut |_| ());
     assert_eq!(proofs.len() as u64, plan.steps());
     proofs
 }
@@ -202,7 +189,7 @@ fn every_kind_of_memory_is_measured_and_given_back() {
         let driver = Driver::simulated(machine).expect("the simulator");
         let topology = Topology::discover(&driver).expect("its topology");
         let sim = driver.sim().expect("it is simulated");
-        let plan = bandwidth::Plan {
+        let plan = Rates {
             driver: &driver,
             topology: &topology,
             nodes: &[NodeId(0)],
@@ -210,16 +197,13 @@ fn every_kind_of_memory_is_measured_and_given_back() {
             bytes: 1 << 20,
             repeats: 3,
         };
-        let bandwidth = plan.measure(&ProgressBar::hidden()).expect("measured");
+        let bandwidth = plan.measure(&mut |_| ()).expect("measured");
         let kinds: Vec<_> = bandwidth.rows.iter().map(|row| row.memory).collect();
-        assert_eq!(
-            kinds,
-            ["vmm", "registered", "pool", "cudaHostAlloc", "pageable"]
-        );
+        assert_eq!(kinds, Kind::ALL);
         for row in &bandwidth.rows {
-            let kernels = row.memory != "pageable" || kernels_reach_pageable;
+            let kernels = row.memory != Kind::Pageable || kernels_reach_pageable;
             let measured = row.rates().map(|rate| rate.is_some());
-            assert_eq!(measured, [true, true, kernels, kernels], "{}", row.memory);
+            assert_eq!(measured, [true, true, kernels, kernels], "{:?}", row.memory);
         }
         assert_eq!(sim.held().to_string(), "nothing");
     }
@@ -238,7 +222,7 @@ fn a_measurement_that_fails_gives_everything_back() {
             let topology = Topology::discover(&driver).expect("its topology");
             let sim = driver.sim().expect("it is simulated");
             sim.fail(call, nth, Code::UNKNOWN);
-            let plan = bandwidth::Plan {
+            let plan = Rates {
                 driver: &driver,
                 topology: &topology,
                 nodes: &[NodeId(0)],
@@ -246,9 +230,7 @@ fn a_measurement_that_fails_gives_everything_back() {
                 bytes: 4096,
                 repeats: 1,
             };
-            let error = plan
-                .measure(&ProgressBar::hidden())
-                .expect_err("a failed call");
+            let error = plan.measure(&mut |_| ()).expect_err("a failed call");
             assert_eq!(error.driver_error().map(|source| source.call), Some(call));
             assert_eq!(sim.held().to_string(), "nothing", "{error}");
         }

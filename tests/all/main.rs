@@ -8,7 +8,6 @@ mod capability;
 mod captures;
 mod conformance;
 mod demo;
-mod demo_parts;
 mod fault_sweep;
 mod forked;
 mod heap;
@@ -24,6 +23,8 @@ mod trace;
 
 #[cfg(feature = "portable")]
 mod access;
+#[cfg(feature = "portable")]
+mod demo_parts;
 #[cfg(feature = "portable")]
 mod errors;
 #[cfg(feature = "portable")]
@@ -69,6 +70,8 @@ mod group;
 mod protocol;
 #[cfg(not(egmem_unsafe_only))]
 mod questions;
+#[cfg(all(feature = "portable", not(egmem_unsafe_only)))]
+mod report;
 #[cfg(all(feature = "portable", not(egmem_unsafe_only)))]
 mod serve_cli;
 #[cfg(all(feature = "portable", not(egmem_unsafe_only)))]

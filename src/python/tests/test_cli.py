@@ -29,6 +29,14 @@ def test_doctor_tries_in_other_processes():
     assert json.loads(run("doctor", "--sim", "gh200", "--json").stdout)["works"] is True
 
 
+def test_report_measures_in_other_processes():
+    report = json.loads(run("report", "--sim", "gb200", "--json", "-").stdout)
+    assert report["version"] == 1 and report["simulated"] == "gb200"
+    parts = ("proofs", "bandwidth_gb_s", "latency_us", "pinning", "placement", "fabric")
+    assert all(report[part]["rows"] and not report[part]["problems"] for part in parts)
+    assert "32 of 32 held" in run("report", "--sim", "gb200").stdout
+
+
 def test_doctor_without_a_driver_fails_and_says_why():
     try:
         egmem.open()
@@ -92,7 +100,7 @@ def texts():
     yield ("doctor", "--all", "--json", "--sim", "gb200")
     yield ("topo", "--svg", "-", "--sim", "gb200")
     yield from (("--version",), ("--help",), ("-h",), (), ("no-such",), ("topo", "--no-such"), ("completions", "bash"))
-    commands = ("serve", "ls", "fetch", "watch", "delete", "certs", "ps", "topo", "doctor", "completions", "man")
+    commands = ("serve", "ls", "fetch", "watch", "delete", "certs", "ps", "topo", "doctor", "report", "completions", "man")
     yield from ((command, "--help") for command in commands)
     yield ("ls", "unix:/nonexistent/egmem.sock")
     yield ("serve", "--config", "/nonexistent/egmem.toml")

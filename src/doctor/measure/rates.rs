@@ -1,60 +1,52 @@
-//! The bandwidth matrix: every kind of host memory on every node, used by every GPU.
+//! Bandwidth and latency: every kind of host memory on every node, used by every GPU.
 //!
 //! All kinds are measured in turns within one run, in an order that rotates, so that drift (clocks,
 //! neighbours) hits all alike. Times are those of CUDA events around the work on one stream. The
 //! thread that allocates, and whose CPU stages pageable copies, is bound to the node.
 
-use std::ops::ControlFlow;
-
-use egmem::driver::{DeviceAttribute, DevicePtr, Driver, FunctionHandle, LaunchDims, Location};
-use egmem::driver::{ModuleHandle, NodeId};
-use egmem::kernels::{PTX, READ, WRITE, pattern};
-use egmem::pinned::{DeviceMemory, PinnedHost};
-use egmem::size::Bytes;
-use egmem::{Backing, Buffer, Error, Event, Explained, Memory, Pool, Result, Stream, Topology};
-use indicatif::ProgressBar;
-
-use super::host_memory::{HostMemory, Pageable};
-use super::report::{Bandwidth, BandwidthRow, Rate};
+use super::{Bandwidth, BandwidthRow, HostMemory, Kind, Rate, Step};
+use crate::driver::{
+    DeviceAttribute, DevicePtr, FunctionHandle, LaunchDims, Location, ModuleHandle, NodeId, PoolApi,
+};
+use crate::kernels::{PTX, READ, WRITE, pattern};
+use crate::{DeviceMemory, Driver, Error, Event, Memory, PinnedHost, Result, Stream, Topology};
 
 /// The seed of the pattern that fills all memory while it is measured.
 const SEED: u64 = 0x0065_676d_656d;
 /// Rounds that do not count: clocks rise, address translations are cached.
 const WARM_UP: u32 = 2;
+/// The threads of a block.
+const THREADS: u32 = 1024;
 
 /// The measurements to make.
-pub struct Plan<'a> {
+#[derive(Clone, Copy, Debug)]
+pub struct Rates<'a> {
+    /// The driver.
     pub driver: &'a Driver,
+    /// The topology, by which threads are bound to nodes.
     pub topology: &'a Topology,
+    /// The nodes that memory is allocated on.
     pub nodes: &'a [NodeId],
+    /// The ordinals of the GPUs that use it.
     pub gpus: &'a [i32],
-    /// A multiple of 8.
+    /// The bytes moved at a time, a multiple of 8.
     pub bytes: u64,
+    /// How often each figure is measured.
     pub repeats: u32,
 }
 
-impl Plan<'_> {
-    /// Steps that `measure` advances its progress bar by.
+impl Rates<'_> {
+    /// Returns how often a measurement tells [`Step::Done`].
     pub fn steps(&self) -> u64 {
         (self.nodes.len() * self.gpus.len()) as u64 * u64::from(self.repeats + WARM_UP)
     }
 
-    /// Measures everything.
-    pub fn measure(&self, progress: &ProgressBar) -> Result<Bandwidth> {
-        let expected = (0..self.bytes / 8).fold(0, |sum, i| sum ^ pattern(SEED, i));
-        let mut rows = Vec::new();
-        for &node in self.nodes {
-            // The thread is bound until the guard goes.
-            let binding = self.topology.bind_thread_if_real(node);
-            if let Err(error) = &binding {
-                note(
-                    progress,
-                    &format!("node {node}, unbound: {}", Explained(error)),
-                );
-            }
-            rows.extend(self.measure_node(node, expected, progress)?);
-            drop(binding);
-        }
+    /// Measures the bandwidth of everything.
+    ///
+    /// # Errors
+    /// Those of the driver, once memory is allocated; memory that cannot be is a [`Step::Without`].
+    pub fn measure(&self, progress: &mut dyn FnMut(Step<'_>)) -> Result<Bandwidth> {
+        let rows = self.each(progress, |ms| Rate::of(self.bytes, ms))?;
         Ok(Bandwidth {
             unit: "GB/s",
             bytes: self.bytes,
@@ -64,23 +56,50 @@ impl Plan<'_> {
         })
     }
 
+    /// Measures how many microseconds each operation takes.
+    ///
+    /// # Errors
+    /// As for [`measure`](Self::measure).
+    pub fn latency(&self, progress: &mut dyn FnMut(Step<'_>)) -> Result<Vec<BandwidthRow>> {
+        let us = |&ms: &f32| f64::from(ms) * 1e3;
+        self.each(progress, |ms| Rate::of_figures(ms.iter().map(us)))
+    }
+
+    fn each(
+        &self,
+        progress: &mut dyn FnMut(Step<'_>),
+        figure: impl Fn(&[f32]) -> Option<Rate>,
+    ) -> Result<Vec<BandwidthRow>> {
+        let mut rows = Vec::new();
+        for &node in self.nodes {
+            // The thread is bound until the guard goes.
+            let binding = self.topology.bind_thread_if_real(node);
+            if let Err(error) = &binding {
+                progress(Step::Without("a thread on the node", error));
+            }
+            rows.extend(self.measure_node(node, progress, &figure)?);
+            drop(binding);
+        }
+        Ok(rows)
+    }
+
     fn measure_node(
         &self,
         node: NodeId,
-        expected: u64,
-        progress: &ProgressBar,
+        progress: &mut dyn FnMut(Step<'_>),
+        figure: impl Fn(&[f32]) -> Option<Rate>,
     ) -> Result<Vec<BandwidthRow>> {
-        let memories = self.allocate(node, progress)?;
+        let memories = self.allocate(node, progress);
         let mut rows = Vec::new();
         for &gpu in self.gpus {
-            progress.set_message(format!("bandwidth: node {node}, GPU {gpu}"));
-            let bench = Bench::new(self.driver, gpu, self.bytes, expected)?;
+            progress(Step::Doing(&format!("bandwidth: node {node}, GPU {gpu}")));
+            let bench = Bench::new(self.driver, gpu, self.bytes)?;
             let mut times: Vec<[Vec<f32>; 4]> = vec![Default::default(); memories.len()];
             for round in 0..WARM_UP + self.repeats {
                 for operation in [Op::ToHost, Op::ToGpu, Op::Write, Op::Read] {
                     for turn in 0..memories.len() {
                         let which = (turn + round as usize) % memories.len();
-                        let memory = &memories[which];
+                        let (_, memory) = &memories[which];
                         if operation.is_kernel() && !memory.reached_by_kernels_of(gpu)? {
                             continue;
                         }
@@ -90,15 +109,15 @@ impl Plan<'_> {
                         }
                     }
                 }
-                progress.inc(1);
+                progress(Step::Done);
             }
-            for (memory, times) in memories.iter().zip(times) {
+            for ((memory, _), times) in memories.iter().zip(times) {
                 let [copy_to_gpu, copy_to_host, kernel_read, kernel_write] =
-                    times.map(|ms| Rate::of(self.bytes, &ms));
+                    times.map(|ms| figure(&ms));
                 rows.push(BandwidthRow {
                     node: node.0,
                     gpu,
-                    memory: memory.name(),
+                    memory: *memory,
                     copy_to_gpu,
                     copy_to_host,
                     kernel_read,
@@ -109,61 +128,24 @@ impl Plan<'_> {
         Ok(rows)
     }
 
-    /// One memory of each kind that this machine can do; the proofs have said why it cannot others.
-    fn allocate(&self, node: NodeId, progress: &ProgressBar) -> Result<Vec<HostMemory>> {
-        let gpus = || self.gpus.iter().map(|&gpu| Location::Device(gpu));
-        let first = self.gpus[0];
-        let vmm = Buffer::on(node)
-            .access_by(gpus())
-            .bytes(self.bytes)
-            .allocate_with(self.driver, |made| {
-                let (done, total) = (Bytes(made.done), Bytes(made.total));
-                progress.set_message(format!("allocating on node {node}: {done} of {total}"));
-                ControlFlow::Continue(())
-            });
-        progress.set_message(format!("allocating on node {node}"));
-        let registered = Buffer::on(node)
-            .backing(Backing::Registered)
-            .bytes(self.bytes)
-            .allocate(self.driver);
-        let pool = Pool::options(node)
-            .access_by(gpus())
-            .create(self.driver)
-            .and_then(|pool| {
-                let stream = Stream::new(self.driver, first)?;
-                let buffer = pool.allocate(self.bytes, &stream)?;
-                // From here on the memory is there for every stream.
-                stream.synchronize()?;
-                Ok(buffer)
-            });
-        let pinned = PinnedHost::new(self.driver, first, self.bytes);
-        let pageable = Pageable::new(self.driver, self.bytes);
-        let all = [
-            vmm.map(HostMemory::Vmm),
-            registered.map(HostMemory::Registered),
-            pool.map(HostMemory::Pool),
-            pinned.map(HostMemory::Pinned),
-            pageable.map(HostMemory::Pageable),
-        ];
+    /// Returns one memory of each kind that this machine can do.
+    fn allocate(
+        &self,
+        node: NodeId,
+        progress: &mut dyn FnMut(Step<'_>),
+    ) -> Vec<(Kind, HostMemory)> {
         let mut memories = Vec::new();
-        for memory in all {
-            match memory {
-                Ok(memory) => memories.push(memory),
-                Err(error) => {
-                    note(
-                        progress,
-                        &format!("not measured on {node}: {}", Explained(&error)),
-                    );
-                }
+        for kind in Kind::ALL {
+            let doing = format!("allocating on node {node}: {}", kind.name());
+            progress(Step::Doing(&doing));
+            let how = (node, kind, PoolApi::Driver);
+            match HostMemory::allocate(self.driver, how, self.gpus, self.bytes) {
+                Ok(memory) => memories.push((kind, memory)),
+                Err(error) => progress(Step::Without(kind.name(), &error)),
             }
         }
-        Ok(memories)
+        memories
     }
-}
-
-/// Says something on standard error, beside the progress bar where there is one.
-fn note(progress: &ProgressBar, text: &str) {
-    progress.suspend(|| eprintln!("egm-demo: {text}"));
 }
 
 /// The least of the library's medians over cudaHostAlloc's, among all pairs and operations.
@@ -216,7 +198,7 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(driver: &'a Driver, gpu: i32, bytes: u64, expected: u64) -> Result<Self> {
+    fn new(driver: &'a Driver, gpu: i32, bytes: u64) -> Result<Self> {
         let multiprocessors = driver
             .device_attribute(gpu, DeviceAttribute::MULTIPROCESSOR_COUNT)?
             .max(1);
@@ -226,13 +208,13 @@ impl<'a> Bench<'a> {
         let stream = Stream::new(driver, gpu)?;
         let start = Event::new(driver, gpu, true)?;
         let end = Event::new(driver, gpu, true)?;
-        // SAFETY: the text is PTX of `egmem::kernels`.
+        // SAFETY: the text is PTX of `kernels`.
         let module = unsafe { driver.module_load(gpu, PTX)? };
         let mut bench = Self {
             driver,
             gpu,
             bytes,
-            expected,
+            expected: (0..bytes / 8).fold(0, |sum, i| sum ^ pattern(SEED, i)),
             memory,
             report,
             back,
@@ -245,8 +227,10 @@ impl<'a> Bench<'a> {
             write: FunctionHandle(0),
             // Twice as many as can run at once, so that the link has requests in flight to the end.
             dims: LaunchDims {
-                blocks: 4 * multiprocessors as u32,
-                threads: 1024,
+                blocks: (4 * multiprocessors as u64)
+                    .min((bytes / 8).div_ceil(u64::from(THREADS)))
+                    .max(1) as u32,
+                threads: THREADS,
             },
         };
         // SAFETY: `bench` keeps the module loaded.
@@ -271,7 +255,7 @@ impl<'a> Bench<'a> {
         self.start.record(&self.stream)?;
         match op {
             // SAFETY: `host` is one of the memories of `bytes` bytes that this thread measures,
-            // no one else uses them, and the work is waited for below.
+            // nothing else uses them, and the work is waited for below.
             Op::ToGpu => unsafe { self.copy(self.memory.device_ptr(), host, &copies)? },
             // SAFETY: as above.
             Op::ToHost => unsafe { self.copy(host, self.memory.device_ptr(), &copies)? },

@@ -1,0 +1,186 @@
+//! The kinds of host memory that are proved and measured.
+
+use std::alloc::{Layout, alloc, dealloc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::driver::{DeviceAttribute, DevicePtr, Location, NodeId, PoolApi};
+use crate::{
+    Backing, Buffer, Driver, Error, Memory, PinnedHost, Pool, PoolBuffer, Prover, Result, Stream,
+};
+
+/// How memory was allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A buffer of the driver's memory.
+    Vmm,
+    /// A buffer of registered pages.
+    Registered,
+    /// A pool's allocation.
+    Pool,
+    /// The driver's pinned memory, without a node of the caller's choice.
+    #[serde(rename = "cudaHostAlloc")]
+    HostAlloc,
+    /// Memory from `malloc`.
+    Pageable,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 5] = [
+        Self::Vmm,
+        Self::Registered,
+        Self::Pool,
+        Self::HostAlloc,
+        Self::Pageable,
+    ];
+
+    /// Returns its name, as in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Vmm => "vmm",
+            Self::Registered => "registered",
+            Self::Pool => "pool",
+            Self::HostAlloc => "cudaHostAlloc",
+            Self::Pageable => "pageable",
+        }
+    }
+}
+
+/// Host memory of one kind, open to the CPU and to GPUs.
+#[derive(Debug)]
+pub(crate) enum HostMemory {
+    /// [`Kind::Vmm`] or [`Kind::Registered`].
+    Buffer(Buffer),
+    /// [`Kind::Pool`].
+    Pool(PoolBuffer),
+    /// [`Kind::HostAlloc`].
+    HostAlloc(PinnedHost),
+    /// [`Kind::Pageable`].
+    Pageable(Pageable),
+}
+
+impl HostMemory {
+    /// Allocates `bytes` on a node, granted to `gpus`; the last two kinds are where the driver or this thread places them.
+    /// A pool is one of `api`.
+    ///
+    /// # Errors
+    /// Those of the allocation; [`Error::InvalidArgument`] for no GPU.
+    pub(crate) fn allocate(
+        driver: &Driver,
+        (node, kind, api): (NodeId, Kind, PoolApi),
+        gpus: &[i32],
+        bytes: u64,
+    ) -> Result<Self> {
+        let access = gpus.iter().map(|&gpu| Location::Device(gpu));
+        let first = gpus.first().copied();
+        let first = first.ok_or_else(|| Error::invalid("GPUs", "there are none"))?;
+        let buffer = Buffer::on(node).bytes(bytes);
+        match kind {
+            Kind::Vmm => buffer.access_by(access).allocate(driver).map(Self::Buffer),
+            // It is open to every GPU, or to none.
+            Kind::Registered => {
+                let buffer = buffer.backing(Backing::Registered);
+                buffer.allocate(driver).map(Self::Buffer)
+            }
+            Kind::Pool => {
+                let pool = Pool::options(node).access_by(access).api(api);
+                let stream = Stream::new(driver, first)?;
+                let buffer = pool.create(driver)?.allocate(bytes, &stream)?;
+                // From here on the memory is there for every stream.
+                stream.synchronize()?;
+                Ok(Self::Pool(buffer))
+            }
+            Kind::HostAlloc => PinnedHost::new(driver, first, bytes).map(Self::HostAlloc),
+            Kind::Pageable => Pageable::new(driver, bytes).map(Self::Pageable),
+        }
+    }
+
+    /// Proves that the CPU and the prover's GPU see the same bytes; see [`Prover::prove`].
+    ///
+    /// # Errors
+    /// Those of [`Prover::prove`]; [`Error::InvalidArgument`] for pageable memory.
+    pub(super) fn prove(&self, prover: &Prover, seed: u64) -> Result<()> {
+        match self {
+            Self::Buffer(buffer) => prover.prove(buffer, &buffer.cpu()?, seed),
+            Self::Pool(buffer) => prover.prove(buffer, &buffer.cpu()?, seed),
+            Self::HostAlloc(memory) => prover.prove(memory, &memory.cpu(), seed),
+            Self::Pageable(_) => Err(Error::invalid("memory", "pageable memory has no proof")),
+        }
+    }
+
+    /// Returns the address of its first byte.
+    pub(super) fn start(&self) -> DevicePtr {
+        match self {
+            Self::Buffer(buffer) => buffer.device_ptr(),
+            Self::Pool(buffer) => buffer.device_ptr(),
+            Self::HostAlloc(memory) => memory.device_ptr(),
+            Self::Pageable(memory) => DevicePtr(memory.start.expose_provenance() as u64),
+        }
+    }
+
+    /// Returns the offset and the length of the copies that make one of `bytes`: the driver copies registered memory within
+    /// one registration alone, so the library makes a copy for each, and so does this.
+    pub(super) fn copies(&self, bytes: u64) -> Vec<(u64, u64)> {
+        match self {
+            Self::Buffer(buffer) if buffer.backing().backing == Backing::Registered => {
+                let chunks = buffer.mappings().iter().map(|mapping| mapping.range());
+                chunks
+                    .take_while(|range| range.start < bytes)
+                    .map(|range| (range.start, range.end.min(bytes) - range.start))
+                    .collect()
+            }
+            _ => vec![(0, bytes)],
+        }
+    }
+
+    /// Returns whether a GPU's kernels can use it: pageable memory they reach on coherent machines only.
+    pub(super) fn reached_by_kernels_of(&self, gpu: i32) -> Result<bool> {
+        match self {
+            Self::Pageable(memory) => memory
+                .driver
+                .device_attribute(gpu, DeviceAttribute::PAGEABLE_MEMORY_ACCESS)
+                .map(|answer| answer == 1),
+            _ => Ok(true),
+        }
+    }
+}
+
+/// Memory from `malloc`, touched by the thread that allocates it.
+#[derive(Debug)]
+pub(crate) struct Pageable {
+    driver: Driver,
+    start: *mut u8,
+    layout: Layout,
+}
+
+impl Pageable {
+    fn new(driver: &Driver, bytes: u64) -> Result<Self> {
+        let layout = usize::try_from(bytes)
+            .ok()
+            .filter(|&bytes| bytes > 0)
+            .and_then(|bytes| Layout::from_size_align(bytes, 4096).ok())
+            .ok_or_else(|| Error::invalid("size", format!("{bytes} bytes cannot be allocated")))?;
+        // SAFETY: the layout's size is not 0.
+        let start = unsafe { alloc(layout) };
+        if start.is_null() {
+            let why = format!("malloc has no {bytes} bytes");
+            return Err(Error::failed("allocating pageable memory", why));
+        }
+        // SAFETY: just allocated with this size. The first touch puts it on this thread's node.
+        unsafe { start.write_bytes(1, layout.size()) };
+        Ok(Self {
+            driver: driver.clone(),
+            start,
+            layout,
+        })
+    }
+}
+
+impl Drop for Pageable {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout; the measurement waits for the work that uses it.
+        unsafe { dealloc(self.start, self.layout) };
+    }
+}

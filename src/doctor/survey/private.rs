@@ -1,0 +1,242 @@
+//! Takes out of texts and JSON what identifies a machine, a user or a process.
+
+use std::borrow::Cow;
+use std::fs;
+
+use serde_json::Value;
+
+/// Fields that identify a GPU or its place.
+const HIDDEN: [&str; 2] = ["uuid", "pci_bus_id"];
+
+/// Fields whose texts are words of this library: a host may have such a name.
+const VOCABULARY: [&str; 12] = [
+    "answer",
+    "api",
+    "architecture",
+    "backend",
+    "backing",
+    "call",
+    "host_numa_source",
+    "kind",
+    "link",
+    "memory",
+    "path",
+    "state",
+];
+
+/// Folders that are the same on every machine.
+const FOLDERS: [&str; 8] = [
+    "/dev/",
+    "/etc/",
+    "/lib/",
+    "/lib64/",
+    "/proc/",
+    "/sys/",
+    "/usr/lib/",
+    "/usr/lib64/",
+];
+
+/// The names to take out.
+pub(super) struct Private {
+    names: Vec<String>,
+}
+
+impl Private {
+    /// Finds the names of this host and user. `root` identifies nobody.
+    pub(super) fn of_this_process() -> Self {
+        let user = rustix::process::getuid().as_raw().to_string();
+        let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+        let of_user = passwd
+            .lines()
+            .map(|line| line.split(':').collect::<Vec<_>>())
+            .find(|fields| fields.get(2) == Some(&user.as_str()));
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let host = host.trim().to_owned();
+        let short = host.split('.').next().map(str::to_owned);
+        let environment = ["USER", "LOGNAME", "HOSTNAME", "SUDO_USER"];
+        let names = environment
+            .iter()
+            .filter_map(|name| std::env::var(name).ok());
+        let names = names
+            .chain(of_user.and_then(|fields| fields.first().map(|&name| name.to_owned())))
+            .chain(short)
+            .chain([host]);
+        Self::of_names(names)
+    }
+
+    fn of_names(names: impl Iterator<Item = String>) -> Self {
+        let mut names: Vec<String> = names
+            .filter(|name| !name.is_empty() && name != "root")
+            .collect();
+        // A host's full name before its first part.
+        names.sort_by_key(|name| std::cmp::Reverse(name.len()));
+        Self { names }
+    }
+
+    /// Cleans all texts of a value, and leaves out fields that identify.
+    pub(super) fn clean_json(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => *text = self.clean(text),
+            Value::Array(values) => values.iter_mut().for_each(|value| self.clean_json(value)),
+            Value::Object(fields) => {
+                fields.retain(|name, _| !HIDDEN.contains(&name.as_str()));
+                for (name, value) in fields {
+                    match value {
+                        Value::String(text) if VOCABULARY.contains(&name.as_str()) => {
+                            *text = each_word(text, pattern);
+                        }
+                        value => self.clean_json(value),
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Puts a word in the place of each name, address, path, UUID and process id.
+    pub(super) fn clean(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for name in &self.names {
+            text = without_name(&text, name);
+        }
+        each_word(&text, pattern)
+    }
+}
+
+/// Replaces a name where it is not a part of a longer word.
+fn without_name(text: &str, name: &str) -> String {
+    let is_word = |char: char| char.is_alphanumeric() || char == '_';
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(name) {
+        let (before, after) = (&rest[..at], &rest[at + name.len()..]);
+        let begins = before.chars().next_back().or(out.chars().next_back());
+        let alone = !begins.is_some_and(is_word) && !after.starts_with(is_word);
+        out += before;
+        out += if alone { "<name>" } else { name };
+        rest = after;
+    }
+    out + rest
+}
+
+/// Replaces words of a text; what is between them stays.
+fn each_word(text: &str, replace: fn(&str, &str) -> Option<&'static str>) -> String {
+    let is_word = |char: char| char.is_alphanumeric() || "-_./:+@~%".contains(char);
+    let mut out = String::new();
+    let mut rest = text;
+    let mut previous = "";
+    while let Some(at) = rest.find(is_word) {
+        let end = rest[at..].find(|char| !is_word(char));
+        let end = end.map_or(rest.len(), |end| at + end);
+        let word = rest[at..end].trim_end_matches(['.', ':']);
+        out += &rest[..at];
+        out += replace(previous, word).unwrap_or(word);
+        (previous, rest) = (word, &rest[at + word.len()..]);
+        if word.is_empty() {
+            // Nothing but full stops.
+            out += &rest[..end - at];
+            rest = &rest[end - at..];
+        }
+    }
+    out + rest
+}
+
+/// Returns what a word of this form must not be shown as.
+fn pattern(previous: &str, word: &str) -> Option<&'static str> {
+    let is_hex = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let lower: Cow<'_, str> = word.to_ascii_lowercase().into();
+    let groups: Vec<&str> = lower.split('-').collect();
+    let uuid = groups.windows(5).any(|groups| {
+        let lengths = groups.iter().map(|group| group.len());
+        groups.iter().all(|group| is_hex(group)) && lengths.eq([8, 4, 4, 4, 12])
+    });
+    let colons: Vec<&str> = lower.split([':', '.']).collect();
+    let pci = lower.contains(':') && colons.len() >= 3 && colons.iter().all(|part| is_hex(part));
+    let dots: Vec<&str> = lower.split('.').collect();
+    let internet = dots.len() == 4 && dots.iter().all(|part| digits(part));
+    let long = lower.len() >= 8 && is_hex(&lower) && !digits(&lower);
+    // Not the `0x` of gh200x4.
+    let number = |at: usize| !lower[..at].ends_with(|char: char| char.is_alphanumeric());
+    let hex = lower.match_indices("0x").any(|(at, _)| number(at));
+    if uuid {
+        Some("<uuid>")
+    } else if hex || pci || internet || long || lower.contains('@') {
+        Some("<address>")
+    } else if lower.contains('/') && !is_public_path(&lower) {
+        Some("<path>")
+    } else if matches!(previous, "pid" | "process") && digits(word) {
+        Some("<pid>")
+    } else {
+        None
+    }
+}
+
+/// Returns whether a word with a slash is a path that many machines have, or none.
+fn is_public_path(word: &str) -> bool {
+    match word.find('/') {
+        Some(0) => FOLDERS.iter().any(|folder| word.starts_with(folder)),
+        // `GB/s`; `~/x` and `file:/x` are paths.
+        Some(at) => word[..at].bytes().all(|byte| byte.is_ascii_alphanumeric()),
+        None => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn private() -> Private {
+        let names = ["ada", "node17", "node17.example.org"];
+        Private::of_names(names.map(str::to_owned).into_iter())
+    }
+
+    #[test]
+    fn names_addresses_paths_and_ids_are_taken_out() {
+        for (text, clean) in [
+            (
+                "ada on node17.example.org: node17,",
+                "<name> on <name>: <name>,",
+            ),
+            (
+                "ada2 and adage stay, node 17 too",
+                "ada2 and adage stay, node 17 too",
+            ),
+            ("at 0x7f00deadbeef.", "at <address>."),
+            (
+                "range 7f00deadbeef to 4294967296 bytes",
+                "range <address> to 4294967296 bytes",
+            ),
+            ("GPU-12345678-9abc-def0-1234-56789abcdef0", "<uuid>"),
+            ("=GPU-12345678-9abc-def0-1234-56789abcdef0,1", "=<uuid>,1"),
+            ("GPU 0000:01:00.0 at 10.0.0.7", "GPU <address> at <address>"),
+            ("/home/x/lib.so, /tmp/a, ~/b", "<path>, <path>, <path>"),
+            (
+                "/dev/nvidia0 /usr/lib/libcuda.so.580.1",
+                "/dev/nvidia0 /usr/lib/libcuda.so.580.1",
+            ),
+            (
+                "5.5 GB/s, 580.159.04, CUDA 13.0 ...",
+                "5.5 GB/s, 580.159.04, CUDA 13.0 ...",
+            ),
+            (
+                "process 4711 and pid 12 of 13",
+                "process <pid> and pid <pid> of 13",
+            ),
+            ("gh200x4, node:0x12", "gh200x4, <address>"),
+        ] {
+            assert_eq!(private().clean(text), clean);
+        }
+    }
+
+    #[test]
+    fn json_loses_fields_that_identify_and_keeps_words_of_the_library() {
+        let names = ["vmm"].map(str::to_owned).into_iter();
+        let mut value = serde_json::json!({
+            "uuid": "GPU-1", "pci_bus_id": "0", "memory": "vmm", "rows": [{"what": "vmm", "n": 1}],
+        });
+        Private::of_names(names).clean_json(&mut value);
+        let clean = serde_json::json!({"memory": "vmm", "rows": [{"what": "<name>", "n": 1}]});
+        assert_eq!(value, clean);
+    }
+}
