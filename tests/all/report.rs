@@ -114,13 +114,38 @@ fn a_report_is_the_same_after_a_round_trip() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let survey: Survey = serde_json::from_value(report.clone()).unwrap();
     assert_eq!(serde_json::to_value(&survey).unwrap(), report);
-    // A measured figure too.
-    let measured = value!({"median": 1.5, "min": 1.0, "max": 2.0});
-    let mut report = report;
-    report["bandwidth_gb_s"]["rows"][0]["copy_to_gpu"] = measured;
-    report["bandwidth_gb_s"]["seconds"] = value!(2.5);
+}
+
+#[test]
+fn measured_figures_are_read_and_shown() {
+    let output = command(&["--sim", "gb200", "--json", "-"])
+        .output()
+        .unwrap();
+    let mut report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rate = value!({"median": 1234.56, "min": 1.0, "max": 2000.0});
+    for part in ["bandwidth_gb_s", "latency_us", "pinning"] {
+        for row in report[part]["rows"].as_array_mut().unwrap() {
+            for (name, figure) in row.as_object_mut().unwrap() {
+                if figure == "simulated" {
+                    let seconds = name.ends_with("_s");
+                    *figure = if seconds { value!(0.5) } else { rate.clone() };
+                }
+            }
+        }
+    }
+    report["pinning"]["seconds"] = value!(2.5);
     let survey: Survey = serde_json::from_value(report.clone()).unwrap();
     assert_eq!(serde_json::to_value(&survey).unwrap(), report);
+    let text = survey.to_text();
+    for words in [
+        "1234.6",
+        "1234.56",
+        "registered, 4 MiB: 0.500 s (0.0 GB/s), released in 0.500 s",
+    ] {
+        assert!(text.contains(words), "{words:?} is not in {text}");
+    }
+    let wide = text.lines().find(|line| line.chars().count() > 80);
+    assert_eq!(wide, None);
 }
 
 #[test]
