@@ -2,7 +2,7 @@
 use std::error::Error;
 
 use egmem::ledger::{self, Ledger};
-use egmem::{Buffer, Driver, Machine, Topology};
+use egmem::{Backing, Buffer, Driver, Machine, Topology};
 
 const BYTES: u64 = 256 << 20;
 
@@ -19,10 +19,12 @@ fn resident() -> Result<u64, Box<dyn Error>> {
 fn main() -> Result<(), Box<dyn Error>> {
     let driver = Driver::open().or_else(|_| Driver::simulated(Machine::gh200()))?;
     let node = Topology::discover(&driver)?.gpu(0)?.host_node()?;
+    // Registered memory, the default on x86, is the process's own pages: VmRSS has those.
+    let options = Buffer::on(node).backing(Backing::Driver);
     // The first buffer makes the driver's context, which is resident.
-    let first = Buffer::on(node).bytes(1).label("first").allocate(&driver)?;
+    let first = options.clone().bytes(1).label("first").allocate(&driver)?;
     let before = resident()?;
-    let options = Buffer::on(node).bytes(BYTES).label("kv cache");
+    let options = options.bytes(BYTES).label("kv cache");
     let cache = options.allocate(&driver)?; // the line that the ledger shows
     cache.fill(1)?;
     let grown = resident()?.saturating_sub(before);
