@@ -4,7 +4,7 @@ use std::error::Error;
 use egmem::driver::Location;
 use egmem::ledger::{self, Located};
 use egmem::proof::Prover;
-use egmem::{Buffer, Driver, Machine, Stream};
+use egmem::{Buffer, Driver, Machine, Stream, Topology};
 
 const BYTES: u64 = 64 << 20;
 
@@ -13,7 +13,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     if driver.is_simulated() {
         println!("SIMULATED: there is no GPU here");
     }
-    let other = 1.min(driver.device_count()? - 1); // with one GPU, both are on it
+    let topology = Topology::discover(&driver)?;
+    let other = topology.gpu(0)?.peers.first().copied().unwrap_or(0); // without a peer, both are on GPU 0
     let on = |gpu, label| Buffer::on(Location::Device(gpu)).bytes(BYTES).label(label);
     let one = on(0, "one").allocate(&driver)?;
     let two = on(other, "two").allocate(&driver)?;

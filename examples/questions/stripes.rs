@@ -12,22 +12,22 @@ fn main() -> Result<(), Box<dyn Error>> {
     if driver.is_simulated() {
         println!("SIMULATED: there is no GPU here");
     }
-    let node = Topology::discover(&driver)?.gpu(0)?.host_node()?;
-    let gpus: Vec<i32> = (0..driver.device_count()?.min(4)).collect();
+    let topology = Topology::discover(&driver)?;
+    let first = topology.gpu(0)?;
+    let mut gpus = vec![0];
+    gpus.extend(first.peers.iter().take(3));
     let mut places: Vec<Location> = gpus.iter().copied().map(Location::Device).collect();
-    places.push(node.into());
+    places.push(first.host_node()?.into());
     let bytes = 2 * places.len() as u64 * STRIPE;
     let mut range = Stripes::over(places)
         .stripe(STRIPE)
         .allocate(&driver, bytes)?;
-
     // Every GPU may read all parts; the writer of a part is its GPU, or the CPU for the node's.
     let parts = stripes(&range);
     for part in &parts {
-        let right = |gpu: &i32| match part.location == Location::Device(*gpu) {
-            true => AccessDesc::new(part.location, Access::ReadWrite),
-            false => AccessDesc::new(Location::Device(*gpu), Access::Read),
-        };
+        let own = |gpu| part.location == Location::Device(gpu);
+        let right = |gpu| [Access::Read, Access::ReadWrite][usize::from(own(gpu))];
+        let right = |&gpu: &i32| AccessDesc::new(Location::Device(gpu), right(gpu));
         let rights: Vec<_> = gpus.iter().map(right).collect();
         range.set_access_at(part.bytes.start, STRIPE, &rights)?;
     }

@@ -25,7 +25,7 @@ pub struct Report {
     /// Prove and measure with these GPUs alone, by ordinal: 0,1
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     gpu: Vec<i32>,
-    /// Seconds that it may take; what is not done by then is left out, and the report says so
+    /// Seconds that it may take, trials of the doctor that hang not counted; unfinished parts are left out, and the report says so
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds)]
     seconds: f64,
 }
@@ -38,17 +38,17 @@ impl Report {
         let patience = Duration::from_secs_f64((self.seconds * share).min(most));
         let (report, mut children) = self.trials.report(program, verbose, patience)?;
         let survey = Survey::gather(&report, &mut children, &self.gpu, until)?;
-        match &self.json {
-            Some(path) if path.as_os_str() == "-" => return print_json(&survey),
-            Some(path) => {
-                let failed =
-                    |error| Error::system(format!("cannot write {}", path.display()), &error);
-                let text = serde_json::to_string_pretty(&survey).map_err(std::io::Error::from);
-                text.and_then(|text| std::fs::write(path, text + "\n"))
-                    .map_err(failed)?;
-            }
-            None => {}
+        let Some(path) = &self.json else {
+            return print(&survey.to_text());
+        };
+        if path.as_os_str() == "-" {
+            return print_json(&survey);
         }
-        print(&survey.to_text())
+        // A file that cannot be written does not lose the text.
+        print(&survey.to_text())?;
+        let failed = |error| Error::system(format!("cannot write {}", path.display()), &error);
+        let text = serde_json::to_string_pretty(&survey).map_err(std::io::Error::from);
+        text.and_then(|text| std::fs::write(path, text + "\n"))
+            .map_err(failed)
     }
 }

@@ -131,6 +131,10 @@ impl Children {
         limit: Duration,
         mut take: impl FnMut(Said),
     ) -> Result<(), Reason> {
+        if limit.is_zero() {
+            let error = Error::failed(ask.part.to_string(), "not done: the time was used up");
+            return Err(error.into());
+        }
         (self.progress)(&format!("survey: {}", ask.part));
         let until = Instant::now() + limit;
         let done = self.hear(ask, until, &mut take);
@@ -154,6 +158,10 @@ impl Children {
         }
         loop {
             child.set_patience(left());
+            // Also if the child says something all the time.
+            if left().is_zero() {
+                return Err(Problem::Hung(Duration::ZERO));
+            }
             match child.next()? {
                 Said::End => break,
                 said => take(said),

@@ -168,12 +168,15 @@ impl Work<'_> {
         bytes: [u64; 2],
         measure: impl FnOnce(Rates<'_>) -> Result<Vec<BandwidthRow>>,
     ) -> Result<Vec<BandwidthRow<Figure>>> {
+        // Memory of all kinds is there at once.
+        let kinds = Kind::ALL.len() as u64;
+        let bytes = (self.bytes(node, bytes.map(|bytes| kinds * bytes)) / kinds) & !7;
         let rows = measure(Rates {
             driver: self.driver,
             topology: self.topology,
             nodes: &[node],
             gpus: &[gpu],
-            bytes: self.bytes(node, bytes),
+            bytes,
             repeats: if self.driver.is_simulated() {
                 1
             } else {

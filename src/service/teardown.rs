@@ -195,6 +195,10 @@ impl ServiceState {
             }
         } else {
             self.free_name(named);
+            // Without the memory, only its count is left.
+            if let Some(reserve) = self.nodes.get(&named.node) {
+                reserve.lost(named.pinned, Discard::Tainted);
+            }
         }
         if let Some((release, Some(charge))) = unconfirmed {
             self.charge_until_confirmed(named, release, charge).await;

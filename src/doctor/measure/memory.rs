@@ -135,7 +135,7 @@ impl HostMemory {
         }
     }
 
-    /// Returns whether a GPU's kernels can use it: pageable memory they reach on coherent machines only.
+    /// Returns whether a GPU's kernels can use it: pageable memory they reach on coherent machines, and with HMM.
     pub(super) fn reached_by_kernels_of(&self, gpu: i32) -> Result<bool> {
         match self {
             Self::Pageable(memory) => memory

@@ -131,11 +131,13 @@ fn each_word(text: &str, replace: fn(&str, &str) -> Option<&'static str>) -> Str
         let word = rest[at..end].trim_end_matches(['.', ':']);
         out += &rest[..at];
         out += replace(previous, word).unwrap_or(word);
-        (previous, rest) = (word, &rest[at + word.len()..]);
+        rest = &rest[at + word.len()..];
         if word.is_empty() {
-            // Nothing but full stops.
+            // Nothing but full stops and colons.
             out += &rest[..end - at];
             rest = &rest[end - at..];
+        } else {
+            previous = word;
         }
     }
     out + rest
@@ -151,25 +153,55 @@ fn pattern(previous: &str, word: &str) -> Option<&'static str> {
         let lengths = groups.iter().map(|group| group.len());
         groups.iter().all(|group| is_hex(group)) && lengths.eq([8, 4, 4, 4, 12])
     });
+    // A UUID may be shortened.
+    let short = groups
+        .windows(2)
+        .any(|pair| matches!(pair, ["gpu" | "mig", id] if id.len() >= 4 && is_hex(id)));
+    // Between `::` IPv6 has nothing.
     let colons: Vec<&str> = lower.split([':', '.']).collect();
-    let pci = lower.contains(':') && colons.len() >= 3 && colons.iter().all(|part| is_hex(part));
+    let pci = lower.matches(':').count() >= if lower.contains('.') { 1 } else { 2 }
+        && colons.iter().all(|part| part.is_empty() || is_hex(part))
+        && colons.iter().any(|part| !part.is_empty());
     let dots: Vec<&str> = lower.split('.').collect();
     let internet = dots.len() == 4 && dots.iter().all(|part| digits(part));
     let long = lower.len() >= 8 && is_hex(&lower) && !digits(&lower);
     // Not the `0x` of gh200x4.
     let number = |at: usize| !lower[..at].ends_with(|char: char| char.is_alphanumeric());
     let hex = lower.match_indices("0x").any(|(at, _)| number(at));
-    if uuid {
+    // Each part of a path that many machines have, too.
+    let in_path = lower.starts_with('/').then(|| {
+        let parts = lower.split(['/', ':']).filter(|part| !part.is_empty());
+        parts
+            .zip(lower.split(['/', ':']).skip(2))
+            .find_map(|(before, part)| match before {
+                "proc" if digits(part) => Some("<path>"),
+                _ => pattern("", part),
+            })
+    });
+    if uuid || short {
         Some("<uuid>")
     } else if hex || pci || internet || long || lower.contains('@') {
         Some("<address>")
-    } else if lower.contains('/') && !is_public_path(&lower) {
+    } else if lower.contains('/') && !lower.split(':').all(is_public_path) {
         Some("<path>")
-    } else if matches!(previous, "pid" | "process") && digits(word) {
+    } else if let Some(found) = in_path.flatten() {
+        Some(found)
+    } else if is_pid(previous, &lower) {
         Some("<pid>")
     } else {
         None
     }
+}
+
+/// Returns whether a word is a process id: `pid 12`, `PID: 12`, `pid:12`.
+fn is_pid(previous: &str, word: &str) -> bool {
+    let previous = previous.trim_end_matches(':').to_ascii_lowercase();
+    let number = word
+        .strip_prefix("pid:")
+        .or_else(|| matches!(&*previous, "pid" | "process").then_some(word));
+    number.is_some_and(|number| {
+        !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+    })
 }
 
 /// Returns whether a word with a slash is a path that many machines have, or none.
@@ -224,6 +256,18 @@ mod tests {
                 "process <pid> and pid <pid> of 13",
             ),
             ("gh200x4, node:0x12", "gh200x4, <address>"),
+            ("/usr/lib/a.so:/opt/x/project/b.so", "<path>"),
+            ("GPU-8932f937 MIG-89ab", "<uuid> <uuid>"),
+            ("fe80::1 and 2001:db8::7", "<address> and <address>"),
+            (
+                "PID 7, pid:8, process: 9",
+                "PID <pid>, <pid>, process: <pid>",
+            ),
+            (
+                "/sys/bus/pci/devices/0000:09:00.0/numa_node /proc/4711/maps",
+                "<path> <path>",
+            ),
+            ("take 3 of 4: all", "take 3 of 4: all"),
         ] {
             assert_eq!(private().clean(text), clean);
         }

@@ -204,6 +204,8 @@ impl ServerCore {
         let (session, mut last) = (&link.session, None);
         while let Some((mut state, leases)) = self.next_leases(session.id, &mut last) {
             if !session.is_of(link.id) {
+                // For those of earlier turns.
+                self.released.notify_waiters();
                 return Err(elsewhere());
             }
             for lease in leases {

@@ -15,9 +15,9 @@ use crate::per_driver::lock;
 ///
 /// # What keeps the memory mapped
 /// A block in use and a handle do: the heap ends after the last of both. Deferred blocks count as freed, so they do not, and
-/// the background thread, which collects them, has neither. What does is its turn: it takes blocks out of the queue, scrubs
+/// the background thread, which collects them, has neither. Its turn does: it takes blocks out of the queue, scrubs
 /// or checks their bytes and returns them to the core within one turn, and [`end`](Self::end) has both turns when it takes the
-/// queue. After that nobody finds a block to touch.
+/// queue. No thread finds a block afterwards.
 ///
 /// No thread calls a function of the program within a turn: the function may drop the last handle, and `end` waits for the
 /// turn.
