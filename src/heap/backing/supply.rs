@@ -111,8 +111,8 @@ impl Locked<'_> {
         self.supply.grown.notify_all();
     }
 
-    /// Rests after a chunk that took this long, as [`Growth`] says, and lets threads that wait for the lock have it. With
-    /// neither, returns at once: in a pause, calls of other processes could begin.
+    /// Rests after a chunk that took this long, as [`Growth`] says, and lets threads that wait for the lock have it; those that
+    /// wait for this growth to end count too. With neither, returns at once: in a pause, calls of other processes could begin.
     pub(crate) fn release(&mut self, took: Duration) {
         let mut rest = self.supply.growth.rest_after(took);
         if self.supply.waiting.load(Relaxed) > 0 {
