@@ -1,6 +1,5 @@
 //! Takes out of texts and JSON what identifies a machine, a user or a process.
 
-use std::borrow::Cow;
 use std::fs;
 
 use serde_json::Value;
@@ -146,8 +145,7 @@ fn each_word(text: &str, replace: fn(&str, &str) -> Option<&'static str>) -> Str
 /// Returns what a word of this form must not be shown as.
 fn pattern(previous: &str, word: &str) -> Option<&'static str> {
     let is_hex = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-    let lower: Cow<'_, str> = word.to_ascii_lowercase().into();
+    let lower = word.to_ascii_lowercase();
     let groups: Vec<&str> = lower.split('-').collect();
     let uuid = groups.windows(5).any(|groups| {
         let lengths = groups.iter().map(|group| group.len());
@@ -163,34 +161,36 @@ fn pattern(previous: &str, word: &str) -> Option<&'static str> {
         && colons.iter().all(|part| part.is_empty() || is_hex(part))
         && colons.iter().any(|part| !part.is_empty());
     let dots: Vec<&str> = lower.split('.').collect();
-    let internet = dots.len() == 4 && dots.iter().all(|part| digits(part));
-    let long = lower.len() >= 8 && is_hex(&lower) && !digits(&lower);
+    let internet = dots.len() == 4 && dots.iter().all(|part| is_number(part));
+    let long = lower.len() >= 8 && is_hex(&lower) && !is_number(&lower);
     // Not the `0x` of gh200x4.
     let number = |at: usize| !lower[..at].ends_with(|char: char| char.is_alphanumeric());
     let hex = lower.match_indices("0x").any(|(at, _)| number(at));
-    // Each part of a path that many machines have, too.
-    let in_path = lower.starts_with('/').then(|| {
-        let parts = lower.split(['/', ':']).filter(|part| !part.is_empty());
-        parts
-            .zip(lower.split(['/', ':']).skip(2))
-            .find_map(|(before, part)| match before {
-                "proc" if digits(part) => Some("<path>"),
-                _ => pattern("", part),
-            })
-    });
     if uuid || short {
         Some("<uuid>")
     } else if hex || pci || internet || long || lower.contains('@') {
         Some("<address>")
     } else if lower.contains('/') && !lower.split(':').all(is_public_path) {
         Some("<path>")
-    } else if let Some(found) = in_path.flatten() {
-        Some(found)
+    } else if lower.starts_with('/') {
+        // Each part of a path that many machines have, too.
+        let parts: Vec<&str> = lower
+            .split(['/', ':'])
+            .filter(|part| !part.is_empty())
+            .collect();
+        parts.windows(2).find_map(|pair| match pair {
+            ["proc", id] if is_number(id) => Some("<path>"),
+            pair => pattern("", pair[1]),
+        })
     } else if is_pid(previous, &lower) {
         Some("<pid>")
     } else {
         None
     }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Returns whether a word is a process id: `pid 12`, `PID: 12`, `pid:12`.
@@ -199,9 +199,7 @@ fn is_pid(previous: &str, word: &str) -> bool {
     let number = word
         .strip_prefix("pid:")
         .or_else(|| matches!(&*previous, "pid" | "process").then_some(word));
-    number.is_some_and(|number| {
-        !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
-    })
+    number.is_some_and(is_number)
 }
 
 /// Returns whether a word with a slash is a path that many machines have, or none.
