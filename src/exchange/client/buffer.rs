@@ -66,6 +66,9 @@ impl Leased {
 
     /// Receives the fds that come through a queue, so that all are here.
     pub(super) async fn receive(mut self) -> Result<Self> {
+        if !self.handles.here().is_empty() {
+            return Ok(self);
+        }
         // With the lease, which must not be released before the handles are closed.
         let receive = move || {
             let handles = std::mem::replace(&mut self.handles, Vec::new().into());

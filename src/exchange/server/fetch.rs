@@ -1,11 +1,11 @@
 //! Grants memory: handles and a lease.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::set_socket_send_buffer_size;
-use tokio::net::UnixStream;
 use tokio::time::timeout_at;
 use tokio_util::task::TaskTracker;
 
@@ -267,11 +267,8 @@ impl ServerCore {
 /// Creates a queue: the server's end, and the client's.
 fn pair() -> Result<(UnixStream, OwnedFd)> {
     let (ours, theirs) = queue::pair()?;
-    let ours = ours.set_nonblocking(true).and_then(|()| {
-        set_socket_send_buffer_size(&ours, KERNEL_BYTES)?;
-        UnixStream::from_std(ours)
-    });
-    let ours = ours.map_err(|error| Error::system("a queue of handles", &error))?;
+    let size = set_socket_send_buffer_size(&ours, KERNEL_BYTES);
+    size.map_err(|error| Error::system("a queue of handles", &error.into()))?;
     Ok((ours, theirs))
 }
 
@@ -297,7 +294,7 @@ async fn fill(
         sent = exported?;
         let failed = |error| Error::system("sending handles", &error);
         let fds = fd::all_posix(&sent).map_err(failed)?;
-        let sending = timeout_at(deadline(within), send_fds(queue, &[0], &fds)).await;
+        let sending = timeout_at(deadline(within), send_fds(queue.as_fd(), &[0], &fds)).await;
         let sending = sending.map_err(|_| Error::timed_out("sending handles", within))?;
         sending.map_err(failed)?;
     }

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::Semaphore;
 
 use crate::PeerName;
 use crate::share::fd::has_ended;
 use crate::transport::Connection;
+use crate::transport::register;
 
 /// How often to check whether a process without a pidfd still runs.
 const POLL: Duration = Duration::from_secs(1);
@@ -184,11 +184,7 @@ impl Process {
         if self.has_ended_now().await {
             return;
         }
-        #[allow(
-            deprecated,
-            reason = "sound for an `OwnedFd`; `register_with_interest` is missing in older versions of tokio"
-        )]
-        let pidfd = pidfd.and_then(|fd| AsyncFd::with_interest(fd, Interest::READABLE).ok());
+        let pidfd = pidfd.and_then(|fd| register(fd, Interest::READABLE).ok());
         if let Some(pidfd) = pidfd
             && pidfd.readable().await.is_ok()
         {

@@ -242,7 +242,7 @@ impl FrameReader {
                 self.waiting = None;
             }
             let room = self.assembly.room(&self.peer, limit)?;
-            let reading = self.stream.read(room, self.max_fds - self.fds.len());
+            let reading = self.stream.read(room, self.max_fds);
             let result = match self.until {
                 None => reading.await,
                 Some(until) => timeout_at(until, reading).await.map_err(|_| {
@@ -256,6 +256,10 @@ impl FrameReader {
                 _ => tls::explain(&self.peer, "reading", &error),
             })?;
             self.fds.extend(fds);
+            if self.fds.len() > self.max_fds {
+                let why = "more file descriptors than expected";
+                return Err(Error::protocol(self.peer.to_string(), why));
+            }
             if count == 0 {
                 return match self.assembly.have {
                     0 => Ok(None),

@@ -26,8 +26,8 @@ use super::tls::{self, Credential, End, Loaded, Tls};
 use super::{Address, Limits, PeerName};
 use crate::share::{Peers, fd};
 use crate::{Error, Result, ShareError, Unreachable};
-pub(crate) use stream::send_fds;
-use stream::{Reading, Writing};
+use stream::{Reading, UnixReading, Writing};
+pub(crate) use stream::{register, send_fds};
 
 /// How connections over TCP are protected. Unix sockets need no protection: the kernel identifies the peer,
 /// and no other process can read them.
@@ -98,8 +98,12 @@ impl Connection {
         peers.admit(&who)?;
         let remote = format!("{remote} ({who})");
         let process = fd::peer_process(stream.as_fd());
-        let stream = Arc::new(stream);
-        let halves = (Reading::Unix(stream.clone()), Writing::Unix(stream));
+        let socket = stream.into_std().map(|socket| Arc::new(socket.into()));
+        let halves = socket.and_then(|socket| {
+            let reading = UnixReading::new(Arc::clone(&socket))?;
+            Ok((Reading::Unix(reading), Writing::Unix(socket)))
+        });
+        let halves = halves.map_err(|error| Error::system("waiting for a socket", &error))?;
         Ok(Self {
             user: Some(who.uid),
             pid: who.pid,

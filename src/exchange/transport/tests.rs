@@ -119,6 +119,29 @@ async fn fds_come_with_their_frame_however_many() {
 }
 
 #[tokio::test]
+async fn fds_come_with_their_frame_although_frames_are_read_ahead() {
+    let (mut one, mut other) = unix().await;
+    let file = tempfile::tempfile().unwrap();
+    // Frames within the bytes that are read ahead, at their end, and beyond, with and without fds, all of them sent before
+    // the first is read.
+    let sizes = [1, 30, 900, 5, 1020, 1, 4000, 7, 1019, 3];
+    for (index, size) in sizes.into_iter().enumerate() {
+        let fds = vec![file.as_fd(); index % 4];
+        one.writer
+            .write(&vec![index as u8; size], &fds)
+            .await
+            .unwrap();
+    }
+    drop(one);
+    for (index, size) in sizes.into_iter().enumerate() {
+        let frame = other.reader.read(1 << 20).await.unwrap().unwrap();
+        assert_eq!(*frame.bytes, vec![index as u8; size]);
+        assert_eq!(frame.fds.len(), index % 4, "{index}");
+    }
+    assert!(other.reader.read(1 << 20).await.unwrap().is_none());
+}
+
+#[tokio::test]
 async fn too_many_fds_are_an_error() {
     let (mut a, mut b) = unix().await;
     b.reader.max_fds(2);
