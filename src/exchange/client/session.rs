@@ -93,6 +93,8 @@ pub(super) struct SessionState {
     /// How long the server has been silent. Time in which this process did not run counts little, because then the
     /// server need not have been silent.
     pub(super) silence: Duration,
+    /// Whether the last attempt to reconnect found that no process listens.
+    pub(super) nobody: bool,
     /// What a server that is about to end says of all leases, also of those that it grants then.
     pub(super) recalled: Option<LeaseState>,
     connections: u64,
@@ -138,6 +140,7 @@ impl ClientSession {
                 leases: HashMap::new(),
                 heard: Instant::now(),
                 silence: Duration::ZERO,
+                nobody: false,
                 recalled: None,
                 connections: 1,
                 closing: None,
@@ -347,15 +350,20 @@ impl ClientSession {
     /// If none does after the time of a heartbeat, the server is gone, and its leases with it: there is no need to wait
     /// for their expiry.
     pub(super) fn still_down(&self, why: Error, nobody: bool) {
-        let state = self.lock();
+        let mut state = self.lock();
         let why = match why {
             Error::Share(ShareError::Unreachable { peer, why, .. }) => Error::peer_lost(peer, why),
             other => other,
         };
         let away = is_final(&why);
         self.set_down(why, away);
-        if nobody && state.silence >= state.terms.heartbeat {
-            self.lose(&state, "nobody listens at its address any more".into());
+        state.nobody = nobody;
+        self.lose_if_nobody(&state);
+    }
+
+    fn lose_if_nobody(&self, state: &SessionState) {
+        if state.nobody && state.silence >= state.terms.heartbeat {
+            self.lose(state, "nobody listens at its address any more".into());
         }
     }
 
@@ -375,6 +383,8 @@ impl ClientSession {
         state.silence += gone.min(tick * 2);
         state.heard = now;
         let silent = state.silence;
+        // The next attempt may be much later.
+        self.lose_if_nobody(&state);
         if silent >= state.terms.lease {
             let last = match &*self.link.borrow() {
                 Link::Down { why, .. } | Link::Over(why) => format!("; {why}"),
@@ -450,6 +460,7 @@ impl ClientSession {
         }
         state.heard = Instant::now();
         state.silence = Duration::ZERO;
+        state.nobody = false;
         state.connections += 1;
         self.link.send_replace(Link::Up(state.connections));
     }

@@ -1,6 +1,7 @@
 //! Serves a connection: requests, answers, notices, and silence.
 
 use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -151,7 +152,8 @@ impl Conversation<'_> {
         let mut excused = Duration::ZERO;
         loop {
             self.verify();
-            let more = self.notify(|| core.ended.is_cancelled()).await?;
+            let notifying = self.notify(|| core.ended.is_cancelled());
+            let more = while_not_reading(reader, notifying).await?;
             let expiry = lock(&session.credential)
                 .as_ref()
                 .and_then(|peer| peer.left((core.wall_clock)()));
@@ -170,7 +172,7 @@ impl Conversation<'_> {
                     if let Ok(job) = done
                         && !session.is_dismissed()
                     {
-                        self.done(job).await?;
+                        while_not_reading(reader, self.done(job)).await?;
                     }
                 }
                 frame = reader.read(core.limits.frame_bytes) => {
@@ -372,6 +374,18 @@ impl Conversation<'_> {
                 self.event(Event::Gone(Gone { name })).await
             }
             None => Ok(()),
+        }
+    }
+}
+
+/// Writes. If that takes long, the reader gives up its place among those that wait for a permit: it would hold one and not read.
+async fn while_not_reading<T>(reader: &mut FrameReader, writing: impl Future<Output = T>) -> T {
+    let mut writing = pin!(writing);
+    match poll_fn(|cx| Poll::Ready(writing.as_mut().poll(cx))).await {
+        Poll::Ready(written) => written,
+        Poll::Pending => {
+            reader.leave_queue();
+            writing.await
         }
     }
 }

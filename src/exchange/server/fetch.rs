@@ -33,7 +33,7 @@ const KERNEL_BYTES: usize = 1;
 /// A lease that was granted.
 pub(super) struct Grant {
     pub publication: Arc<Publication>,
-    lease: u64,
+    pub lease: u64,
     exported: Exported,
     probe: Option<u64>,
     no_fabric: Option<String>,

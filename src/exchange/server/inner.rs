@@ -110,7 +110,7 @@ impl ServerCore {
                 {
                     let all = describe(&holders, more);
                     // A withdrawal must not mistake a forgotten lease for a released one.
-                    let _ = registered.publication.left_held.set(all);
+                    let _ = registered.publication.holders.left_held.set(all);
                 }
                 holders.retain(|holder| holder.state != HolderState::Expired);
                 held.extend(describe(&holders, 0));
@@ -222,7 +222,7 @@ impl ServerCore {
         tracing::warn!(peer = %record.holder.peer, name, lease, "lease expired");
         let forgotten = state.leases.prune(publication);
         if let Some(registered) = state.publications.get_mut(&publication) {
-            registered.publication.changed.notify_waiters();
+            registered.publication.holders.changed.notify_waiters();
             // A late write there fails another probe at worst.
             if let Some(slot) = forgotten.and_then(|lease| lease.probe) {
                 registered.probes.give_back(slot);
@@ -252,7 +252,11 @@ impl ServerCore {
         for lease in &leases {
             state.returned(lease);
             if let Some(registered) = state.publications.get(&lease.publication) {
-                registered.publication.left_by_dead.store(true, Relaxed);
+                registered
+                    .publication
+                    .holders
+                    .left_by_dead
+                    .store(true, Relaxed);
             }
             let (holder, name) = (&lease.holder, state.name_of(lease.publication));
             tracing::info!(%holder, name, lease = holder.lease, "lease ended with its process");

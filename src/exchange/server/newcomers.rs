@@ -35,7 +35,7 @@ struct Queue {
 pub(super) struct Newcomer {
     id: u64,
     queue: Arc<Mutex<Queue>>,
-    _slot: Option<OwnedSemaphorePermit>,
+    _slot: OwnedSemaphorePermit,
 }
 
 /// `Ok` when the connection is to be closed; an error once it has been greeted.
@@ -79,17 +79,21 @@ impl Newcomers {
     /// Enters a connection, after the oldest of too many was closed.
     pub async fn enter(&self) -> (Newcomer, Closing) {
         let slot = loop {
-            let slot = Arc::clone(&self.slots).acquire_owned();
-            if self.slots.available_permits() > 0 {
-                break slot.await;
+            if let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
+                break slot;
             }
-            match self.close_oldest() {
+            let slot = Arc::clone(&self.slots).acquire_owned();
+            let slot = match self.close_oldest() {
                 // Its task has yet to end.
-                Ok(()) => break slot.await,
+                Ok(()) => slot.await,
                 Err(later) => match timeout_at(later, slot).await {
-                    Ok(slot) => break slot,
+                    Ok(slot) => slot,
                     Err(_) => continue,
                 },
+            };
+            // The semaphore is never closed.
+            if let Ok(slot) = slot {
+                break slot;
             }
         };
         let (close, closing) = oneshot::channel();
@@ -101,8 +105,7 @@ impl Newcomers {
         let newcomer = Newcomer {
             id,
             queue: Arc::clone(&self.queue),
-            // The semaphore is never closed.
-            _slot: slot.ok(),
+            _slot: slot,
         };
         (newcomer, closing)
     }

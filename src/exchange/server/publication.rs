@@ -30,6 +30,12 @@ pub(super) struct Publication {
     pub probe: bool,
     /// Why there are no fabric handles, once that was asked.
     pub no_fabric: OnceLock<String>,
+    pub holders: Arc<HolderEvents>,
+}
+
+/// What happens to the holders of a publication.
+#[derive(Debug, Default)]
+pub(super) struct HolderEvents {
     /// Woken when a holder is gone.
     pub changed: Notify,
     /// Whether a process that held it has ended without releasing it: it may have passed the memory on.
@@ -76,6 +82,26 @@ impl Registered {
 }
 
 impl Publication {
+    /// Returns what is kept while only holders are tracked: neither memory nor a description, which may be long and which nothing
+    /// counts once the name is gone.
+    pub fn without_memory(&self) -> Self {
+        let description = Description {
+            parts: Vec::new(),
+            ..self.description
+        };
+        Self {
+            id: self.id,
+            name: Arc::clone(&self.name),
+            memory: Mutex::new(None),
+            owner: self.owner.clone(),
+            description,
+            handle_types: self.handle_types,
+            probe: self.probe,
+            no_fabric: OnceLock::new(),
+            holders: Arc::clone(&self.holders),
+        }
+    }
+
     /// Returns the memory.
     ///
     /// # Errors

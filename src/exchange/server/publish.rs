@@ -1,15 +1,14 @@
 //! Publishes memory under a name, and withdraws it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::process::{Holder, describe};
-use super::publication::{ProbeSlots, Publication, Registered};
+use super::publication::{HolderEvents, ProbeSlots, Publication, Registered};
 use super::quota::What;
 use super::registry::ServerState;
 use super::{Server, ServerCore};
@@ -91,9 +90,7 @@ impl PublishOptions<'_> {
             handle_types,
             probe: self.probe,
             no_fabric: OnceLock::new(),
-            changed: Notify::new(),
-            left_by_dead: AtomicBool::new(false),
-            left_held: OnceLock::new(),
+            holders: Arc::default(),
         });
         state.names.insert(Arc::clone(&publication.name), id);
         let registered = Registered {
@@ -192,7 +189,7 @@ impl Published {
     /// Returns whether a holder's process ended without a release. The kernel has then unmapped the memory,
     /// unless the process had passed it on.
     pub fn left_by_dead(&self) -> bool {
-        self.publication.left_by_dead.load(Relaxed)
+        self.publication.holders.left_by_dead.load(Relaxed)
     }
 
     /// Returns whether this peer may see the name.
@@ -224,12 +221,20 @@ impl Published {
 
     /// Removes the name at once, as dropping does, but keeps listening to the holders.
     pub fn leave(&self) -> UnconfirmedRelease {
-        if self.inner.state().take_name(self.publication.id) {
+        let id = self.publication.id;
+        let mut state = self.inner.state();
+        let is_named = state.take_name(id);
+        if let Some(registered) = state.publications.get_mut(&id) {
+            registered.publication = Arc::new(self.publication.without_memory());
+        }
+        drop(state);
+        if is_named {
             self.left();
         }
         UnconfirmedRelease {
             inner: Arc::clone(&self.inner),
-            publication: Arc::clone(&self.publication),
+            id,
+            holders: Arc::clone(&self.publication.holders),
         }
     }
 
@@ -262,7 +267,7 @@ impl Published {
         self.inner.state().withdraw(publication.id, within);
         tracing::info!(name = self.name(), "withdrawing");
         loop {
-            let changed = publication.changed.notified();
+            let changed = publication.holders.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
             let still_held = |holders| {
@@ -271,7 +276,7 @@ impl Published {
             };
             {
                 let mut state = self.inner.state();
-                if let Some(holders) = publication.left_held.get() {
+                if let Some(holders) = publication.holders.left_held.get() {
                     return Err(still_held(holders.clone()));
                 }
                 if !state.leases.is_held(publication.id) {
@@ -314,7 +319,9 @@ const WITHDRAWN: &str = "the exporter has withdrawn it";
 /// It does not keep the memory itself.
 pub struct UnconfirmedRelease {
     inner: Arc<ServerCore>,
-    publication: Arc<Publication>,
+    /// The publication's number.
+    id: u64,
+    holders: Arc<HolderEvents>,
 }
 
 impl UnconfirmedRelease {
@@ -325,10 +332,10 @@ impl UnconfirmedRelease {
     /// It may be dropped and called again.
     pub async fn resolved(&self) -> bool {
         loop {
-            let changed = self.publication.changed.notified();
+            let changed = self.holders.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if !self.inner.state().leases.is_held(self.publication.id) {
+            if !self.inner.state().leases.is_held(self.id) {
                 // A server that has ended knows of no holders.
                 return !self.inner.ended.is_cancelled();
             }
@@ -342,13 +349,13 @@ impl UnconfirmedRelease {
 
     /// Returns the peers of the holders that are remembered: live ones first, then in the order of their grants.
     pub fn peers(&self) -> Vec<PeerName> {
-        let (holders, _) = self.inner.state().leases.holders(self.publication.id);
+        let (holders, _) = self.inner.state().leases.holders(self.id);
         holders.into_iter().map(|holder| holder.peer).collect()
     }
 }
 
 impl Drop for UnconfirmedRelease {
     fn drop(&mut self) {
-        (self.inner.state()).unpublish(self.publication.id, WITHDRAWN);
+        (self.inner.state()).unpublish(self.id, WITHDRAWN);
     }
 }

@@ -16,6 +16,7 @@
 //! | a request that waits, and a driver call that outlives it | answered, or the call returns | [`What::Request`], `requests_in_flight` | 2 KiB; one with a longer list of peers, 64 KiB at most, counts as several |
 //! | a lease, live or expired | it is released, or its name is gone | [`What::Lease`], [`What::Record`] | 768 bytes |
 //! | a name that a peer owns | it is deleted | [`What::Name`] | 64 KiB of peers, and a description |
+//! | memory whose name is gone, without its description | its holders are gone | [`What::Record`] of one of them at least | 768 bytes |
 //! | fds that are sent | they are closed | [`What::Fd`], `fds_per_connection` | |
 
 use std::collections::HashMap;

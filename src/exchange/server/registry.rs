@@ -219,7 +219,7 @@ impl ServerState {
         }
         if let Some(registered) = self.publications.remove(&id) {
             shrink(&mut self.publications);
-            registered.publication.changed.notify_waiters();
+            registered.publication.holders.changed.notify_waiters();
         }
     }
 
@@ -298,7 +298,7 @@ impl ServerState {
             if let Some(slot) = lease.probe {
                 registered.probes.give_back(slot);
             }
-            registered.publication.changed.notify_waiters();
+            registered.publication.holders.changed.notify_waiters();
         }
     }
 

@@ -5,6 +5,8 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::timeout;
+
 use super::allocate::{Refused, invalid, not_found};
 use super::audit::audit;
 use super::fetch::Grant;
@@ -84,7 +86,7 @@ pub(super) fn is_large(publication: &Publication) -> bool {
 }
 
 /// Answers a request of a connection with so many others that wait. Its first poll does not block. A large answer waits for its
-/// permit here, where it holds up no other.
+/// permit here, where it holds up no other, for as long as a frame may take to write.
 pub(super) async fn handle(
     core: Arc<ServerCore>,
     link: Arc<Link>,
@@ -93,22 +95,26 @@ pub(super) async fn handle(
 ) -> Answered {
     let subject = subject(&ask);
     let mut counted = None;
-    let result = match core.count_request(&link, &ask, waiting) {
+    let mut result = match core.count_request(&link, &ask, waiting) {
         Ok(count) => {
             counted.clone_from(&count);
             core.answer(&link, ask, waiting, count).await
         }
         Err(refused) => Err(refused),
     };
-    let reply = result.unwrap_or_else(|refused| core.refused(&link, subject, refused));
-    let large = if reply.is_large() {
-        Some(link.large.clone().permit().await)
-    } else {
-        None
-    };
+    let mut large = None;
+    if let Ok(reply) = &result
+        && reply.is_large()
+    {
+        let permit = link.large.clone().permit();
+        match timeout(core.limits.write, permit).await {
+            Ok(permit) => large = Some(permit),
+            Err(_) => result = Err(core.undo(&link, subject.0, reply).await),
+        }
+    }
     Answered {
         id,
-        reply,
+        reply: result.unwrap_or_else(|refused| core.refused(&link, subject, refused)),
         _large: large,
         _counted: counted,
     }
@@ -164,6 +170,26 @@ impl ServerCore {
         }
         let reason = reason.word().into();
         Answer::Refused(protocol::Refused { reason, detail }).into()
+    }
+
+    /// Undoes a request whose large answer cannot be written in time; returns the refusal.
+    async fn undo(&self, link: &Link, request: &str, reply: &Reply) -> Refused {
+        match reply {
+            Reply::Grant(grant) => {
+                // It may have ended meanwhile.
+                let _ = self.release(link, grant.lease);
+                link.session.granted(grant.lease);
+            }
+            Reply::Entry(created) if request == "create" => {
+                let name = created.name.to_string();
+                // Best effort: the client learns from a list whether it exists.
+                let _ = self.delete(link, Delete { name, ms: 0 }).await;
+            }
+            // The others leave nothing, or what a second request finds again.
+            _ => {}
+        }
+        let why = "this peer's other connections do not read their large answers";
+        (Refusal::TimedOut, why.into())
     }
 
     /// Counts a request that may wait.
@@ -272,7 +298,7 @@ impl ServerCore {
             notify: self.state().await_name(&ask.name),
         };
         let longest = Duration::from_millis(ask.ms).min(self.limits.wait);
-        let found = tokio::time::timeout(longest, waiting.until_seen(link)).await;
+        let found = timeout(longest, waiting.until_seen(link)).await;
         let publication = found.map_err(|_| (Refusal::TimedOut, String::new()))?;
         Ok(Reply::Entry(publication))
     }
@@ -317,7 +343,7 @@ impl ServerCore {
             result
         };
         let work = self.tasks.spawn_blocking(call);
-        match tokio::time::timeout(self.limits.request, work).await {
+        match timeout(self.limits.request, work).await {
             Ok(Ok(Ok(result))) => Ok(result),
             Ok(Ok(Err(error))) => Err((Refusal::Internal, error.to_string())),
             Ok(Err(_)) => Err((Refusal::Internal, "a driver call panicked".into())),
@@ -395,7 +421,7 @@ impl ServerCore {
 
 /// Waits for the allocator, for this long.
 async fn within(limit: Duration, work: Allocation<'_>) -> Result<(), Refused> {
-    let worked = tokio::time::timeout(limit, work).await;
+    let worked = timeout(limit, work).await;
     worked.map_err(|_| (Refusal::TimedOut, String::new()))?
 }
 

@@ -170,6 +170,12 @@ impl ServerSession {
         outbox.shrink();
     }
 
+    /// Returns how many names wait to be sent.
+    #[cfg(test)]
+    pub fn news(&self) -> usize {
+        self.outbox().news.len()
+    }
+
     /// Returns the user at the other end, if its connection is a Unix socket.
     pub fn user(&self) -> Option<u32> {
         self.outbox().attached.user

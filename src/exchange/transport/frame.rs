@@ -280,6 +280,12 @@ impl FrameReader {
         }
     }
 
+    /// Gives up the place among those that wait for a permit, and takes the last one at the next read. For a connection that stops
+    /// reading while it writes: it would get the permit and not use it.
+    pub(crate) fn leave_queue(&mut self) {
+        self.waiting = None;
+    }
+
     /// Returns the length of the present frame, or of the last one that was too long.
     pub(crate) fn announced(&self) -> u32 {
         u32::from_be_bytes(self.assembly.header)
@@ -358,7 +364,7 @@ impl FrameWriter {
     }
 
     /// Writes whole frames, in one write: one segment, one TLS record, one wakeup at the other end.
-    async fn send(&mut self, whole: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+    pub(crate) async fn send(&mut self, whole: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         if std::mem::replace(&mut self.broken, true) {
             return Err(Error::peer_lost(
                 self.peer.to_string(),

@@ -426,6 +426,23 @@ async fn where_nobody_listens_leases_are_lost_sooner() {
 }
 
 #[tokio::test]
+async fn where_nobody_listens_leases_are_lost_before_the_next_attempt_to_connect() {
+    let driver = importer();
+    let (fake, memory) = (Fake::new().await.times(40, 3_600_000), Memory::new());
+    let hour = Duration::from_secs(3600);
+    let options = fake.options().reconnect(Reconnect::backoff(hour, hour));
+    let (client, mut peer) = fake.client_of(options, &driver).await;
+    let (remote, _) = tokio::join!(client.fetch("a").go(), peer.grant(7, &memory));
+    let remote = remote.unwrap();
+    drop((peer, fake));
+    let is_down = |link: &session::Link| matches!(link, session::Link::Down { .. }).then_some(());
+    within(client.session().link_is(is_down)).await;
+    let refused = Error::peer_lost("test", "connection refused");
+    client.session().still_down(refused, true);
+    assert!(within(remote.changed()).await.is_lost());
+}
+
+#[tokio::test]
 async fn pings_come_twice_in_a_heartbeat() {
     let driver = importer();
     let fake = Fake::new().await.times(60, 60_000);

@@ -209,6 +209,94 @@ async fn large_answers_that_a_peer_does_not_read_hold_up_only_large_ones() {
 }
 
 #[tokio::test]
+async fn a_large_answer_waits_for_its_permit_for_the_time_of_a_write_and_its_grant_is_undone() {
+    const PARTS: u64 = 300;
+    let driver = driver();
+    let limits = Limits {
+        write: ms(50),
+        ..limits()
+    };
+    let server = loopback().limits(limits).start().await.unwrap();
+    let buffer = Buffer::on(NodeId(0)).bytes(PARTS * 2 * MIB).shareable();
+    let buffer = buffer.chunk(2 * MIB).allocate(&driver).unwrap();
+    let published = server.publish("a", buffer).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let mut permits = Vec::new();
+    for _ in 0..4 {
+        let [_, writes] = server.handle.inner.quota.large(&PeerName::Local);
+        permits.push(writes.permit().await);
+    }
+    assert_eq!(raw.fetch(fetch("a")).await.unwrap_err(), Refusal::TimedOut);
+    let stats = server.stats();
+    assert_eq!((stats.fetches, stats.leases), (1, 0));
+    permits.clear();
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    raw.release(granted.lease).await;
+    drop((published, raw));
+    close(server, &driver).await;
+}
+
+/// A connection that is written to is not read, and waits for no permit.
+#[tokio::test]
+async fn a_peer_that_does_not_read_keeps_no_place_among_those_that_wait_for_a_permit() {
+    const NAMES: usize = 3000;
+    let driver = driver();
+    let options = Server::options().limits(limits());
+    let (_directory, address, server) = start_at_unix(options).await;
+    let peer = PeerName::User(rustix::process::geteuid().as_raw());
+    let open = async || Raw::open_at(&address, &Security::Plain, &hello()).await;
+    let (mut silent, mut other) = (open().await, open().await);
+    let mut permits = Vec::new();
+    for _ in 0..4 {
+        let [reads, _] = server.handle.inner.quota.large(&peer);
+        permits.push(reads.permit().await);
+    }
+    silent.names("").await;
+    let watch = Watch { prefix: "".into() };
+    silent.ask(Ask::Watch(watch)).await;
+    // It fits into the socket.
+    let held = || {
+        Ask::Held(Leases {
+            leases: (1..9000).map(|n| n << 40).collect(),
+        })
+    };
+    let large = encode(&(9_u64, held()));
+    let head = [&(large.len() as u32).to_be_bytes()[..], &large[..72 << 10]].concat();
+    silent.connection.writer.send(&head, &[]).await.unwrap();
+    // Until then the server has read as much as it reads.
+    assert!(other.is_answered().await && other.is_answered().await);
+    let shared = memory(&driver);
+    let published: Vec<_> = (0..NAMES)
+        .map(|n| {
+            server
+                .publish(format!("{n}"), shared.clone())
+                .now()
+                .unwrap()
+        })
+        .collect();
+    let session = server
+        .handle
+        .inner
+        .state()
+        .sessions
+        .iter()
+        .find(|s| s.news() > 0)
+        .cloned();
+    let session = session.unwrap();
+    let mut last = 0;
+    until("its connection is full", || {
+        let news = session.news();
+        news > 0 && std::mem::replace(&mut last, news) == news
+    })
+    .await;
+    let id = other.send(held()).await;
+    permits.pop();
+    other.answer(id).await;
+    drop((published, shared, silent, other, session));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
 async fn a_long_list_of_leases_counts_as_several_requests() {
     let driver = driver();
     let limits = Limits {
