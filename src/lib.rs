@@ -204,7 +204,7 @@ pub mod exchange {
         Absence, Address, Client, ClientOptions, CreateOptions, End, Error, FetchOptions, Follow,
         Followed, LeaseState, Leased, Limits, MAX_PATTERNS, Mismatch, Namespaces, Owner, PeerList,
         PeerName, Proof, Reconnect, Refusal, RemoteBuffer, Result, Security, Server, Tls, TlsFiles,
-        TlsPem, Watch, WatchEvent, blocking, directory, group, protocol, server, tls,
+        TlsPem, blocking, directory, group, protocol, server, tls,
     };
 }
 

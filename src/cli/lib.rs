@@ -77,10 +77,6 @@ enum Command {
     ///
     /// Exit status: 0 deleted, 1 failed, 2 for wrong usage, 3 if it was still held at the deadline.
     Delete(names::Delete),
-    /// Show names as they appear and disappear
-    ///
-    /// It reports when the server goes away, waits for it, and continues.
-    Watch(names::Watch),
     /// Show whose memory it is: the allocations of all processes of this user that offer their ledgers
     ///
     /// A process offers its ledger with the environment variable EGMEM_PS=1; egmem serve always does. The report also
@@ -111,7 +107,6 @@ impl Command {
             Self::Topo(topo) => topo.run()?,
             Self::Ls(ls) => ls.run()?,
             Self::Fetch(fetch) => fetch.run()?,
-            Self::Watch(watch) => watch.run()?,
             Self::Ps(ps) => ps.run()?,
             Self::Certs(certs) => certs.run()?,
             Self::Completions(completions) => completions.run(definition)?,

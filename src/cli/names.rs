@@ -1,22 +1,17 @@
-//! The commands about names: `egmem ls`, `egmem watch` and `egmem delete`.
+//! The commands about names: `egmem ls` and `egmem delete`.
 
 use std::time::Duration;
-use std::{future, io, thread};
 
 use clap::Args;
 use comfy_table::{ContentArrangement, Table, presets};
 use egmem::driver::{Access, Location};
 use egmem::exchange::protocol::Entry;
-use egmem::exchange::{Address, Client, Error, Refusal, Result, WatchEvent};
+use egmem::exchange::{Address, Client, Error, Refusal, Result};
 use egmem::size::Bytes;
-use egmem::text::escape_json;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
 
 use crate::connect::{self, Connect, block_on, default_address};
-use crate::output::{DONE, STILL_HELD, complain, print, print_json, print_while_read};
+use crate::output::{DONE, STILL_HELD, complain, print, print_json};
 
 /// Which names to show, and in which form.
 #[derive(Args, Debug)]
@@ -84,83 +79,6 @@ impl Ls {
         }
         let lines = table.lines().map(|line| format!("{}\n", line.trim()));
         Ok(print(&lines.collect::<String>())?)
-    }
-}
-
-/// `egmem watch`
-#[derive(Args, Debug)]
-pub struct Watch {
-    #[command(flatten)]
-    names: Names,
-}
-
-impl Watch {
-    /// Shows events until it is ended, or its reader closes the pipe. Waits while the server is away.
-    pub fn run(&self) -> Result<()> {
-        block_on(async {
-            let client = self.names.client().await?;
-            let mut watch = client.watch(self.names.prefix.as_str()).await?;
-            let mut reader_gone = std::pin::pin!(reader_gone());
-            loop {
-                let event = tokio::select! {
-                    event = watch.recv() => event?,
-                    () = &mut reader_gone => return Ok(()),
-                };
-                let json = || escape_json(&event_value(&event).to_string()).into_owned() + "\n";
-                let text = if self.names.json {
-                    json()
-                } else {
-                    line(&event)
-                };
-                if !print_while_read(&text)? {
-                    return Ok(());
-                }
-            }
-        })
-    }
-}
-
-/// Ends when standard output is a pipe and its reader has closed it. Never ends for a file.
-async fn reader_gone() {
-    let (tell, told) = oneshot::channel();
-    // A thread of its own, which nothing waits for: it ends with the process.
-    let _ = thread::Builder::new().spawn(move || {
-        let stdout = io::stdout();
-        // Without requested events, poll reports only errors and hang-ups.
-        let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
-        while poll(&mut polled, None) == Err(Errno::INTR) {}
-        let _ = tell.send(());
-    });
-    if told.await.is_err() {
-        future::pending().await // there is no thread: the next write reports the closed pipe
-    }
-}
-
-/// Returns an event as a line for people.
-fn line(event: &WatchEvent) -> String {
-    match event {
-        WatchEvent::Published(entry) => format!(
-            "+ {}  {}  {}  {}  {}\n",
-            entry.name,
-            Bytes(entry.memory.len),
-            places(entry),
-            access(entry.memory.access),
-            entry.owner,
-        ),
-        WatchEvent::Gone(name) => format!("- {name}\n"),
-        WatchEvent::Away(why) => format!("? {why}; what to do: wait for it, or end this\n"),
-        WatchEvent::Missed(count) => format!("? at least {count} events were missed\n"),
-        other => format!("? {other:?}\n"),
-    }
-}
-
-fn event_value(event: &WatchEvent) -> Value {
-    match event {
-        WatchEvent::Published(entry) => json!({"event": "published", "entry": value(entry)}),
-        WatchEvent::Gone(name) => json!({"event": "gone", "name": name}),
-        WatchEvent::Away(why) => json!({"event": "away", "why": why}),
-        WatchEvent::Missed(count) => json!({"event": "missed", "count": count}),
-        other => json!({"event": "other", "detail": format!("{other:?}")}),
     }
 }
 

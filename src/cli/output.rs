@@ -10,7 +10,7 @@ use egmem::{Error, Result};
 
 use crate::log;
 use crate::stdio::{self, complain_painted};
-pub use crate::stdio::{print, print_json, print_painted, print_while_read};
+pub use crate::stdio::{print, print_json, print_painted};
 
 /// Success.
 pub const DONE: u8 = 0;

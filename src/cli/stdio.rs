@@ -8,12 +8,7 @@ use egmem::{Error, Result};
 /// Writes `text` to standard output, with control characters escaped except line feeds and tabs. A reader
 /// that has closed the pipe (`egmem topo | head -1`) is not an error.
 pub fn print(text: &str) -> Result<()> {
-    print_while_read(text).map(drop)
-}
-
-/// As [`print()`], for endless output; returns `false` if the reader has closed the pipe.
-pub fn print_while_read(text: &str) -> Result<bool> {
-    print_painted(&escape_lines(text))
+    print_painted(&escape_lines(text)).map(drop)
 }
 
 /// Writes `text` unchanged: its colours are this program's, and everything else in it is escaped already.

@@ -2,8 +2,8 @@
 //!
 //! Each client and server has a runtime on a thread of its own, so that heartbeats continue while the program
 //! does something else. The calls wait on the caller's thread. Within a tokio runtime they fail with
-//! [`InvalidArgument`](crate::MemoryError::InvalidArgument) instead of blocking it: use [`exchange`](crate) there. To watch or
-//! follow names, use it too.
+//! [`InvalidArgument`](crate::MemoryError::InvalidArgument) instead of blocking it: use [`exchange`](crate) there. To follow
+//! names, use it too.
 //!
 //! The thread ends with the last of the values that were made by way of one client or server.
 

@@ -31,7 +31,7 @@ pub use access::{MAX_PATTERNS, Namespaces, Owner, PeerList, PeerName};
 pub use address::Address;
 pub use client::{
     Absence, Client, ClientOptions, CreateOptions, FetchOptions, Follow, Followed, LeaseState,
-    Leased, Proof, Reconnect, RemoteBuffer, Watch, WatchEvent,
+    Leased, Proof, Reconnect, RemoteBuffer,
 };
 pub use error::{End, Error, Mismatch, Refusal, Result};
 pub use limits::Limits;

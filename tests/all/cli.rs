@@ -420,7 +420,6 @@ fn every_help_tells_the_exit_status_and_the_log() {
         "ls",
         "fetch",
         "delete",
-        "watch",
         "certs",
         "certs init",
         "certs issue",

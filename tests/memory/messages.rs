@@ -57,12 +57,6 @@ const ANSWERED: &[Message] = &[
             wrote: Some(1),
         })
     }),
-    ("watch", 0, |id| Ask::Watch(Watch { prefix: name(id) })),
-    ("watch in vain", 0, |_| {
-        Ask::Watch(Watch {
-            prefix: "x".repeat(1000),
-        })
-    }),
     ("delete in vain", WAITING, |id| {
         Ask::Delete(Delete {
             name: name(id),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use egmem::driver::HandleType;
 use egmem::exchange::{
-    Client as Connection, CreateOptions, Error, LeaseState, Refusal, RemoteBuffer, Watch,
+    Client as Connection, CreateOptions, Error, LeaseState, Refusal, RemoteBuffer,
 };
 use fastrand::Rng;
 
@@ -44,7 +44,6 @@ struct Worker {
     held: Vec<RemoteBuffer>,
     /// Its names that it has written to in this life of the service.
     written: HashSet<String>,
-    watch: Option<Watch>,
 }
 
 impl Worker {
@@ -56,7 +55,6 @@ impl Worker {
             connection: None,
             held: Vec::new(),
             written: HashSet::new(),
-            watch: None,
         }
     }
 
@@ -78,7 +76,7 @@ impl Worker {
             return tokio::time::sleep(Duration::from_millis(50)).await;
         };
         self.answer_withdrawals().await;
-        match self.rng.u32(..24) {
+        match self.rng.u32(..23) {
             0..4 => self.create(&connection).await,
             4..8 => self.fetch_own(&connection).await,
             8..12 => self.fetch_any(&connection).await,
@@ -86,9 +84,8 @@ impl Worker {
             16..18 => self.delete(&connection).await,
             18 => self.fetch_configured(&connection).await,
             19 => self.wait(&connection).await,
-            20 => self.watch(&connection).await,
-            21 => self.cancel(&connection).await,
-            22 => self.lease_only(&connection).await,
+            20 => self.cancel(&connection).await,
+            21 => self.lease_only(&connection).await,
             _ if self.rng.u32(..4) == 0 => self.leave(connection).await,
             _ => self.look_at_held(),
         }
@@ -330,28 +327,5 @@ impl Worker {
         let wait = connection.wait(&name, patience);
         let waited = self.client.risk(&mut self.rng, "waiting", wait).await;
         let _ = self.note("wait", waited);
-    }
-
-    async fn watch(&mut self, connection: &Connection) {
-        let Some(watch) = &mut self.watch else {
-            let watch = connection.watch("").await;
-            self.watch = self.note("watch", watch);
-            return;
-        };
-        let mut failed = None;
-        for _ in 0..8 {
-            match tokio::time::timeout(Duration::from_millis(2), watch.recv()).await {
-                Ok(Ok(_)) => self.client.tally.count("news"),
-                Ok(Err(error)) => failed = Some(error),
-                Err(_) => break,
-            }
-        }
-        if let Some(error) = failed {
-            let _ = self.note("watch", Err::<(), _>(error));
-        }
-        self.client.brink(&mut self.rng, "watching");
-        if self.rng.u32(..4) == 0 {
-            self.watch = None;
-        }
     }
 }

@@ -216,7 +216,7 @@ impl ClientSession {
         let is_release = |request: &Pending| matches!(request, Pending::Release(_));
         let unsent = state.internal.iter().any(is_release);
         let ends = if state.departing {
-            !unsent || !matches!(&*self.link.borrow(), Link::Up(_))
+            !unsent || !matches!(&*self.link.borrow(), Link::Up)
         } else {
             !unsent && !state.pending.values().any(is_release)
         };
@@ -370,7 +370,6 @@ impl ClientSession {
                 }
                 state.recalled = Some(recalled);
             }
-            Event::Published(_) | Event::Gone(_) => self.notify(event),
             Event::Dismissed(why) => {
                 let peer = self.peer();
                 let why = match Refusal::from_word(&why.reason) {

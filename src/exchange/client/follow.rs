@@ -1,7 +1,6 @@
 //! Following a name: returns its memory, and again each time the name gets other memory.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch::Receiver;
@@ -9,11 +8,13 @@ use tokio::time::{Instant, sleep_until};
 
 use super::connect::is_final;
 use super::session::Link;
-use super::watch::{Watch, WatchEvent};
 use super::{Client, FetchOptions, LeaseState, Reconnect, RemoteBuffer};
 use crate::limits::deadline;
 use crate::share::Description;
 use crate::{Error, MemoryError, Refusal, Result, ShareError};
+
+/// How long one request waits for the name.
+const WAIT: Duration = Duration::from_secs(3600);
 
 /// The current state of a followed name.
 #[derive(Debug)]
@@ -36,10 +37,8 @@ pub enum Absence {
     Away(String),
     /// The lease on the memory returned last is being withdrawn, or is lost.
     Lease(LeaseState),
-    /// The client cannot fetch the memory, or cannot watch the name, at present. If this client cannot use this memory
-    /// ([`Error::Mismatched`], [`Error::NoCommonHandle`], [`Error::Refused`] with `read_only`, `wrong_owner` or
-    /// `no_common_handle`), the next attempt follows when the name gets other memory, another owner or other access;
-    /// otherwise after a pause.
+    /// The client cannot fetch the memory at present, for example because of a limit, or because this client cannot use this memory
+    /// ([`Error::Mismatched`], [`Error::NoCommonHandle`]). The next attempt follows after a pause.
     Unavailable(Error),
 }
 
@@ -54,20 +53,12 @@ impl fmt::Display for Absence {
     }
 }
 
-/// The memory that was returned last.
-#[derive(Debug)]
-struct Returned {
-    /// What the name denoted when it was fetched, and what the server granted.
-    memories: [Description; 2],
-    lease: Receiver<LeaseState>,
-}
-
 /// Follows a name across withdrawals, deletions, broken connections and exporter restarts.
 ///
 /// [`next`](Self::next) returns states, not a history: a caller that is slower than the changes gets the
-/// newest one. The same memory (same identity and bounds) is returned only once, with two exceptions: after
-/// [`Followed::Gone`], and after the lease on it was withdrawn or lost, because then the exporter no longer
-/// keeps the memory for the caller.
+/// newest one. The same memory is returned again only after [`Followed::Gone`]. A name gets other memory only after the leases
+/// on the memory before were withdrawn or lost, so a `Follow` waits for that; once the caller has released the memory, it looks
+/// the name up from time to time, with the pauses of the client's [`reconnect`](super::ClientOptions::reconnect) options.
 ///
 /// **Memory that was returned before belongs to the caller.** Its lease continues like that of any
 /// [`RemoteBuffer`], also when other memory is returned next: nothing is unmapped or replaced under the caller, and
@@ -75,8 +66,7 @@ struct Returned {
 /// uses the old memory, then drop or release it. Until then [`RemoteBuffer::state`] tells whether the
 /// exporter still keeps it.
 ///
-/// Nothing happens between two calls of `next`. The server keeps the watch on the name for as long as the connection
-/// lasts; a session can watch 64 names or prefixes. A `Follow` keeps the client's connection open, as a clone of the
+/// Nothing happens between two calls of `next`. A `Follow` keeps the client's connection open, as a clone of the
 /// [`Client`] does.
 ///
 /// ```
@@ -106,18 +96,18 @@ struct Returned {
 #[derive(Debug)]
 pub struct Follow {
     fetch: FetchOptions,
-    watch: Watch,
-    /// Why there is no memory, if there is none.
-    absence: Option<Absence>,
+    /// The lease on the memory returned last, until it is released.
+    lease: Option<Receiver<LeaseState>>,
+    /// That memory, until it is gone.
+    seen: Option<Description>,
     /// Whether [`next`](Self::next) returned last that there is none.
     gone: bool,
-    returned: Option<Returned>,
-    /// Failed fetches and watches in a row.
+    /// Whether nothing was under the name at the last attempt.
+    absent: bool,
+    /// Failed attempts in a row.
     failures: u32,
-    /// No fetch before.
-    fetch_at: Option<Instant>,
-    /// No request for a watch before.
-    watch_at: Option<Instant>,
+    /// No attempt before.
+    not_before: Option<Instant>,
     ended: Option<Error>,
 }
 
@@ -159,193 +149,122 @@ impl Follow {
     }
 
     async fn advance(&mut self) -> Result<Followed> {
-        let session = Arc::clone(self.fetch.client.session());
+        let session = self.fetch.client.session().clone();
         let end = |link: &Link| {
             let why = link.away()?;
             let ends = matches!(link, Link::Over(_)) || is_final(why);
             ends.then(|| why.clone())
         };
         loop {
-            if !self.gone
-                && let Some(absence) = &self.absence
-            {
-                self.gone = true;
-                return Ok(Followed::Gone(absence.clone()));
-            }
-            let due = self.fetch_due();
-            let options = self.fetch.clone();
-            let fetch = async {
-                match due {
-                    Some(at) => sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-                options.go().await
+            let holds = self.lease.is_some() && !self.gone;
+            let absence = tokio::select! {
+                biased;
+                why = session.link_is(end) => return Err(why),
+                why = refusal(self.lease.clone()) => return Err(why),
+                why = session.away(), if !self.gone => Absence::Away(why.to_string()),
+                state = lost(self.lease.clone()), if holds => match state {
+                    Some(state) => Absence::Lease(state),
+                    None => {
+                        self.lease = None;
+                        continue;
+                    }
+                },
+                fetched = self.attempt(), if !holds => match fetched {
+                    Ok(memory) => return Ok(self.fetched(memory)),
+                    Err(error) => match self.failed(error)? {
+                        Some(absence) => absence,
+                        None => continue,
+                    },
+                },
             };
-            tokio::pin!(fetch);
-            // The fetch goes on while nothing is learned of the name.
-            loop {
-                tokio::select! {
-                    biased;
-                    why = session.link_is(end) => return Err(why),
-                    state = lease_change(&mut self.returned) => match state {
-                        LeaseState::Lost(why) if is_final(&why) => return Err(why),
-                        state if state != LeaseState::Held && !self.gone => {
-                            self.gone = true;
-                            return Ok(Followed::Gone(Absence::Lease(state)));
-                        }
-                        _ => {}
-                    },
-                    updated = update(&mut self.watch, self.watch_at) => match updated {
-                        Ok(()) if self.has_changed() || due.is_none() => break,
-                        Ok(()) => {}
-                        Err(error) => {
-                            self.watch_failed(error)?;
-                            break;
-                        }
-                    },
-                    fetched = &mut fetch => match fetched {
-                        Ok(memory) => return Ok(self.fetched(memory)),
-                        Err(error) => {
-                            self.fetch_failed(error)?;
-                            break;
-                        }
-                    },
-                }
+            self.seen = None;
+            if !std::mem::replace(&mut self.gone, true) {
+                return Ok(Followed::Gone(absence));
             }
         }
     }
 
-    /// Returns when to fetch, if the caller does not have the memory that the name denotes.
-    fn fetch_due(&self) -> Option<Instant> {
-        let may_fetch = self.watch.is_current() && !self.is_unusable();
-        let entry = self.watch.names().next().filter(|_| may_fetch)?;
-        let is_entry = |memory: &Description| is_same(memory, &entry.memory);
-        let has = self.holds() && self.returned.as_ref()?.memories.iter().any(is_entry);
-        (!has).then(|| self.fetch_at.unwrap_or_else(Instant::now))
-    }
-
-    /// Returns whether the exporter keeps the memory returned last, and the caller was not told to drop it.
-    fn holds(&self) -> bool {
-        let returned = self.returned.as_ref().filter(|_| !self.gone);
-        returned.is_some_and(|returned| *returned.lease.borrow() == LeaseState::Held)
-    }
-
-    /// Takes over what the watch knows of the name. Returns whether a fetch in progress is of other memory.
-    fn has_changed(&mut self) -> bool {
-        self.watch_at = None;
-        let mut changed = false;
-        for event in self.watch.events.drain(..) {
-            changed |= !matches!(event, WatchEvent::Missed(_));
-            if let WatchEvent::Away(why) = event {
-                self.absence = Some(Absence::Away(why));
+    /// Fetches the memory: after a pause, once the name is there if it was not, and once it has other memory if the caller has
+    /// released the last one.
+    async fn attempt(&self) -> Result<RemoteBuffer> {
+        let (client, name) = (&self.fetch.client, &self.fetch.name);
+        if let Some(at) = self.not_before {
+            sleep_until(at).await;
+        }
+        if self.absent {
+            client.wait(name, WAIT).await?;
+        }
+        let mut looks = 0;
+        while let Some(seen) = &self.seen {
+            match client.entry(name).await? {
+                Some(entry) if is_same(seen, &entry.memory) => {}
+                _ => break,
             }
+            sleep_until(self.pause(looks)).await;
+            looks += 1;
         }
-        if !self.watch.is_current() {
-            return changed;
-        }
-        // Over a new connection this client may get other handles.
-        let is_usable_now = std::mem::take(&mut self.watch.listed_anew) && self.is_unusable();
-        if self.watch.names().next().is_none() {
-            self.absence = Some(Absence::NotThere);
-        } else if changed || is_usable_now || self.is_over() {
-            self.absence = None;
-            self.failures = 0;
-            self.fetch_at = None;
-        }
-        changed
+        self.fetch.clone().go().await
     }
 
-    /// Returns whether a current watch that has the name ends the absence: not that of a fetch which was refused, and which is
-    /// repeated after its pause.
-    fn is_over(&self) -> bool {
-        match self.absence {
-            Some(Absence::Away(_)) => true,
-            Some(Absence::NotThere) => self.fetch_at.is_none(),
-            _ => false,
-        }
-    }
-
-    /// Returns whether this client cannot use the memory that is listed.
-    fn is_unusable(&self) -> bool {
-        matches!(&self.absence, Some(Absence::Unavailable(why)) if is_of_this_memory(why))
-    }
-
-    fn fetched(&mut self, memory: RemoteBuffer) -> Followed {
-        let granted = memory.description().clone();
-        let listed = self.watch.names().next().map(|entry| entry.memory.clone());
-        self.returned = Some(Returned {
-            memories: [listed.unwrap_or_else(|| granted.clone()), granted],
-            lease: memory.grant.lease.states(),
-        });
-        self.gone = false;
-        self.absence = None;
-        self.failures = 0;
-        self.fetch_at = None;
-        Followed::Memory(Box::new(memory))
-    }
-
-    fn fetch_failed(&mut self, error: Error) -> Result<()> {
-        let error = self.may_go_on(error)?;
-        tracing::debug!(name = self.fetch.name, %error, "followed memory is not available");
-        self.fetch_at = Some(self.pause());
-        self.absence = Some(match error.refusal() {
-            Some(Refusal::NotFound) => Absence::NotThere,
-            _ => Absence::Unavailable(error),
-        });
-        Ok(())
-    }
-
-    /// Notes that the name cannot be watched. A lease that is held says that its memory is still there.
-    fn watch_failed(&mut self, error: Error) -> Result<()> {
-        let error = self.may_go_on(error)?;
-        tracing::debug!(name = self.fetch.name, %error, "cannot watch a followed name");
-        self.watch_at = Some(self.pause());
-        if !self.holds() {
-            self.absence = Some(Absence::Unavailable(error));
-        }
-        Ok(())
-    }
-
-    /// # Errors
-    /// The error that ends the follow.
-    fn may_go_on(&self, error: Error) -> Result<Error> {
-        let session = self.fetch.client.session();
-        if !session.is_open() {
-            Err(session.down())
-        } else if ends(&error) {
-            Err(error)
-        } else {
-            Ok(error)
-        }
-    }
-
-    /// Counts a failure, and returns when the pause after it ends.
-    fn pause(&mut self) -> Instant {
+    /// Returns when a pause after so many attempts ends.
+    fn pause(&self, attempts: u32) -> Instant {
         let mut reconnect = self.fetch.client.session().dial.options.reconnect;
         if reconnect.is_never() {
             reconnect = Reconnect::default();
         }
-        let pause = reconnect.pause(self.failures);
+        deadline(reconnect.pause(attempts).max(Duration::from_millis(1)))
+    }
+
+    fn fetched(&mut self, memory: RemoteBuffer) -> Followed {
+        self.lease = Some(memory.grant.lease.states());
+        self.seen = Some(memory.description().clone());
+        (self.gone, self.absent, self.failures, self.not_before) = (false, false, 0, None);
+        Followed::Memory(Box::new(memory))
+    }
+
+    /// Returns why there is no memory; `None` if the next attempt tells.
+    ///
+    /// # Errors
+    /// The error that ends the follow.
+    fn failed(&mut self, error: Error) -> Result<Option<Absence>> {
+        let session = self.fetch.client.session();
+        if !session.is_open() {
+            return Err(session.down());
+        }
+        if ends(&error) {
+            return Err(error);
+        }
+        tracing::debug!(name = self.fetch.name, %error, "followed memory is not available");
+        if matches!(error.refusal(), Some(Refusal::NotFound | Refusal::Closing)) {
+            // Until a request says that the name is there.
+            let is_new = !std::mem::replace(&mut self.absent, true);
+            return Ok(is_new.then_some(Absence::NotThere));
+        }
+        if self.absent && error.is_timed_out() {
+            return Ok(None);
+        }
+        self.not_before = Some(self.pause(self.failures));
         self.failures = self.failures.saturating_add(1);
-        deadline(pause.max(Duration::from_millis(1)))
+        let is_lost = error.is_peer_lost();
+        Ok((!is_lost).then_some(Absence::Unavailable(error)))
     }
 }
 
-async fn update(watch: &mut Watch, at: Option<Instant>) -> Result<()> {
-    if let Some(at) = at {
-        sleep_until(at).await;
-    }
-    watch.update().await?;
-    // The caller gets the newest state.
-    watch.catch_up()
+/// Waits until the lease is no longer held; `None` once it was released.
+async fn lost(lease: Option<Receiver<LeaseState>>) -> Option<LeaseState> {
+    let mut lease = lease?;
+    let state = lease.wait_for(|state| *state != LeaseState::Held).await;
+    state.ok().map(|state| state.clone())
 }
 
-/// Waits until the state of the returned memory's lease changes; forever once it was released or lost.
-async fn lease_change(returned: &mut Option<Returned>) -> LeaseState {
-    if let Some(returned) = returned
-        && returned.lease.changed().await.is_ok()
+/// Waits until the lease ends because this client is no longer let in.
+async fn refusal(lease: Option<Receiver<LeaseState>>) -> Error {
+    let refuses = |state: &LeaseState| matches!(state, LeaseState::Lost(why) if is_final(why));
+    if let Some(mut lease) = lease
+        && let Ok(state) = lease.wait_for(refuses).await
+        && let LeaseState::Lost(why) = &*state
     {
-        return returned.lease.borrow_and_update().clone();
+        return why.clone();
     }
     std::future::pending().await
 }
@@ -373,18 +292,6 @@ fn ends(error: &Error) -> bool {
         )
 }
 
-/// Returns whether this client cannot use this memory, but perhaps other memory under the name.
-fn is_of_this_memory(error: &Error) -> bool {
-    use Refusal::{NoCommonHandle, ReadOnly, WrongOwner};
-    matches!(
-        error,
-        Error::Mismatched { .. } | Error::NoCommonHandle { .. }
-    ) || matches!(
-        error.refusal(),
-        Some(NoCommonHandle | ReadOnly | WrongOwner)
-    )
-}
-
 impl Client {
     /// Follows a name: [`Follow::next`] returns its memory, and again each time the name gets other memory.
     /// To set options, use [`FetchOptions::follow`].
@@ -400,14 +307,13 @@ impl FetchOptions {
     /// With [`instance`](Self::instance) the follow ends when the server restarts.
     pub fn follow(self) -> Follow {
         Follow {
-            watch: Watch::new(&self.client, self.name.clone(), true),
             fetch: self,
-            absence: None,
+            lease: None,
+            seen: None,
             gone: false,
-            returned: None,
+            absent: false,
             failures: 0,
-            fetch_at: None,
-            watch_at: None,
+            not_before: None,
             ended: None,
         }
     }

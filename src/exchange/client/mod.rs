@@ -7,7 +7,6 @@ mod fetch;
 mod follow;
 mod lease;
 mod session;
-mod watch;
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -22,7 +21,6 @@ pub use connect::{ClientOptions, Reconnect};
 pub use fetch::FetchOptions;
 pub use follow::{Absence, Follow, Followed};
 pub use lease::LeaseState;
-pub use watch::{Watch, WatchEvent};
 
 use super::PeerName;
 use crate::driver::{Location, NodeId};
@@ -83,20 +81,8 @@ impl Client {
     /// # Cancel safety
     /// If dropped before completion, nothing is left.
     pub async fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
-        self.pages(prefix, Vec::new(), true).await
-    }
-
-    /// Checks the order of `entries`, and requests further pages after the last of them, while there is `more`.
-    async fn pages(
-        &self,
-        prefix: &str,
-        mut entries: Vec<Entry>,
-        mut more: bool,
-    ) -> Result<Vec<Entry>> {
         let limit = self.session().dial.options.limits.names;
-        if !entries.is_sorted_by(|one, next| one.name < next.name) {
-            return Err(self.broken("names out of order"));
-        }
+        let (mut entries, mut more) = (Vec::new(), true);
         while more {
             let ask = Ask::List(List {
                 prefix: prefix.into(),
@@ -381,7 +367,7 @@ impl ClientOptions {
         self.dial(Some(driver.clone()), no_fabric).await
     }
 
-    /// Connects a client that lists, watches, creates and deletes names. It has no driver to import memory into, so a
+    /// Connects a client that lists, creates and deletes names. It has no driver to import memory into, so a
     /// fetch fails with [`InvalidArgument`](crate::MemoryError::InvalidArgument).
     ///
     /// # Errors

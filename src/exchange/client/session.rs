@@ -4,23 +4,20 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, oneshot, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
 use super::connect::{Dial, Terms, is_final, refused};
 use super::lease::{ClientLease, Held, LeaseKey, LeaseState};
 use crate::limits::deadline;
 use crate::per_driver::lock;
-use crate::protocol::{Answer, Ask, Event};
+use crate::protocol::{Answer, Ask};
 use crate::{Driver, Error, Refusal, Result, ShareError};
 
-/// How many notices a slow watcher may be behind. The first watcher creates the ring, which has all of its
-/// slots from the start.
-const NOTICES: usize = 1024;
 /// The most releases in flight at a time.
 pub(super) const RELEASES: usize = 8;
 
@@ -58,8 +55,7 @@ impl Pending {
 /// The state of the connection.
 #[derive(Clone, Debug)]
 pub(super) enum Link {
-    /// The number of the connection.
-    Up(u64),
+    Up,
     Down {
         why: Error,
         /// Whether the server counts as gone, or no longer lets this client in.
@@ -97,7 +93,6 @@ pub(super) struct SessionState {
     pub(super) nobody: bool,
     /// What a server that is about to end says of all leases, also of those that it grants then.
     pub(super) recalled: Option<LeaseState>,
-    connections: u64,
     pub(super) closing: Option<Instant>,
     /// Whether the program ends its use without waiting for the server.
     pub(super) departing: bool,
@@ -110,8 +105,6 @@ pub(crate) struct ClientSession {
     permits: Arc<Semaphore>,
     /// Wakes the task when there is something to write or to end.
     pub(super) wake: Notify,
-    /// Watched names that come or go.
-    notices: OnceLock<broadcast::Sender<Arc<Event>>>,
     /// Changed under the lock of `state`.
     pub(super) link: watch::Sender<Link>,
     users: AtomicUsize,
@@ -128,8 +121,7 @@ impl ClientSession {
             // These bound the queue.
             permits: Arc::new(Semaphore::new(permits.clamp(1, Semaphore::MAX_PERMITS))),
             wake: Notify::new(),
-            notices: OnceLock::new(),
-            link: watch::Sender::new(Link::Up(1)),
+            link: watch::Sender::new(Link::Up),
             users: AtomicUsize::new(0),
             state: Mutex::new(SessionState {
                 terms: Arc::new(terms.clone()),
@@ -142,7 +134,6 @@ impl ClientSession {
                 silence: Duration::ZERO,
                 nobody: false,
                 recalled: None,
-                connections: 1,
                 closing: None,
                 departing: false,
             }),
@@ -177,19 +168,6 @@ impl ClientSession {
         self.dial.options.timeout
     }
 
-    pub(super) fn notices(&self) -> broadcast::Receiver<Arc<Event>> {
-        let ring = || broadcast::channel(NOTICES).0;
-        self.notices.get_or_init(ring).subscribe()
-    }
-
-    /// Notifies the watchers, if there are any.
-    pub(super) fn notify(&self, notice: Event) {
-        if let Some(notices) = self.notices.get() {
-            // All of them may be gone.
-            let _ = notices.send(Arc::new(notice));
-        }
-    }
-
     /// Sends a request and waits for the reply, at most for `timeout`; a refusal is an error.
     ///
     /// If dropped before the reply, nothing is left: a lease that is granted later is released.
@@ -219,7 +197,7 @@ impl ClientSession {
         };
         let replied = timeout_at(deadline(timeout), work).await;
         replied.unwrap_or_else(|_| match &*self.link.borrow() {
-            Link::Up(_) => {
+            Link::Up => {
                 let what = format!("{what} ({})", self.dial.options.address);
                 Err(Error::timed_out(what, timeout))
             }
@@ -269,19 +247,9 @@ impl ClientSession {
         self.close();
     }
 
-    /// Returns the number of the last connection.
-    pub(super) fn connection(&self) -> u64 {
-        self.lock().connections
-    }
-
     /// Returns whether there is a connection or may be one.
     pub(super) fn is_open(&self) -> bool {
         self.lock().closing.is_none() && !matches!(&*self.link.borrow(), Link::Over(_))
-    }
-
-    /// Returns whether there is no connection now, but may be one.
-    pub(super) fn is_down(&self) -> bool {
-        self.lock().closing.is_none() && matches!(&*self.link.borrow(), Link::Down { .. })
     }
 
     /// Waits until the server is gone, silent for longer than a lease, or no longer lets this client in, which may be
@@ -388,7 +356,7 @@ impl ClientSession {
         if silent >= state.terms.lease {
             let last = match &*self.link.borrow() {
                 Link::Down { why, .. } | Link::Over(why) => format!("; {why}"),
-                Link::Up(_) => String::new(),
+                Link::Up => String::new(),
             };
             self.lose(&state, format!("not a word for {silent:?}{last}"));
         }
@@ -461,8 +429,7 @@ impl ClientSession {
         state.heard = Instant::now();
         state.silence = Duration::ZERO;
         state.nobody = false;
-        state.connections += 1;
-        self.link.send_replace(Link::Up(state.connections));
+        self.link.send_replace(Link::Up);
     }
 }
 
@@ -515,7 +482,6 @@ pub(super) fn describe(ask: &Ask) -> String {
         Ask::Fetch(fetch) => format!("'{}'", fetch.name),
         Ask::Release(release) => format!("the release of lease {}", release.lease),
         Ask::Probe(probe) => format!("a probe of lease {}", probe.lease),
-        Ask::Watch(watch) => format!("a watch on names '{}…'", watch.prefix),
         Ask::Create(create) => format!("the creation of '{}'", create.name),
         Ask::Delete(delete) => format!("the deletion of '{}'", delete.name),
         Ask::Ping | Ask::Held(_) => "a heartbeat".into(),

@@ -131,9 +131,6 @@ pub enum Ask {
     /// Reports that the word at the probe's place is written, answered by
     /// [`Answer::Probed`].
     Probe(Probe),
-    /// Subscribes to events about names, answered by [`Answer::Names`] with all that
-    /// exist.
-    Watch(Watch),
     /// Requests new memory under a name from an allocator service. Answered by
     /// [`Answer::Names`] with one.
     Create(Create),
@@ -204,17 +201,6 @@ pub struct Probe {
     /// The word that the client wrote; `None` if it may only read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wrote: Option<u64>,
-}
-
-/// See [`Ask::Watch`].
-///
-/// If there are more names than fit into the answer, [`List`] returns the others. Of several changes of one
-/// name only the result may be reported. Watching ends with the connection, not with the session.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Watch {
-    /// Only names with this prefix.
-    #[serde(default)]
-    pub prefix: String,
 }
 
 /// See [`Ask::Create`].
@@ -413,10 +399,6 @@ pub enum Event {
     Withdrawing(Withdrawing),
     /// The server has ended a lease.
     Ended(Ended),
-    /// A watched name exists, or has other memory than before.
-    Published(Entry),
-    /// A watched name is gone.
-    Gone(Gone),
     /// The server is about to end.
     Closing(Closing),
     /// The server has ended the session: it cannot be resumed, and the connection ends.
@@ -439,14 +421,6 @@ pub struct Ended {
     pub lease: u64,
     /// The reason.
     pub why: Refused,
-}
-
-/// See [`Event::Gone`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Gone {
-    /// The name.
-    #[serde(deserialize_with = "name")]
-    pub name: String,
 }
 
 /// See [`Event::Closing`].

@@ -10,15 +10,14 @@ use tokio::task::JoinSet;
 use zeroize::Zeroizing;
 
 use super::ServerCore;
-use super::publication::Publication;
 use super::quota::CountedFds;
-use super::requests::{Answered, Reply, handle, is_large};
+use super::requests::{Answered, Reply, handle};
 use super::session::Next;
 use super::sessions::Link;
 use crate::per_driver::lock;
-use crate::protocol::{Answer, Ask, Event, FromServer, Gone, Names, Request, decode, encode};
+use crate::protocol::{Answer, Ask, Event, FromServer, Names, Request, decode, encode};
 use crate::tls::{Reloads, Tls};
-use crate::transport::{Connection, Frame, FrameReader, FrameWriter, Permit};
+use crate::transport::{Connection, Frame, FrameReader, FrameWriter};
 use crate::{Error, Refusal, Result, ShareError};
 
 /// Why a connection ends.
@@ -47,17 +46,9 @@ struct Conversation<'a> {
     core: &'a Arc<ServerCore>,
     link: &'a Arc<Link>,
     writer: FrameWriter,
-    /// Requests that wait for something, and at most one large event that waits for its permit.
-    jobs: JoinSet<Job>,
-    has_large_event: bool,
+    /// Requests that wait for something.
+    jobs: JoinSet<Answered>,
     attachment: Attachment<'a>,
-}
-
-/// What a task of a connection has waited for.
-enum Job {
-    Answer(Answered),
-    /// The permit to send the entry of a name.
-    Event(Arc<str>, Permit),
 }
 
 /// Detaches the session when its connection is over, also after a panic of an allocator's.
@@ -84,7 +75,6 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
         link,
         writer,
         jobs: JoinSet::new(),
-        has_large_event: false,
         attachment: Attachment {
             core,
             link,
@@ -169,10 +159,10 @@ impl Conversation<'_> {
                 () = tokio::time::sleep(expiry.unwrap_or_default()), if expiry.is_some() => {}
                 Some(done) = self.jobs.join_next(), if !self.jobs.is_empty() => {
                     // A job that panicked gets no answer: its id is unknown.
-                    if let Ok(job) = done
+                    if let Ok(answered) = done
                         && !session.is_dismissed()
                     {
-                        while_not_reading(reader, self.done(job)).await?;
+                        while_not_reading(reader, self.answer(answered)).await?;
                     }
                 }
                 frame = reader.read(core.limits.frame_bytes) => {
@@ -258,7 +248,7 @@ impl Conversation<'_> {
                 self.jobs.spawn(async move {
                     let answered = handling.await;
                     drop((running, permit));
-                    Job::Answer(answered)
+                    answered
                 });
             }
         }
@@ -269,27 +259,13 @@ impl Conversation<'_> {
     async fn send_last(&mut self) -> Result<(), End> {
         if !self.link.session.is_dismissed() {
             while let Some(done) = self.jobs.try_join_next() {
-                if let Ok(job) = done {
-                    self.done(job).await?;
+                if let Ok(answered) = done {
+                    self.answer(answered).await?;
                 }
             }
         }
         while self.notify(|| false).await? {}
         Ok(())
-    }
-
-    /// Sends what a task has waited for.
-    async fn done(&mut self, job: Job) -> Result<()> {
-        let (name, _permit) = match job {
-            Job::Answer(answered) => return self.answer(answered).await,
-            Job::Event(name, permit) => (name, permit),
-        };
-        self.has_large_event = false;
-        // If it is gone by now, further news tell so.
-        match self.core.visible(&name, &self.link.session.peer) {
-            Some(publication) => self.published(&publication).await,
-            None => Ok(()),
-        }
     }
 
     /// Sends the answer to a request.
@@ -327,12 +303,6 @@ impl Conversation<'_> {
         (answer, CountedFds::default())
     }
 
-    /// Sends the event that a name exists.
-    async fn published(&mut self, publication: &Publication) -> Result<()> {
-        let entry = self.core.state().entry(publication);
-        self.event(Event::Published(entry)).await
-    }
-
     async fn event(&mut self, event: Event) -> Result<()> {
         let bytes = encode(&FromServer::Event(event));
         self.writer.write(&bytes, &[]).await
@@ -345,7 +315,7 @@ impl Conversation<'_> {
             if urgent() {
                 break;
             }
-            match self.link.session.next(self.link.id, !self.has_large_event) {
+            match self.link.session.next(self.link.id) {
                 Next::Nothing => return Ok(false),
                 Next::Overflown => return Err(End::Dropped("it does not read")),
                 Next::Dismissed(why) => {
@@ -353,28 +323,9 @@ impl Conversation<'_> {
                     return Err(End::Quietly);
                 }
                 Next::Notice(event) => self.event(event).await?,
-                Next::News(name, seen_before) => self.news(name, seen_before).await?,
             }
         }
         Ok(true)
-    }
-
-    /// Sends the present state of a name, or lets a task wait for the permit to do so.
-    async fn news(&mut self, name: Arc<str>, seen_before: bool) -> Result<()> {
-        match self.core.visible(&name, &self.link.session.peer) {
-            Some(publication) if is_large(&publication) => {
-                self.has_large_event = true;
-                let permit = self.link.large.clone().permit();
-                self.jobs.spawn(async { Job::Event(name, permit.await) });
-                Ok(())
-            }
-            Some(publication) => self.published(&publication).await,
-            None if seen_before => {
-                let name = name.to_string();
-                self.event(Event::Gone(Gone { name })).await
-            }
-            None => Ok(()),
-        }
     }
 }
 

@@ -193,7 +193,7 @@ impl ServerCore {
         ended: Vec<EndedSession>,
     ) {
         for session in &ended {
-            state.forget_session(session.session);
+            state.sessions.remove(session.session);
             for &lease in &session.leases {
                 if let Some(record) = state.leases.find(lease) {
                     state.audit_lease("expired", record);

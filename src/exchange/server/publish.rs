@@ -219,10 +219,14 @@ impl Published {
         tracing::info!(name = self.name(), "unpublished");
     }
 
-    /// Removes the name at once, as dropping does, but keeps listening to the holders.
+    /// Removes the name at once, as dropping does, asks the holders to release the memory, if that was not done before, and keeps
+    /// listening to them.
     pub fn leave(&self) -> UnconfirmedRelease {
         let id = self.publication.id;
         let mut state = self.inner.state();
+        if (state.publications.get(&id)).is_some_and(|registered| !registered.closing) {
+            state.withdraw(id, Duration::ZERO);
+        }
         let is_named = state.take_name(id);
         if let Some(registered) = state.publications.get_mut(&id) {
             registered.publication = Arc::new(self.publication.without_memory());

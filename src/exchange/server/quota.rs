@@ -11,8 +11,8 @@
 //! | a connection, and a frame that is read | its end | [`What::Connection`] | 32 KiB, and 64 KiB of a frame |
 //! | a larger frame, read and decoded | it is decoded; `held`: until it is handled | permits: [`LARGE`] | `frame_bytes`, and as much again decoded |
 //! | an answer or event, built and written | it is written, or `write` is over | one for each connection; larger ones: permits | 64 KiB; larger ones 4096 parts |
-//! | a session | its end | [`What::Session`] | 64 watched prefixes of 255 bytes |
-//! | queued events | they are sent | [`What::Event`] | 128 bytes, and a name |
+//! | a session | its end | [`What::Session`] | 1 KiB |
+//! | queued events | they are sent | [`What::Event`] | 128 bytes |
 //! | a request that waits, and a driver call that outlives it | answered, or the call returns | [`What::Request`], `requests_in_flight` | 2 KiB; one with a longer list of peers, 64 KiB at most, counts as several |
 //! | a lease, live or expired | it is released, or its name is gone | [`What::Lease`], [`What::Record`] | 768 bytes |
 //! | a name that a peer owns | it is deleted | [`What::Name`] | 64 KiB of peers, and a description |

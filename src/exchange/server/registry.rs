@@ -1,6 +1,5 @@
 //! A server's state, under one lock that is never held across a wait.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,16 +17,6 @@ use crate::numbers::Numbers;
 use crate::protocol::{self, Ended, Event, Hello, Withdrawing};
 use crate::{PeerList, PeerName, Refusal};
 
-/// The most prefixes that a session may watch.
-const MAX_PREFIXES: usize = 64;
-
-/// A session that watches names, and its prefixes.
-#[derive(Debug)]
-struct Watcher {
-    session: Arc<ServerSession>,
-    prefixes: Vec<String>,
-}
-
 #[derive(Debug)]
 pub(super) struct ServerState {
     /// Publications by name.
@@ -38,7 +27,6 @@ pub(super) struct ServerState {
     pub sessions: Sessions,
     /// Leases that were recalled one by one, and when each ends.
     pub recalls: Deadlines,
-    watchers: HashMap<u64, Watcher>,
     /// Requests that wait for a name to exist.
     waiters: HashMap<String, (Arc<Notify>, usize)>,
     /// The server is about to end: nothing new begins.
@@ -57,7 +45,6 @@ impl ServerState {
             leases: Leases::new(quota),
             sessions: Sessions::default(),
             recalls: Deadlines::default(),
-            watchers: HashMap::new(),
             waiters: HashMap::new(),
             closing: false,
             audit,
@@ -109,37 +96,15 @@ impl ServerState {
         }
     }
 
-    /// Changes a publication's visibility, and notifies watchers and waiters.
+    /// Changes a publication's visibility, and wakes requests that wait for its name.
     pub fn change(&mut self, id: u64, change: impl FnOnce(&mut Registered)) {
-        let limit = self.news_limit();
         let Some(registered) = self.publications.get_mut(&id) else {
             return;
         };
-        let name = Arc::clone(&registered.publication.name);
-        let watchers = self.watchers.values().filter(|watcher| {
-            let mut prefixes = watcher.prefixes.iter();
-            prefixes.any(|prefix| name.starts_with(prefix.as_str()))
-        });
-        let before: Vec<_> = watchers
-            .map(|watcher| {
-                let session = &watcher.session;
-                (session, registered.is_visible_to(&session.peer))
-            })
-            .collect();
         change(registered);
-        for (session, before) in before {
-            if before || registered.is_visible_to(&session.peer) {
-                session.notify_name(&name, before, limit);
-            }
-        }
-        if let Some((waiters, _)) = self.waiters.get(&*name) {
+        if let Some((waiters, _)) = self.waiters.get(&*registered.publication.name) {
             waiters.notify_waiters();
         }
-    }
-
-    /// Returns how many changed names may wait for a watcher: all that exist, and as many that are gone.
-    fn news_limit(&self) -> usize {
-        2 * self.names.len() + 1024
     }
 
     /// Tells the holder of a lease that the lease has ended.
@@ -302,42 +267,6 @@ impl ServerState {
         }
     }
 
-    /// Subscribes the session, on its present connection, to names with this prefix.
-    pub fn watch(&mut self, session: &Arc<ServerSession>, prefix: &str) -> Result<(), Refused> {
-        let watcher = match self.watchers.entry(session.id) {
-            Entry::Occupied(watcher) => watcher.into_mut(),
-            Entry::Vacant(none) => none.insert(Watcher {
-                session: Arc::clone(session),
-                prefixes: Vec::new(),
-            }),
-        };
-        if watcher
-            .prefixes
-            .iter()
-            .any(|p| prefix.starts_with(p.as_str()))
-        {
-            return Ok(());
-        }
-        watcher.prefixes.retain(|p| !p.starts_with(prefix));
-        if watcher.prefixes.len() >= MAX_PREFIXES {
-            return Err((Refusal::Limit, format!("{MAX_PREFIXES} watched prefixes")));
-        }
-        watcher.prefixes.push(prefix.to_owned());
-        Ok(())
-    }
-
-    /// Unsubscribes the session.
-    pub fn unwatch(&mut self, session: u64) {
-        self.watchers.remove(&session);
-        shrink(&mut self.watchers);
-    }
-
-    /// Forgets a session that has ended.
-    pub fn forget_session(&mut self, session: u64) {
-        self.sessions.remove(session);
-        self.unwatch(session);
-    }
-
     /// Returns a [`Notify`] that a change of the name wakes; [`leave`](Self::leave) returns it.
     pub fn await_name(&mut self, name: &str) -> Arc<Notify> {
         let (notify, count) = self.waiters.entry(name.to_owned()).or_default();
@@ -359,7 +288,6 @@ impl ServerState {
     /// Forgets sessions and leases when no connection is left; returns the sessions.
     pub fn clear(&mut self) -> Vec<Arc<ServerSession>> {
         let sessions = std::mem::take(&mut self.sessions);
-        self.watchers.clear();
         self.leases.clear();
         self.recalls = Deadlines::default();
         sessions.iter().cloned().collect()

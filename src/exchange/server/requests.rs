@@ -80,8 +80,8 @@ impl Reply {
     }
 }
 
-/// Returns whether an answer or event about this memory may be a large frame.
-pub(super) fn is_large(publication: &Publication) -> bool {
+/// Returns whether an answer about this memory may be a large frame.
+fn is_large(publication: &Publication) -> bool {
     publication.description.parts.len() * PART > SMALL
 }
 
@@ -128,7 +128,6 @@ fn subject(ask: &Ask) -> Subject {
     let (request, name) = match ask {
         Ask::Ping => ("ping", None),
         Ask::List(_) => ("list", None),
-        Ask::Watch(_) => ("watch", None),
         Ask::Held(_) => ("held", None),
         Ask::Release(_) => ("release", None),
         Ask::Probe(_) => ("probe", None),
@@ -200,7 +199,7 @@ impl ServerCore {
         waiting: usize,
     ) -> Result<Option<Arc<Counted>>, Refused> {
         let amount = match ask {
-            Ask::Ping | Ask::List(_) | Ask::Watch(_) | Ask::Release(_) => return Ok(None),
+            Ask::Ping | Ask::List(_) | Ask::Release(_) => return Ok(None),
             Ask::Held(held) => 1 + held.leases.len() * NUMBER / REQUEST,
             Ask::Create(ask) if ask.peers.len() > SMALL => {
                 return Err((Refusal::Limit, format!("{SMALL} bytes of peers")));
@@ -233,17 +232,6 @@ impl ServerCore {
                 check_prefix(&list.prefix).map_err(invalid)?;
                 check_prefix(list.after.as_deref().unwrap_or_default()).map_err(invalid)?;
                 self.list(link, waiting, list)
-            }
-            Ask::Watch(watch) => {
-                check_prefix(&watch.prefix).map_err(invalid)?;
-                let mut state = self.state();
-                // A connection that has lost its session cannot watch.
-                if link.session.is_of(link.id) {
-                    state.watch(&link.session, &watch.prefix)?;
-                }
-                drop(state);
-                let (prefix, after) = (watch.prefix, None);
-                self.list(link, waiting, List { prefix, after })
             }
             Ask::Held(held) => {
                 let leases = self.held(link, &held.leases)?;

@@ -1,6 +1,6 @@
 //! A session: a client's state beyond one connection, and its queued notices.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use tokio::sync::Notify;
@@ -57,9 +57,7 @@ struct Outbox {
     overflown: bool,
     /// Set when the session has ended, with the reason.
     dismissed: Option<Refused>,
-    /// Watched names that have changed, and whether this peer could see them before.
-    news: BTreeMap<Arc<str>, bool>,
-    /// Counts notices and changed names, many at a time.
+    /// Counts notices, many at a time.
     counted: Counted,
 }
 
@@ -67,9 +65,9 @@ impl Outbox {
     /// Counts one more; if that fails, the connection is to end, and the lost notices are sent anew when the session is
     /// resumed.
     fn has_room(&mut self) -> bool {
-        let count = self.notices.len() + self.news.len();
         let counted = self.counted.amount();
-        let has_room = count < counted || self.counted.resize(counted + NOTICES).is_ok();
+        let has_room =
+            self.notices.len() < counted || self.counted.resize(counted + NOTICES).is_ok();
         self.overflown |= !has_room;
         has_room
     }
@@ -77,10 +75,8 @@ impl Outbox {
     fn shrink(&mut self) {
         if self.notices.is_empty() {
             self.notices.shrink_to(16);
-            if self.news.is_empty() {
-                // Shrinking never fails.
-                let _ = self.counted.resize(0);
-            }
+            // Shrinking never fails.
+            let _ = self.counted.resize(0);
         }
     }
 
@@ -101,8 +97,6 @@ impl Outbox {
 pub(super) enum Next {
     /// Send this.
     Notice(Event),
-    /// Send the entry under this name now, or, if the peer could see it before, that it is gone.
-    News(Arc<str>, bool),
     /// Wait.
     Nothing,
     /// Send why the session has ended, then end.
@@ -142,7 +136,6 @@ impl ServerSession {
                 limit,
                 overflown: false,
                 dismissed: None,
-                news: BTreeMap::new(),
                 counted,
             }),
             wake: Notify::new(),
@@ -154,8 +147,7 @@ impl ServerSession {
         lock(&self.outbox)
     }
 
-    /// Moves the session to another connection; the previous one ends. Notices about leases are kept or repeated; news of
-    /// names are dropped.
+    /// Moves the session to another connection; the previous one ends. Notices are kept or repeated.
     pub fn take_over(&self, attached: Attached) {
         let mut outbox = self.outbox();
         std::mem::replace(&mut outbox.attached, attached)
@@ -166,14 +158,7 @@ impl ServerSession {
         if std::mem::take(&mut outbox.overflown) {
             outbox.notices = VecDeque::new();
         }
-        outbox.news.clear();
         outbox.shrink();
-    }
-
-    /// Returns how many names wait to be sent.
-    #[cfg(test)]
-    pub fn news(&self) -> usize {
-        self.outbox().news.len()
     }
 
     /// Returns the user at the other end, if its connection is a Unix socket.
@@ -230,23 +215,14 @@ impl ServerSession {
         self.wake.notify_one();
     }
 
-    /// Notes that a watched name has changed, which this peer could see before, or not. At most `limit` names
-    /// wait; changes of the same name are sent once.
-    pub fn notify_name(&self, name: &Arc<str>, seen_before: bool, limit: usize) {
-        let mut outbox = self.outbox();
-        if let Some(seen) = outbox.news.get_mut(name) {
-            *seen |= seen_before;
-        } else if outbox.news.len() >= limit {
-            outbox.overflown = true;
-        } else if outbox.has_room() {
-            outbox.news.insert(Arc::clone(name), seen_before);
-        }
-        drop(outbox);
-        self.wake.notify_one();
+    /// Returns how many notices wait to be sent.
+    #[cfg(test)]
+    pub fn waiting(&self) -> usize {
+        self.outbox().notices.len()
     }
 
-    /// Returns the next step of `connection`, which takes news of names or does not.
-    pub fn next(&self, connection: u64, news: bool) -> Next {
+    /// Returns the next step of `connection`.
+    pub fn next(&self, connection: u64) -> Next {
         let mut outbox = self.outbox();
         if outbox.attached.id != connection {
             return Next::Nothing;
@@ -257,14 +233,7 @@ impl ServerSession {
         if outbox.overflown {
             return Next::Overflown;
         }
-        let next = match outbox.pop() {
-            Some(notice) => Next::Notice(notice),
-            None if news => match outbox.news.pop_first() {
-                Some((name, seen_before)) => Next::News(name, seen_before),
-                None => return Next::Nothing,
-            },
-            None => return Next::Nothing,
-        };
+        let next = outbox.pop().map_or(Next::Nothing, Next::Notice);
         outbox.shrink();
         next
     }
@@ -365,35 +334,23 @@ mod tests {
     }
 
     #[test]
-    fn notices_come_in_order_and_before_news() {
+    fn notices_come_in_order() {
         let session = session(9);
-        session.notify_name(&"b".into(), false, 9);
         session.notify(closing(1));
         session.notify(closing(2));
-        session.notify_name(&"a".into(), false, 9);
-        session.notify_name(&"b".into(), true, 9);
-        assert_eq!(session.next(10, true), Next::Notice(closing(1)));
-        assert_eq!(session.next(10, true), Next::Notice(closing(2)));
-        assert_eq!(session.next(10, true), Next::News("a".into(), false));
-        assert_eq!(session.next(10, true), Next::News("b".into(), true));
-        assert_eq!(session.next(10, true), Next::Nothing);
+        assert_eq!(session.next(10), Next::Notice(closing(1)));
+        assert_eq!(session.next(10), Next::Notice(closing(2)));
+        assert_eq!(session.next(10), Next::Nothing);
     }
 
     #[test]
     fn a_peer_that_does_not_read_is_dropped() {
         let one = session(1);
         one.notify(closing(1));
-        assert_eq!(one.next(10, true), Next::Notice(closing(1)));
+        assert_eq!(one.next(10), Next::Notice(closing(1)));
         one.notify(closing(2));
         one.notify(closing(3));
-        assert_eq!(one.next(10, true), Next::Overflown);
-        let news = session(1);
-        news.notify_name(&"a".into(), true, 1);
-        news.notify_name(&"a".into(), true, 1);
-        assert_eq!(news.next(10, true), Next::News("a".into(), true));
-        news.notify_name(&"a".into(), true, 1);
-        news.notify_name(&"b".into(), true, 1);
-        assert_eq!(news.next(10, true), Next::Overflown);
+        assert_eq!(one.next(10), Next::Overflown);
     }
 
     #[test]
@@ -406,23 +363,21 @@ mod tests {
         let mut sent = 0;
         while !one.outbox().overflown {
             one.notify(closing(sent));
-            one.notify_name(&sent.to_string().into(), true, usize::MAX);
             sent += 1;
         }
         assert!(
-            (NOTICES as u64..2 * NOTICES as u64).contains(&sent),
+            (NOTICES as u64..=2 * NOTICES as u64 + 1).contains(&sent),
             "{sent}"
         );
-        assert_eq!(one.next(10, true), Next::Overflown);
+        assert_eq!(one.next(10), Next::Overflown);
         let another = counted_session(2, usize::MAX, &quota);
         one.take_over(attached(11));
         assert_eq!(one.outbox().counted.amount(), 0);
         another.notify(closing(1));
-        assert_eq!(another.next(10, true), Next::Notice(closing(1)));
+        assert_eq!(another.next(10), Next::Notice(closing(1)));
         one.notify(closing(1));
-        one.notify_name(&"a".into(), true, 9);
         assert_eq!(one.outbox().counted.amount(), NOTICES);
-        while one.next(11, true) != Next::Nothing {}
+        while one.next(11) != Next::Nothing {}
         assert_eq!(one.outbox().counted.amount(), 0);
     }
 
@@ -434,23 +389,13 @@ mod tests {
         for lease in [1, 2, 3] {
             session.notify(withdrawing(lease));
         }
-        assert_eq!(session.next(10, true), Next::Notice(withdrawing(3)));
-        assert_eq!(session.next(10, true), Next::Nothing, "no grant was sent");
+        assert_eq!(session.next(10), Next::Notice(withdrawing(3)));
+        assert_eq!(session.next(10), Next::Nothing, "no grant was sent");
         session.granted(2);
-        assert_eq!(session.next(10, true), Next::Notice(withdrawing(2)));
-        assert_eq!(session.next(10, true), Next::Nothing);
+        assert_eq!(session.next(10), Next::Notice(withdrawing(2)));
+        assert_eq!(session.next(10), Next::Nothing);
         session.take_over(attached(11));
-        assert_eq!(session.next(11, true), Next::Notice(withdrawing(1)));
-    }
-
-    #[test]
-    fn news_wait_while_a_connection_takes_none() {
-        let session = session(9);
-        session.notify_name(&"a".into(), true, 9);
-        session.notify(closing(1));
-        assert_eq!(session.next(10, false), Next::Notice(closing(1)));
-        assert_eq!(session.next(10, false), Next::Nothing);
-        assert_eq!(session.next(10, true), Next::News("a".into(), true));
+        assert_eq!(session.next(11), Next::Notice(withdrawing(1)));
     }
 
     #[test]
@@ -458,19 +403,13 @@ mod tests {
         let session = session(9);
         let lost = session.outbox().attached.lost.clone();
         session.notify(closing(1));
-        session.notify_name(&"a".into(), true, 9);
         session.take_over(attached(11));
         assert!(lost.is_cancelled());
-        assert_eq!(session.next(10, true), Next::Nothing);
+        assert_eq!(session.next(10), Next::Nothing);
         assert!(session.is_of(11) && !session.is_of(10));
-        assert_eq!(session.next(11, true), Next::Notice(closing(1)));
-        assert_eq!(
-            session.next(11, true),
-            Next::Nothing,
-            "it has to watch anew"
-        );
+        assert_eq!(session.next(11), Next::Notice(closing(1)));
         session.notify(closing(2));
         session.take_over(attached(12));
-        assert_eq!(session.next(12, true), Next::Notice(closing(2)));
+        assert_eq!(session.next(12), Next::Notice(closing(2)));
     }
 }

@@ -110,7 +110,6 @@ impl ServerCore {
         let session = match named {
             Some(session) if state.leases.attach(session.id) => {
                 session.take_over(attached);
-                state.unwatch(session.id);
                 resumed = true;
                 session
             }
@@ -260,9 +259,8 @@ impl ServerCore {
         if !session.is_of(link.id) {
             return;
         }
-        state.unwatch(session.id);
         if state.leases.detach(session.id, last_word + self.lease) {
-            state.forget_session(session.id);
+            state.sessions.remove(session.id);
             drop(state);
             self.session_ended(session.id, &session.peer);
         } else {

@@ -100,7 +100,7 @@ def texts():
     yield ("doctor", "--all", "--json", "--sim", "gb200")
     yield ("topo", "--svg", "-", "--sim", "gb200")
     yield from (("--version",), ("--help",), ("-h",), (), ("no-such",), ("topo", "--no-such"), ("completions", "bash"))
-    commands = ("serve", "ls", "fetch", "watch", "delete", "certs", "ps", "topo", "doctor", "report", "completions", "man")
+    commands = ("serve", "ls", "fetch", "delete", "certs", "ps", "topo", "doctor", "report", "completions", "man")
     yield from ((command, "--help") for command in commands)
     yield ("ls", "unix:/nonexistent/egmem.sock")
     yield ("serve", "--config", "/nonexistent/egmem.toml")

@@ -108,19 +108,6 @@ def test_a_drain_that_is_not_waited_for_has_its_own_status(serve, start, address
         holder.process.kill()
 
 
-def test_ctrl_c_and_a_closed_pipe_end_a_watch(serve, start, address):
-    serve()
-    start("fetch", address, NAME, "--create", "--bytes", "4MiB", "--sim", "gh200").ended()
-    watch = start("watch", address)
-    watch.line(NAME)
-    watch.process.send_signal(signal.SIGINT)
-    assert watch.ended() == -signal.SIGINT
-    watch = start("watch", address)
-    watch.line(NAME)
-    watch.process.stdout.close()
-    assert watch.process.wait() == 0
-
-
 def test_closed_standard_files_stay_out_of_memory(serve, start, address, tmp_path):
     """The lowest free number goes to the next file that is opened: memory must not get text."""
     serve()

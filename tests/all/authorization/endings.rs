@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use egmem::certs::Issued;
 use egmem::driver::HandleType;
-use egmem::exchange::protocol::{Answer, Ask, Event, Greeting, Secret, Watch};
+use egmem::exchange::protocol::{Answer, Ask, Event, Greeting, Secret};
 
 use crate::authorization::raw::{Raw, answer};
 use crate::authorization::requests;
@@ -45,19 +45,15 @@ fn kept_out(stage: &Stage, token: &Secret, connect: impl Fn() -> Raw) {
     assert_eq!(stage.snapshot(), before);
 }
 
-/// The owner's session with this certificate, which holds a lease and watches names; `None` if it ends meanwhile.
+/// The owner's session with this certificate, which holds a lease; `None` if it ends meanwhile.
 fn with_rights(stage: &Stage, issued: &Issued) -> Option<(Raw, Secret)> {
     let mut raw = stage.connection_with(Some(issued));
     let Greeting::Welcome(welcome) = raw.hello(None).ok()? else {
         return None;
     };
-    let watch = Watch { prefix: "".into() };
-    for ask in [Ask::Watch(watch), fetch_hidden()] {
-        raw.try_send(ask).ok()?;
-        let answered = answer(&raw.try_answer_bytes().ok()?);
-        let granted = matches!(answered, Answer::Names(_) | Answer::Granted(_));
-        assert!(granted, "{answered:?}");
-    }
+    raw.try_send(fetch_hidden()).ok()?;
+    let answered = answer(&raw.try_answer_bytes().ok()?);
+    assert!(matches!(answered, Answer::Granted(_)), "{answered:?}");
     Some((raw, welcome.session))
 }
 

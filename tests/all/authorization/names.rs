@@ -2,7 +2,7 @@
 
 use egmem::driver::HandleType;
 use egmem::exchange::Owner;
-use egmem::exchange::protocol::{Answer, Ask, Delete, Fetch, List, Names, Wait, Watch};
+use egmem::exchange::protocol::{Answer, Ask, Delete, Fetch, List, Names, Wait};
 
 use crate::authorization::raw::{Raw, answer};
 use crate::authorization::stage::{ABSENT, HIDDEN, OTHER, OWNER, STRANGER, Stage, create, fetch};
@@ -72,34 +72,6 @@ fn fetch_of_a_name_of_others() {
             let raw = &mut stage.peer(peer);
             stage.nothing_comes_of(raw, hidden, absent, "not_found");
         }
-    }
-    stage.end();
-}
-
-#[test]
-fn watch_of_names_of_others() {
-    let stage = Stage::new();
-    let mut owner = stage.peer(OWNER);
-    for peer in [OTHER, STRANGER] {
-        let watch = |prefix: &str| {
-            let prefix = prefix.into();
-            Ask::Watch(Watch { prefix })
-        };
-        let mut raw = stage.peer(peer);
-        let watched = raw.ask_bytes(watch("owner.test/hid"));
-        assert_eq!(answer(&watched), Answer::Names(Names::default()));
-        assert_eq!(watched, raw.ask_bytes(watch("owner.test/abs")));
-        // Names come and go, which is no news for this peer.
-        assert!(matches!(
-            owner.ask(create("owner.test/hidden/new")),
-            Answer::Names(_)
-        ));
-        assert!(matches!(
-            owner.ask(delete("owner.test/hidden/new")),
-            Answer::Done
-        ));
-        raw.ping();
-        assert!(raw.events.is_empty(), "{:?}", raw.events);
     }
     stage.end();
 }

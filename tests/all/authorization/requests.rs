@@ -1,7 +1,7 @@
 //! One request of each kind.
 
 use egmem::driver::HandleType;
-use egmem::exchange::protocol::{Ask, Delete, Leases, List, Probe, Release, Wait, Watch};
+use egmem::exchange::protocol::{Ask, Delete, Leases, List, Probe, Release, Wait};
 
 use crate::authorization::stage::{create, fetch};
 
@@ -30,7 +30,6 @@ pub fn all(of: &Target<'_>) -> Vec<Ask> {
             lease,
             wrote: Some(1),
         }),
-        Ask::Watch(Watch { prefix: name() }),
         create(of.name),
         Ask::Delete(Delete { name: name(), ms }),
     ]

@@ -120,9 +120,9 @@ fn requests_of_a_session_that_has_moved() {
     let exist = of(HIDDEN, lease);
     let absent = of(ABSENT, u64::MAX);
     for (exists, absent) in exist.into_iter().zip(absent) {
-        // Lists, watches and claims show what there is for this peer, which is nothing, and a wait ends with its time.
+        // Lists and claims show what there is for this peer, which is nothing, and a wait ends with its time.
         let word = match &exists {
-            Ask::List(_) | Ask::Watch(_) | Ask::Held(_) => continue,
+            Ask::List(_) | Ask::Held(_) => continue,
             Ask::Wait(_) => "timed_out",
             Ask::Create(_) => "forbidden",
             _ => "not_found",

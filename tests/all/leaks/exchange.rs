@@ -28,10 +28,9 @@ async fn once() {
     let client = Client::options(server.addresses().remove(0));
     let client = client.connect(&importer).await.unwrap();
     let remote = client.fetch("x").go().await.unwrap();
-    let watch = client.watch("").await.unwrap();
     // One that is given up.
     let _ = tokio::time::timeout(Duration::from_millis(1), client.fetch("x").go()).await;
-    drop((watch, remote, client));
+    drop((remote, client));
     server.close(PATIENCE).await.unwrap();
     drop((published, server));
     let metrics = tokio::runtime::Handle::current().metrics();

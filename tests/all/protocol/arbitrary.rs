@@ -196,7 +196,6 @@ fn ask() -> impl Strategy<Value = Ask> {
         any::<u64>().prop_map(|lease| Ask::Release(Release { lease })),
         (any::<u64>(), of(any::<u64>()))
             .prop_map(|(lease, wrote)| Ask::Probe(Probe { lease, wrote })),
-        text().prop_map(|prefix| Ask::Watch(Watch { prefix })),
         create.prop_map(|(name, bytes, node, peers)| Ask::Create(Create {
             name,
             bytes,
@@ -246,8 +245,6 @@ fn event() -> impl Strategy<Value = Event> {
         (any::<u64>(), any::<u64>())
             .prop_map(|(lease, ms)| Event::Withdrawing(Withdrawing { lease, ms })),
         (any::<u64>(), refused()).prop_map(|(lease, why)| Event::Ended(Ended { lease, why })),
-        entry().prop_map(Event::Published),
-        name().prop_map(|name| Event::Gone(Gone { name })),
         any::<u64>().prop_map(|ms| Event::Closing(Closing { ms })),
         refused().prop_map(Event::Dismissed),
     ]

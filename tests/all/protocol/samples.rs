@@ -140,12 +140,6 @@ pub fn requests() -> Vec<(&'static str, Request)> {
             }),
         ),
         (
-            "watch",
-            Ask::Watch(Watch {
-                prefix: "job-7/".into(),
-            }),
-        ),
-        (
             "create",
             Ask::Create(Create {
                 name: name(),
@@ -234,13 +228,6 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
             Event::Ended(Ended {
                 lease: 9,
                 why: refused(),
-            }),
-        ),
-        ("published", Event::Published(entry())),
-        (
-            "gone",
-            Event::Gone(Gone {
-                name: "job-7/rank:0".into(),
             }),
         ),
         ("closing", Event::Closing(Closing { ms: 5000 })),

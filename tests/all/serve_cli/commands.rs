@@ -1,14 +1,14 @@
-//! `ls`, `fetch`, `watch` and `delete` of a service on a Unix socket.
+//! `ls`, `fetch` and `delete` of a service on a Unix socket.
 
 use rustix::process::Signal;
-use std::io::{BufRead, BufReader};
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::serve_cli::harness::{Running, Service, USUAL, driver, names, stderr, stdout};
+use crate::serve_cli::harness::{Service, USUAL, driver, names, stderr, stdout};
 use egmem_tests::egmem;
 
 #[test]
@@ -138,49 +138,6 @@ fn quotas_hold() {
 }
 
 #[test]
-fn watchers_hear_of_names_as_they_come_and_of_the_end() {
-    let mut service = Service::start(USUAL);
-    let mut watch = Running::start(egmem(&["watch", &service.address(), "--prefix", "w"]));
-    let mut json = Running::start(egmem(&["watch", &service.address(), "--json"]));
-    assert_eq!(watch.line("+ "), "weights  3 MiB  node 0  r  @server");
-    json.line("{");
-    json.line("{");
-    assert!(
-        service
-            .fetch(&["work", "--create", "--bytes", "2MiB"])
-            .status
-            .success()
-    );
-    let me = format!("uid:{}", rustix::process::geteuid().as_raw());
-    assert_eq!(watch.line("+ "), format!("work  2 MiB  node 0  rw  {me}"));
-    let event: Value = serde_json::from_str(&format!("{{{}", json.line("{"))).unwrap();
-    assert_eq!(event["event"], "published");
-    assert_eq!(event["entry"]["name"], "work");
-    assert_eq!(event["entry"]["owner"], *me);
-    service.running.signal(Signal::TERM);
-    let mut gone = [watch.line("- "), watch.line("- ")];
-    gone.sort();
-    assert_eq!(gone, ["weights", "work"]);
-    assert_eq!(service.running.end().code(), Some(0));
-    // Both wait for another service at that address, and print its names.
-    let why = watch.line("? ");
-    assert!(why.contains("nobody listens"), "{why}");
-    while !json.line("{").contains("\"away\"") {}
-    let config = USUAL.replace("scratch", "word");
-    let again = Service::start_in(service.folder, &config, |_| {});
-    let mut back = [watch.line("+ "), watch.line("+ ")];
-    back.sort();
-    assert_eq!(
-        back,
-        [
-            "weights  3 MiB  node 0  r  @server",
-            "word  4.77 MiB  node 0  rw  @server"
-        ]
-    );
-    again.drained();
-}
-
-#[test]
 fn the_default_address_is_the_users_own_service() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("egmem")).unwrap();
@@ -301,14 +258,6 @@ fn a_reader_that_goes_away_ends_the_program_it_read() {
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(service.metric("egmem_released_total"), 1);
 
-    let mut watch = egmem(&["watch", &service.address(), "--prefix", "w"]);
-    let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    let mut reader = BufReader::new(watch.stdout.take().unwrap());
-    reader.read_line(&mut line).unwrap();
-    assert!(line.starts_with("+ weights"), "{line}");
-    drop(reader); // it ends without an event that it would have to write
-    assert!(watch.wait().unwrap().success());
     service.drained();
 }
 

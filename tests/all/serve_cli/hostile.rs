@@ -115,12 +115,7 @@ fn names_of_a_hostile_server_do_not_reach_the_terminal() {
         more: false,
     });
     let at = serve(Greeting::Welcome(welcome()), names);
-    for args in [
-        &["-vvv", "ls", &at][..],
-        &["ls", "--json", &at],
-        &["-vvv", "watch", &at],
-        &["watch", "--json", &at],
-    ] {
+    for args in [&["-vvv", "ls", &at][..], &["ls", "--json", &at]] {
         let error = fails(args);
         assert!(error.contains("breaks the protocol"), "{error}");
     }
@@ -140,7 +135,6 @@ fn refusals_of_a_hostile_server_are_escaped() {
     for at in [&answered, &at_once] {
         for args in [
             &["ls", at][..],
-            &["watch", at],
             &["fetch", at, "x", "--sim", "gh200"],
             &["delete", at, "x"],
         ] {

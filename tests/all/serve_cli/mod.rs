@@ -1,4 +1,4 @@
-//! `egmem serve`, `ls`, `fetch`, `watch`, `delete` and `certs`: real processes over real sockets.
+//! `egmem serve`, `ls`, `fetch`, `delete` and `certs`: real processes over real sockets.
 
 mod audit;
 mod certs;

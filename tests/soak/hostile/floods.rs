@@ -43,10 +43,7 @@ pub fn hello_flood(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()>
 /// Asks for more than it reads.
 pub fn unread(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
     let mut raw = hostile.session(target)?;
-    let what = hostile
-        .rng
-        .choice(["ping", "list", "watch"])
-        .expect("three");
+    let what = hostile.rng.choice(["ping", "list"]).expect("two");
     let fields = match what {
         "ping" => json!(null),
         _ => json!({"prefix": ""}),
@@ -57,17 +54,6 @@ pub fn unread(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
         raw.send(&many)?;
     }
     Ok(())
-}
-
-pub fn watches(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
-    let mut raw = hostile.session(target)?;
-    for id in 0..200 {
-        let prefix = "x".repeat(hostile.rng.usize(..200));
-        raw.request(id, "watch", json!({"prefix": prefix}))?;
-    }
-    let pause = Duration::from_millis(hostile.rng.u64(..1000));
-    std::thread::sleep(pause);
-    raw.read().map(drop)
 }
 
 pub fn waits(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {

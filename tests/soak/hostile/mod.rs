@@ -79,7 +79,6 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("connections without hello", floods::silent_connections),
     ("hello flood", floods::hello_flood),
     ("unread socket", floods::unread),
-    ("watches", floods::watches),
     ("waits", floods::waits),
     ("metrics", floods::metrics),
     ("wrong certificate", rights::wrong_certificates),

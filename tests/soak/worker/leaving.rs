@@ -30,7 +30,6 @@ impl Worker {
 
     /// Ends the connection, and keeps its leases or gives them back first.
     pub(super) async fn leave(&mut self, connection: Connection) {
-        self.watch = None;
         self.connection = None;
         if self.rng.bool() {
             self.held.clear();
@@ -42,7 +41,6 @@ impl Worker {
 
     /// Releases everything and deletes its names, so that the service is as before the worker came.
     pub(super) async fn clear(&mut self) {
-        self.watch = None;
         let end = Instant::now() + Duration::from_secs(60);
         for memory in self.held.drain(..) {
             let _ = memory.release().await;

@@ -1,6 +1,6 @@
 //! A scripted server for tests: sends the messages that the test gives it, valid or not.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -18,13 +18,6 @@ pub(crate) const LONG: Duration = Duration::from_secs(300);
 
 pub(crate) fn soon(ms: u64) -> Duration {
     Duration::from_millis(ms)
-}
-
-/// An address with a port of the kernel's choice. No other test listens at this host, so none takes the port
-/// while no server has it.
-pub(crate) fn lone_address() -> SocketAddr {
-    let [_, a, b, c] = std::process::id().to_be_bytes();
-    (IpAddr::from(Ipv4Addr::new(127, 0x80 | a, b, c)), 0).into()
 }
 
 pub(crate) struct Fake {

@@ -239,10 +239,13 @@ async fn a_large_answer_waits_for_its_permit_for_the_time_of_a_write_and_its_gra
 /// A connection that is written to is not read, and waits for no permit.
 #[tokio::test]
 async fn a_peer_that_does_not_read_keeps_no_place_among_those_that_wait_for_a_permit() {
-    const NAMES: usize = 3000;
+    const NOTICES: usize = 50_000;
     let driver = driver();
-    let options = Server::options().limits(limits());
-    let (_directory, address, server) = start_at_unix(options).await;
+    let limits = Limits {
+        queued_frames: NOTICES,
+        ..limits()
+    };
+    let (_directory, address, server) = start_at_unix(Server::options().limits(limits)).await;
     let peer = PeerName::User(rustix::process::geteuid().as_raw());
     let open = async || Raw::open_at(&address, &Security::Plain, &hello()).await;
     let (mut silent, mut other) = (open().await, open().await);
@@ -251,9 +254,6 @@ async fn a_peer_that_does_not_read_keeps_no_place_among_those_that_wait_for_a_pe
         let [reads, _] = server.handle.inner.quota.large(&peer);
         permits.push(reads.permit().await);
     }
-    silent.names("").await;
-    let watch = Watch { prefix: "".into() };
-    silent.ask(Ask::Watch(watch)).await;
     // It fits into the socket.
     let held = || {
         Ask::Held(Leases {
@@ -265,34 +265,34 @@ async fn a_peer_that_does_not_read_keeps_no_place_among_those_that_wait_for_a_pe
     silent.connection.writer.send(&head, &[]).await.unwrap();
     // Until then the server has read as much as it reads.
     assert!(other.is_answered().await && other.is_answered().await);
-    let shared = memory(&driver);
-    let published: Vec<_> = (0..NAMES)
-        .map(|n| {
-            server
-                .publish(format!("{n}"), shared.clone())
-                .now()
-                .unwrap()
-        })
-        .collect();
-    let session = server
+    for _ in 0..NOTICES {
+        server.handle.inner.state().notify_all(&news());
+    }
+    let sessions: Vec<_> = server
         .handle
         .inner
         .state()
         .sessions
         .iter()
-        .find(|s| s.news() > 0)
-        .cloned();
-    let session = session.unwrap();
+        .cloned()
+        .collect();
+    let waiting = || {
+        sessions
+            .iter()
+            .map(|session| session.waiting())
+            .max()
+            .unwrap_or(0)
+    };
     let mut last = 0;
     until("its connection is full", || {
-        let news = session.news();
-        news > 0 && std::mem::replace(&mut last, news) == news
+        let now = waiting();
+        now > 0 && std::mem::replace(&mut last, now) == now
     })
     .await;
     let id = other.send(held()).await;
     permits.pop();
     other.answer(id).await;
-    drop((published, shared, silent, other, session));
+    drop((silent, other, sessions));
     close(server, &driver).await;
 }
 

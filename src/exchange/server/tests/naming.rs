@@ -96,8 +96,6 @@ async fn to_others_a_name_does_not_exist() {
     let (granted, _) = friend.fetch(fetch("hidden")).await.unwrap();
     // The list may change meanwhile: a holder that is no longer on it is asked for the memory.
     let waiting = other.send(wait("hidden", LONG)).await;
-    let watching = friend.ask(Ask::Watch(Watch::default())).await.0;
-    assert!(matches!(watching, Answer::Names(names) if names.entries.len() == 1));
     hidden.set_who(PeerList::list(["local"]).unwrap());
     let Answer::Names(names) = other.answer(waiting).await.0 else {
         panic!()
@@ -108,7 +106,6 @@ async fn to_others_a_name_does_not_exist() {
     );
     let asked = friend.notice().await;
     assert!(matches!(asked, Event::Withdrawing(_)), "{asked:?}");
-    assert!(matches!(friend.notice().await, Event::Gone(_)));
     assert_eq!(
         friend.fetch(fetch("hidden")).await.unwrap_err(),
         Refusal::NotFound
@@ -135,75 +132,6 @@ async fn a_name_is_waited_for() {
     let published = server.publish("a", memory(&driver)).now().unwrap();
     assert!(matches!(raw.answer(first).await.0, Answer::Names(_)));
     drop((published, raw));
-    close(server, &driver).await;
-}
-
-#[tokio::test]
-async fn watchers_hear_of_what_they_may_see() {
-    let driver = driver();
-    let server = loopback().start().await.unwrap();
-    let shared = memory(&driver);
-    let before = server.publish("x/0", shared.clone()).now().unwrap();
-    let mut raw = Raw::open(&server).await;
-    let watch = |prefix: &str| {
-        Ask::Watch(Watch {
-            prefix: prefix.into(),
-        })
-    };
-    assert_eq!(raw.refusal(watch("no prefix")).await, Refusal::Invalid);
-    let Answer::Names(names) = raw.ask(watch("x/")).await.0 else {
-        panic!()
-    };
-    assert_eq!(names.entries.len(), 1);
-    let nobody = server
-        .publish("x/1", shared.clone())
-        .who(PeerList::nobody());
-    let nobody = nobody.now().unwrap();
-    let elsewhere = server.publish("y", shared.clone()).now().unwrap();
-    let seen = server.publish("x/2", shared.clone()).now().unwrap();
-    let Event::Published(entry) = raw.notice().await else {
-        panic!()
-    };
-    assert_eq!(entry.name, "x/2");
-    drop((nobody, elsewhere, seen));
-    let Event::Gone(gone) = raw.notice().await else {
-        panic!()
-    };
-    assert_eq!(gone.name, "x/2");
-    drop((before, shared, raw));
-    close(server, &driver).await;
-}
-
-#[tokio::test]
-async fn watchers_of_a_hidden_name_hear_nothing_of_it() {
-    let driver = driver();
-    let server = loopback().start().await.unwrap();
-    let shared = memory(&driver);
-    let mut raw = Raw::open(&server).await;
-    for prefix in ["hidden", "hid", ""] {
-        let prefix = prefix.into();
-        let names = raw.ask(Ask::Watch(Watch { prefix })).await.0;
-        assert!(matches!(names, Answer::Names(names) if names.entries.is_empty()));
-    }
-    for _ in 0..3 {
-        let hidden = server
-            .publish("hidden", shared.clone())
-            .who(PeerList::nobody());
-        let hidden = hidden.now().unwrap();
-        hidden.set_who(PeerList::list(["node-c"]).unwrap());
-        hidden.set_who(PeerList::list(["node-d"]).unwrap());
-        drop(hidden);
-        // Events arrive in the order in which they happened, and an answer after the events before it.
-        let seen = server.publish("hidden/seen", shared.clone()).now().unwrap();
-        assert!(
-            matches!(raw.notice().await, Event::Published(entry) if entry.name == "hidden/seen")
-        );
-        drop(seen);
-        assert!(matches!(raw.notice().await, Event::Gone(gone) if gone.name == "hidden/seen"));
-        assert!(raw.names("").await.is_empty());
-        assert!(raw.notices.is_empty(), "{:?}", raw.notices);
-    }
-    drop((shared, raw));
     close(server, &driver).await;
 }
 
