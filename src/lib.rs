@@ -110,10 +110,10 @@ pub mod driver {
     pub use egmem_core::driver::{
         Access, AccessDesc, AllocationProps, Backend, Call, CaptureMode, Code, CudaVersion,
         DeviceAttribute, DevicePtr, Driver, EventHandle, FabricHandle, FunctionHandle,
-        GranularityKind, HandleType, HandleTypes, LaunchDims, Location, MemcpyDesc, ModuleHandle,
-        NodeId, P2pAttribute, PhysicalHandle, PointerAttribute, PoolApi, PoolAttribute, PoolCalls,
-        PoolHandle, PoolProps, PoolPtrExport, ShareableHandle, SimulatedHost, SimulatedNode,
-        StreamHandle, versions,
+        GranularityKind, HandleType, HandleTypes, IpcEventHandle, LaunchDims, Location, MemcpyDesc,
+        ModuleHandle, NodeId, P2pAttribute, PhysicalHandle, PointerAttribute, PoolApi,
+        PoolAttribute, PoolCalls, PoolHandle, PoolProps, PoolPtrExport, ShareableHandle,
+        SimulatedHost, SimulatedNode, StreamHandle, versions,
     };
     #[cfg(feature = "simulator")]
     #[doc(inline)]

@@ -3,6 +3,7 @@
 mod batch;
 pub mod captures;
 mod event;
+mod interprocess;
 mod marks;
 mod order;
 mod over;
@@ -22,6 +23,7 @@ use crate::{Error, Result};
 pub use batch::BatchCopy;
 pub use event::Event;
 pub use event::Held;
+pub use interprocess::LentEvent;
 use marks::Marks;
 pub use over::Waited;
 pub use transfer::{NotStarted, Started, Transfer, TransferFailed};

@@ -129,6 +129,15 @@ macro_rules! driver_calls {
     [fn] ctx_synchronize(device: i32) -> () = CtxSynchronize;
     /// `cuEventCreate`; without timing it is cheaper to record.
     [fn] event_create(device: i32, timing: bool) -> EventHandle = EventCreate;
+    /// `cuEventCreate` with INTERPROCESS and DISABLE_TIMING: other processes can open the event.
+    [fn] event_create_interprocess(device: i32) -> EventHandle = EventCreate;
+    /// `cuIpcGetEventHandle`. Other processes may use the event until it is destroyed; what their calls do afterwards is
+    /// undefined.
+    [unsafe fn] ipc_event_handle(event: EventHandle) -> IpcEventHandle = IpcGetEventHandle;
+    /// `cuIpcOpenEventHandle`: another process's event, for the streams of `device`. The exporting process keeps its event
+    /// for as long as this one is used.
+    [unsafe fn] ipc_open_event(device: i32, handle: &IpcEventHandle)
+        -> EventHandle = IpcOpenEventHandle;
     /// `cuEventDestroy`
     [unsafe fn] event_destroy(event: EventHandle) -> () = EventDestroy;
     /// `cuEventRecord`

@@ -59,7 +59,7 @@ calls! {
     DeviceGetDefaultMemPool, DeviceGetMemPool, DeviceSetMemPool, StreamCreate, StreamDestroy,
     StreamSynchronize, StreamQuery, StreamWaitEvent, StreamIsCapturing,
     ThreadExchangeStreamCaptureMode, EventCreate, EventDestroy, EventRecord, EventSynchronize,
-    EventQuery, EventElapsedTime, MemcpyAsync, MemcpyBatchAsync, MemsetD8Async, ModuleLoadData,
+    EventQuery, EventElapsedTime, IpcGetEventHandle, IpcOpenEventHandle, MemcpyAsync, MemcpyBatchAsync, MemsetD8Async, ModuleLoadData,
     ModuleUnload, ModuleGetFunction, LaunchKernel,
     RtMemPoolCreate = "cudaMemPoolCreate",
     RtMemPoolDestroy = "cudaMemPoolDestroy",

@@ -7,7 +7,7 @@ use std::ops::{BitOr, BitOrAssign};
 
 use serde::{Deserialize, Serialize};
 
-pub use exported::{FabricHandle, PoolPtrExport, ShareableHandle};
+pub use exported::{FabricHandle, IpcEventHandle, PoolPtrExport, ShareableHandle};
 
 /// Where memory lies, or where accesses come from. Source: `CUmemLocation`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

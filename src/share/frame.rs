@@ -6,7 +6,7 @@
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use super::Description;
+use super::{BootId, Description};
 use crate::driver::{Location, PoolPtrExport};
 use egmem_core::{Error, Result};
 
@@ -36,6 +36,8 @@ pub(super) enum Body {
         /// The data with which the driver imports it: 64 bytes.
         pointer: Pointer,
     },
+    /// An event, with an fd that the importer keeps open while it has the event.
+    Event(EventBody),
     /// A piece of a text of the program's own.
     Text {
         /// The piece.
@@ -50,7 +52,7 @@ impl Body {
     pub(super) fn fds(&self) -> usize {
         match self {
             Self::Memory(description) => description.parts.len(),
-            Self::Queued(_) | Self::Pool { .. } | Self::PoolBuffer { .. } => 1,
+            Self::Queued(_) | Self::Pool { .. } | Self::PoolBuffer { .. } | Self::Event(_) => 1,
             Self::Text { .. } => 0,
         }
     }
@@ -61,6 +63,7 @@ impl Body {
             Self::Memory(_) | Self::Queued(_) => "memory",
             Self::Pool { .. } => "a pool",
             Self::PoolBuffer { .. } => "a pool's memory",
+            Self::Event(_) => "an event",
             Self::Text { .. } => "a text",
         }
     }
@@ -73,12 +76,27 @@ impl Body {
                 let why = format!("{} bytes", pointer.0.len());
                 Err(Error::invalid("exported pointer", why))
             }
+            Self::Event(EventBody { handle, .. }) if handle.0.len() != 64 => {
+                let why = format!("a handle of {} bytes", handle.0.len());
+                Err(Error::invalid("event", why))
+            }
             _ => Ok(()),
         }
     }
 }
 
-/// An exported pointer's bytes.
+/// An event of another process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct EventBody {
+    /// The boot of the machine that it belongs to.
+    pub(super) boot: BootId,
+    /// Its GPU's UUID.
+    pub(super) gpu: [u8; 16],
+    /// The bytes with which the driver opens it: 64.
+    pub(super) handle: Pointer,
+}
+
+/// The bytes of an exported pointer or event.
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct Pointer(pub(super) Vec<u8>);
 
@@ -149,7 +167,7 @@ fn whole<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, String> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{BootId, Identity, InstanceId, MAX_PARTS, Part};
+    use super::super::{Identity, InstanceId, MAX_PARTS, Part};
     use super::*;
     use crate::driver::Access;
 
@@ -184,6 +202,26 @@ mod tests {
         let (prefix, rest) = bytes.split_first_chunk().unwrap();
         assert_eq!(length(*prefix).unwrap(), rest.len());
         decode(rest).unwrap()
+    }
+
+    fn event(bytes: usize) -> Body {
+        Body::Event(EventBody {
+            boot: BootId::from_bytes([3; 16]),
+            gpu: [4; 16],
+            handle: Pointer(vec![5; bytes]),
+        })
+    }
+
+    #[test]
+    fn an_event_reads_back_and_shows_no_bytes() {
+        let Body::Event(read) = through(&event(64)) else {
+            panic!("an event was sent");
+        };
+        assert_eq!((read.gpu, &read.handle.0[..]), ([4; 16], &[5; 64][..]));
+        assert!(format!("{read:?}").contains("handle: Pointer(redacted)"));
+        for bytes in [0, 63, 65] {
+            assert!(encode(&event(bytes)).is_err());
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod cache;
 mod channel;
 mod description;
 mod error;
+mod events;
 pub mod fd;
 mod frame;
 mod growing;
@@ -49,7 +50,7 @@ pub use egmem_core::capability::shareable::{Shareable, best_handle_types};
 pub use egmem_core::vmm::identity::{BootId, Identity, InstanceId};
 
 use egmem_core::{
-    Buffer, Driver, DriverError, Error as MemoryError, Memory, Pool, PoolBuffer,
+    Buffer, Driver, DriverError, Error as MemoryError, Event, Memory, Pool, PoolBuffer,
     Result as MemoryResult, Stream, accessors, buffer, capability, driver, explain, fork, ledger,
     memory, per_driver, pool, size, text, vmm,
 };

@@ -97,6 +97,7 @@ typedef struct {
 } PoolProps;
 
 typedef struct { unsigned char reserved[64]; } PoolPtrExportData;
+typedef struct { unsigned char reserved[64]; } IpcEventHandle;
 
 __attribute__((unused)) static int stub_zero(const unsigned char *bytes, size_t count) {
     for (size_t i = 0; i < count; i++)

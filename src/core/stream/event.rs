@@ -3,6 +3,7 @@
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
+use super::interprocess::{self, Sharing};
 use super::over::{self, Waited};
 use crate::Result;
 use crate::driver::{Driver, EventHandle, Relaxed};
@@ -10,13 +11,15 @@ use crate::explain::name_missing_gpu;
 use crate::per_driver::lock;
 use crate::teardown::give_back_or_log;
 
-/// A point in a stream's work, destroyed when dropped.
+/// A point in a stream's work, destroyed when dropped. One that is [lent](Self::lend) to other processes is destroyed after
+/// they have let go of it.
 #[derive(Debug)]
 pub struct Event {
     pub(super) driver: Driver,
     pub(super) handle: EventHandle,
     /// How many uses need the mark to stay where it is. Locked while it moves.
     pub(super) held: Mutex<u64>,
+    pub(super) sharing: Sharing,
 }
 
 impl Event {
@@ -27,13 +30,32 @@ impl Event {
     /// # Errors
     /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's error.
     pub fn new(driver: &Driver, device: i32, timing: bool) -> Result<Self> {
-        Ok(Self {
-            handle: driver
-                .event_create(device, timing)
-                .map_err(|error| name_missing_gpu(driver, error, device))?,
+        let handle = driver
+            .event_create(device, timing)
+            .map_err(|error| name_missing_gpu(driver, error, device))?;
+        Ok(Self::of(driver, handle, Sharing::Private))
+    }
+
+    /// Creates an event on GPU `device` that can be [lent](Self::lend) to other processes, so that their GPU work waits for
+    /// this process's, and the other way, with no CPU in between. It has no timing. A stream that is being captured into a
+    /// graph can neither record it nor wait for it.
+    ///
+    /// Source: `cuEventCreate` with `CU_EVENT_INTERPROCESS`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn interprocess(driver: &Driver, device: i32) -> Result<Self> {
+        interprocess::create(driver, device)
+    }
+
+    /// Takes over a driver's event.
+    pub(super) fn of(driver: &Driver, handle: EventHandle, sharing: Sharing) -> Self {
+        Self {
             driver: driver.clone(),
+            handle,
             held: Mutex::new(0),
-        })
+            sharing,
+        }
     }
 
     /// Waits until the marked work is done; at once if the event was never recorded. Captures of streams into CUDA graphs are
@@ -41,8 +63,12 @@ impl Event {
     ///
     /// # Errors
     /// As [`Stream::synchronize`](super::Stream::synchronize); CAPTURED_EVENT for an event that was recorded on a stream
-    /// during its capture.
+    /// during its capture. [`Error::System`](crate::Error::System) with `EOWNERDEAD` for an event of a process that has
+    /// ended before the work.
     pub fn synchronize(&self) -> Result<()> {
+        if self.is_imported() {
+            return self.synchronize_imported();
+        }
         let _relaxed = Relaxed::new(&self.driver);
         // SAFETY: `self` keeps the handle alive.
         unsafe { self.driver.event_synchronize(self.handle) }
@@ -53,9 +79,14 @@ impl Event {
     /// # Errors
     /// As [`synchronize`](Self::synchronize).
     pub fn is_done(&self) -> Result<bool> {
+        let exporter = self.expect_exporter();
         let _relaxed = Relaxed::new(&self.driver);
         // SAFETY: `self` keeps the handle alive.
-        unsafe { self.driver.event_query(self.handle) }
+        let is_done = unsafe { self.driver.event_query(self.handle)? };
+        if !is_done {
+            exporter?;
+        }
+        Ok(is_done)
     }
 
     /// Waits until the marked work has ended, for a caller that must not unmap the work's memory before. As
@@ -113,8 +144,11 @@ impl Drop for Held {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        if self.keep_lent() {
+            return;
+        }
         give_back_or_log(&self.driver, "an event", || {
-            // SAFETY: owned by `self`; the driver keeps an event that work still waits for.
+            // SAFETY: owned by `self`, and no other process holds it; the driver keeps an event that work still waits for.
             unsafe { self.driver.event_destroy(self.handle) }
         });
     }

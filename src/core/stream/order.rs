@@ -15,9 +15,11 @@ impl Event {
     ///
     /// # Errors
     /// The driver's errors; [`Error::InvalidArgument`] for another driver's stream, and while a heap's memory
-    /// waits for the event's present mark.
+    /// waits for the event's present mark. Of an event that processes share, also for a stream that is being captured into
+    /// a graph; and [`Error::System`] with `EOWNERDEAD` if the process that made it has ended.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         self.driver.expect_same(stream.driver(), "stream")?;
+        self.expect_shareable_on(stream)?;
         let held = lock(&self.held);
         if *held > 0 {
             let why = "memory will be reused after the work that it marks: record another event";
@@ -29,12 +31,15 @@ impl Event {
 }
 
 impl Stream {
-    /// Makes work submitted to this stream from now on wait for `event`.
+    /// Makes work submitted to this stream from now on wait for `event`: for its last record before this call, by any
+    /// process that has it.
     ///
     /// # Errors
-    /// The driver's errors, and [`Error::InvalidArgument`] for another driver's event.
+    /// The driver's errors, and [`Error::InvalidArgument`] for another driver's event. Of an event that processes share, as
+    /// [`Event::record`].
     pub fn wait(&self, event: &Event) -> Result<()> {
         self.driver().expect_same(event.driver(), "event")?;
+        event.expect_shareable_on(self)?;
         // SAFETY: the borrows keep both handles alive.
         unsafe {
             self.driver()

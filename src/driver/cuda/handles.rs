@@ -7,7 +7,7 @@ use std::ptr;
 use super::abi::Opaque64;
 use super::fd;
 use super::symbols::Opaque;
-use crate::{Call, FabricHandle, HandleType, HandleTypes, Result, ShareableHandle};
+use crate::{Call, FabricHandle, HandleType, HandleTypes, IpcEventHandle, Result, ShareableHandle};
 
 pub(super) fn opaque(handle: u64) -> Opaque {
     handle as Opaque
@@ -48,10 +48,20 @@ pub(super) fn export(
             let mut bytes: Opaque64 = [0; 64];
             export(bytes.as_mut_ptr().cast(), bits)?;
             let handle = FabricHandle::from_bytes(&bytes);
-            // SAFETY: a live, exclusive reference; volatile so that the compiler keeps the wipe of the
-            // secret.
-            unsafe { ptr::write_volatile(&mut bytes, [0; 64]) };
+            wipe(&mut bytes);
             Ok(ShareableHandle::Fabric(handle))
         }
     }
+}
+
+/// Moves an event's handle out of the bytes that the driver wrote.
+pub(super) fn take_event_handle(bytes: &mut Opaque64) -> IpcEventHandle {
+    let handle = IpcEventHandle::from_bytes(bytes);
+    wipe(bytes);
+    handle
+}
+
+fn wipe(bytes: &mut Opaque64) {
+    // SAFETY: a live, exclusive reference; volatile so that the compiler keeps the wipe of the secret.
+    unsafe { ptr::write_volatile(bytes, [0; 64]) };
 }

@@ -6,7 +6,8 @@
 use std::ffi::{c_char, c_void};
 
 use super::abi::{
-    MemAccessDesc, MemAllocationProp, MemLocation, MemPoolProps, MemcpyAttributes, Opaque64,
+    IpcEventBytes, MemAccessDesc, MemAllocationProp, MemLocation, MemPoolProps, MemcpyAttributes,
+    Opaque64,
 };
 use super::library::functions;
 
@@ -128,6 +129,10 @@ functions! {
     // Only the plain symbol is in every driver; both return the same.
     event_elapsed_time = EventElapsedTime ["cuEventElapsedTime", "cuEventElapsedTime_v2"] since 2000
         (milliseconds: *mut f32, start: Opaque, end: Opaque);
+    ipc_get_event_handle = IpcGetEventHandle since 4010 (handle: *mut Opaque64, event: Opaque);
+    // A structure of 64 bytes, by value.
+    ipc_open_event_handle = IpcOpenEventHandle since 4010
+        (event: *mut Opaque, handle: IpcEventBytes);
     memcpy_async = MemcpyAsync since 4000 (dst: u64, src: u64, bytes: usize, stream: Opaque);
     // The signature of 12.8; 13.0 has another one under `_v2`.
     memcpy_batch_async = MemcpyBatchAsync since 12080

@@ -5,7 +5,7 @@ use std::ptr;
 
 use super::abi;
 use super::core::Core;
-use super::handles::opaque;
+use super::handles::{self, opaque};
 use super::methods::methods;
 use crate::*;
 
@@ -54,6 +54,21 @@ impl Core {
         let flags = if timing { abi::EVENT_DEFAULT } else { abi::EVENT_DISABLE_TIMING };
         let mut event = ptr::null_mut();
         @on(device) event_create(&mut event, flags) => EventHandle { device, raw: event as u64 }
+    }
+    [pub(super) fn] event_create_interprocess(device: i32) -> EventHandle {
+        let flags = abi::EVENT_DISABLE_TIMING | abi::EVENT_INTERPROCESS;
+        let mut event = ptr::null_mut();
+        @on(device) event_create(&mut event, flags) => EventHandle { device, raw: event as u64 }
+    }
+    [pub(super) unsafe fn] ipc_event_handle(event: EventHandle) -> IpcEventHandle {
+        let mut bytes = [0; 64];
+        @on(event.device) ipc_get_event_handle(&mut bytes, opaque(event.raw))
+            => handles::take_event_handle(&mut bytes)
+    }
+    [pub(super) unsafe fn] ipc_open_event(device: i32, handle: &IpcEventHandle) -> EventHandle {
+        let mut event = ptr::null_mut();
+        @on(device) ipc_open_event_handle(&mut event, abi::IpcEventBytes(*handle.expose_bytes()))
+            => EventHandle { device, raw: event as u64 }
     }
     [pub(super) unsafe fn] event_destroy(event: EventHandle) -> () {
         @on(event.device) event_destroy(opaque(event.raw)) => ()

@@ -1,6 +1,7 @@
 //! Events: positions in streams that others wait for.
 
 use super::answer::{Answer, fail};
+use super::ipc::Sharing;
 use super::state::State;
 use super::work::{Event, Point, StreamKey, Work};
 use crate::{Code, EventHandle, StreamHandle};
@@ -13,8 +14,13 @@ impl State {
     ) -> Answer<()> {
         let key = self.stream(handle)?;
         let event = self.events.get(&event.raw).ok_or(Code::INVALID_HANDLE)?;
-        let Some(point) = event.recorded else {
-            return Ok(());
+        let point = match event.recorded {
+            Some(point) => point,
+            // Another process may have recorded it, outside of this process's captures.
+            None if matches!(event.sharing, Sharing::Imported) => {
+                return self.wait_in_captures(key, key, None);
+            }
+            None => return Ok(()),
         };
         let captured = event.captured;
         self.wait_in_captures(key, point.0, captured)?;
@@ -38,11 +44,21 @@ impl State {
     }
 
     pub(super) fn event_create(&mut self, device: i32, timing: bool) -> Answer<EventHandle> {
+        self.new_event(device, timing, Sharing::Private)
+    }
+
+    pub(super) fn new_event(
+        &mut self,
+        device: i32,
+        timing: bool,
+        sharing: Sharing,
+    ) -> Answer<EventHandle> {
         self.context(device)?;
         let raw = self.number();
         let new = Event {
             device,
             timing,
+            sharing,
             recorded: None,
             captured: None,
         };
@@ -55,7 +71,7 @@ impl State {
         self.context(event.device).map(drop)
     }
 
-    fn event(&self, event: EventHandle) -> Answer<&Event> {
+    pub(super) fn event(&self, event: EventHandle) -> Answer<&Event> {
         let event = self.events.get(&event.raw).ok_or(Code::INVALID_HANDLE)?;
         self.context(event.device).map(|_| event)
     }
@@ -67,9 +83,14 @@ impl State {
         }
         let captured = self.valid_capture_of(key)?;
         let point = self.submit(key, Work::Record);
+        let mut is_interprocess = false;
         if let Some(event) = self.events.get_mut(&event.raw) {
             event.recorded = Some(point);
             event.captured = captured;
+            is_interprocess = !matches!(event.sharing, Sharing::Private);
+        }
+        if is_interprocess {
+            self.run(point);
         }
         Ok(())
     }

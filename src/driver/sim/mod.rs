@@ -14,6 +14,7 @@ mod fault;
 mod grants;
 mod granularity;
 mod held;
+mod ipc;
 mod kernels;
 mod load;
 mod machine;

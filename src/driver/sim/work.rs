@@ -2,6 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use super::ipc::Sharing;
+
 /// A device and the driver's pointer: 0 is the device's default stream.
 pub(super) type StreamKey = (i32, u64);
 
@@ -63,6 +65,7 @@ pub(super) struct Capture {
 pub(super) struct Event {
     pub(super) device: i32,
     pub(super) timing: bool,
+    pub(super) sharing: Sharing,
     pub(super) recorded: Option<Point>,
     /// The capture that its stream was part of when it was recorded.
     pub(super) captured: Option<u64>,

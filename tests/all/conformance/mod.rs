@@ -8,6 +8,7 @@ mod access;
 mod attributes;
 mod context;
 mod details;
+mod events;
 mod forks;
 mod harness;
 mod kernels;
@@ -123,6 +124,16 @@ cases! {
         a_batch_makes_each_of_its_copies,
         null_is_refused,
     }
+    events {
+        an_event_orders_two_processes,
+        an_imported_event_that_was_never_recorded_is_done,
+        an_ordinary_event_has_no_handle,
+        an_event_is_not_opened_where_it_was_made,
+        garbage_is_no_event,
+        the_event_of_an_ended_process_is_not_opened,
+        a_destroyed_event_is_not_opened,
+        an_importer_sees_the_death_of_its_exporter,
+    }
     kernels {
         kernels_check_and_rewrite_host_memory_from_each_gpu,
         kernels_check_and_rewrite_device_memory,
@@ -191,6 +202,10 @@ fn child_process() {
         ("importer", sharing::importer),
         ("exporter", sharing::exporter),
         ("orphan", sharing::orphan),
+        ("event_importer", events::event_importer),
+        ("event_exporter", events::event_exporter),
+        ("event_worker", events::event_worker),
+        ("event_waiter", events::event_waiter),
         ("forks", forks::forks),
         (
             "forks_with_managed_memory",

@@ -58,6 +58,8 @@ raw! {
     event_record => event_record(event: EventHandle, stream: StreamHandle) -> ();
     event_synchronize => event_synchronize(event: EventHandle) -> ();
     event_query => event_query(event: EventHandle) -> bool;
+    event_handle => ipc_event_handle(event: EventHandle) -> IpcEventHandle;
+    open_event => ipc_open_event(device: i32, handle: &IpcEventHandle) -> EventHandle;
     event_elapsed_ms => event_elapsed_ms(start: EventHandle, end: EventHandle) -> f32;
     module_load => module_load(device: i32, ptx: &CStr) -> ModuleHandle;
     module_function => module_function(device: i32, module: ModuleHandle, name: &CStr)

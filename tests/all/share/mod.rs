@@ -1,6 +1,7 @@
 //! Sharing between real processes, on the simulator and on this machine's GPUs: the owner works with
 //! the first GPU, its peer with the last.
 
+mod events;
 mod few_fds;
 mod frames;
 mod gentle;
@@ -90,6 +91,10 @@ fn child_process() {
         "registered-owner" => memory::owner(registered::registered(&driver, 9 * MIB), &path),
         "cycles" => leftovers::cycles(&driver, &path),
         "pool" => pools::pool_peer(&driver, &path),
+        "event-peer" => events::peer(&driver, &path),
+        "event-holder" => events::holder(&driver, &path),
+        "event-exporter" => events::exporter(&driver, &path),
+        "event-loop" => events::in_a_loop(&driver, &path),
         "stranger" => frames::stranger(&path),
         "poor" => leftovers::poor(&driver, &path),
         "windows" => windows::peer(&driver, &path),

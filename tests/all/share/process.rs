@@ -89,6 +89,11 @@ impl Process {
         }
     }
 
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: plain integers. The child was not waited for, so its id is no other process's.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

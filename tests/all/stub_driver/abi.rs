@@ -4,9 +4,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use egmem::driver::{
     Access, AccessDesc, AllocationProps, Call, DevicePtr, EventHandle, FabricHandle,
-    GranularityKind, HandleType, HandleTypes, LaunchDims, Location, MemcpyDesc, ModuleHandle,
-    PhysicalHandle, PointerAttribute, PoolApi, PoolAttribute, PoolHandle, PoolProps, PoolPtrExport,
-    ShareableHandle,
+    GranularityKind, HandleType, HandleTypes, IpcEventHandle, LaunchDims, Location, MemcpyDesc,
+    ModuleHandle, PhysicalHandle, PointerAttribute, PoolApi, PoolAttribute, PoolHandle, PoolProps,
+    PoolPtrExport, ShareableHandle,
 };
 use egmem::{Driver, Error, Result, kernels};
 
@@ -228,6 +228,12 @@ stubbed! {
             driver.mem_free(0, device).unwrap();
             driver.mem_free_host(0, host).unwrap();
             driver.module_unload(0, ModuleHandle(0xa000)).unwrap();
+            let shared = driver.event_create_interprocess(0).unwrap();
+            let mut bytes = *driver.ipc_event_handle(shared).unwrap().expose_bytes();
+            assert_eq!(bytes, [0x77; 64]);
+            bytes[63] = 0x78;
+            let opened = driver.ipc_open_event(0, &IpcEventHandle::from_bytes(&bytes));
+            assert_eq!(opened, Ok(event(0x9100)));
             driver.event_destroy(timed).unwrap();
             driver.stream_destroy(stream).unwrap();
         }
@@ -250,6 +256,9 @@ stubbed! {
             "cuMemFree_v2 gpu0 ptr=0x10000",
             "cuMemFreeHost gpu0 ptr=0x20000",
             "cuModuleUnload gpu0 module=0xa000",
+            "cuEventCreate gpu0 flags=6",
+            "cuIpcGetEventHandle gpu0 event=0x9006",
+            "cuIpcOpenEventHandle gpu0 first=0x77 last=0x78",
             "cuEventDestroy_v2 gpu0 event=0x9000",
             "cuStreamDestroy_v2 gpu0 stream=0x8000",
         ]);

@@ -3,8 +3,8 @@
 use std::ffi::CStr;
 
 use egmem::driver::{
-    Call, CaptureMode, Code, DevicePtr, EventHandle, FunctionHandle, LaunchDims, ModuleHandle,
-    PointerAttribute, PoolApi, PoolHandle, StreamHandle,
+    Call, CaptureMode, Code, DevicePtr, EventHandle, FunctionHandle, IpcEventHandle, LaunchDims,
+    ModuleHandle, PointerAttribute, PoolApi, PoolHandle, StreamHandle,
 };
 use egmem::{Driver, Error, Result};
 
@@ -57,6 +57,13 @@ fn calls_in_context() -> Vec<(&'static str, CallOnDriver)> {
             ("cuEventQuery", |d| d.event_query(EVENT).map(drop)),
             ("cuEventElapsedTime", |d| {
                 d.event_elapsed_ms(EVENT, EVENT).map(drop)
+            }),
+            ("cuIpcGetEventHandle", |d| {
+                d.ipc_event_handle(EVENT).map(drop)
+            }),
+            ("cuIpcOpenEventHandle", |d| {
+                d.ipc_open_event(1, &IpcEventHandle::from_bytes(&[1; 64]))
+                    .map(drop)
             }),
             ("cuMemcpyAsync", |d| d.memcpy_async(PTR, PTR, 8, stream(d))),
             ("cuMemsetD8Async", |d| {

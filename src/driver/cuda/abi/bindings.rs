@@ -94,6 +94,7 @@ fn copy_attributes_are_laid_out_as_in_cuda() {
 #[test]
 fn opaque_types_have_cudas_sizes() {
     expect_same_layout!(Opaque64, sys::CUmemPoolPtrExportData);
+    expect_same_layout!(IpcEventBytes, sys::CUipcEventHandle);
     assert_eq!(size_of::<sys::CUuuid>(), 16);
     assert_eq!(size_of::<sys::CUmemGenericAllocationHandle>(), 8);
     assert_eq!(size_of::<sys::CUdeviceptr>(), 8);
@@ -119,6 +120,7 @@ fn numbers_are_cudas() {
         STREAM_CAPTURE_STATUS_NONE = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         EVENT_DEFAULT = CUevent_flags::CU_EVENT_DEFAULT;
         EVENT_DISABLE_TIMING = CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        EVENT_INTERPROCESS = CUevent_flags::CU_EVENT_INTERPROCESS;
         HOST_ALLOC_PORTABLE_DEVICEMAP = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         HOST_REGISTER_PORTABLE_DEVICEMAP = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
         HOST_REGISTER_READ_ONLY = sys::CU_MEMHOSTREGISTER_READ_ONLY;

@@ -24,6 +24,8 @@ pub(crate) const STREAM_CAPTURE_STATUS_NONE: u32 = 0;
 pub(crate) const EVENT_DEFAULT: u32 = 0;
 /// `CU_EVENT_DISABLE_TIMING`
 pub(crate) const EVENT_DISABLE_TIMING: u32 = 2;
+/// `CU_EVENT_INTERPROCESS`
+pub(crate) const EVENT_INTERPROCESS: u32 = 4;
 /// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`
 pub(crate) const HOST_ALLOC_PORTABLE_DEVICEMAP: u32 = 1 | 2;
 /// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`
@@ -104,3 +106,8 @@ pub(crate) struct MemcpyAttributes {
 
 /// `CUmemFabricHandle` and `CUmemPoolPtrExportData`, which are opaque bytes.
 pub(crate) type Opaque64 = [u8; 64];
+
+/// `CUipcEventHandle`, which is passed by value: an array would not be.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct IpcEventBytes(pub(crate) Opaque64);

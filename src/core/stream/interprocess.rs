@@ -1,0 +1,309 @@
+//! Events that other processes use: CUDA's IPC events.
+//!
+//! CUDA leaves undefined what another process's calls do once the exporter has destroyed the event. So an importer holds
+//! one end of a pipe until it has destroyed its own, and the kernel closes it for a process that dies. The exporter has
+//! the other end: an event that is dropped earlier is destroyed later. The same pipe tells an importer of the exporter's
+//! end.
+
+use std::io::{self, PipeReader};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use super::Stream;
+use super::event::Event;
+use crate::driver::{Driver, EventHandle, IpcEventHandle};
+use crate::explain::name_missing_gpu;
+use crate::per_driver::lock;
+use crate::teardown::give_back_or_log;
+use crate::{Error, Result};
+
+/// How often a thread asks whether another process's work is done.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// What other processes have of an event.
+#[derive(Debug)]
+pub(super) enum Sharing {
+    /// Nothing: they cannot open it.
+    Private,
+    /// The other ends of these pipes, one for each time that it was lent.
+    Lent(Mutex<Vec<PipeReader>>),
+    /// It is another process's, which keeps it while this end of its pipe is open. `None`: the caller sees to that.
+    Imported(Option<OwnedFd>),
+}
+
+/// An event for another process.
+#[derive(Debug)]
+pub struct LentEvent {
+    /// The event.
+    pub handle: IpcEventHandle,
+    /// An end of a pipe: the lender keeps its event until all duplicates of it are closed, in every process.
+    pub tether: OwnedFd,
+}
+
+/// An event that was dropped while other processes held it. It owns the driver's event, and keeps the driver alive.
+#[derive(Debug)]
+struct Kept {
+    driver: Driver,
+    handle: EventHandle,
+    holders: Vec<PipeReader>,
+}
+
+static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        give_back_or_log(&self.driver, "an event", || {
+            // SAFETY: owned by `self`. No process holds it; the driver keeps an event that work still waits for.
+            unsafe { self.driver.event_destroy(self.handle) }
+        });
+    }
+}
+
+/// Makes an event without timing that other processes can use.
+pub(super) fn create(driver: &Driver, device: i32) -> Result<Event> {
+    let handle = driver
+        .event_create_interprocess(device)
+        .map_err(|error| name_missing_gpu(driver, error, device))?;
+    Ok(Event::of(driver, handle, Sharing::Lent(Mutex::default())))
+}
+
+impl Event {
+    /// Lends the event to another process, which records it and waits for it as this one does. Until that process has
+    /// destroyed its event or has ended, this one exists, even if it is dropped: it is then destroyed when the next event
+    /// is lent or dropped. An open pipe takes one fd in each process.
+    ///
+    /// The `Channel` of sharing sends it with the same checks as memory.
+    ///
+    /// Source: `cuIpcGetEventHandle`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an event that was not made by [`interprocess`](Self::interprocess), and in a forked
+    /// child; [`Error::System`] if this process may open no more file descriptors; the driver's errors.
+    pub fn lend(&self) -> Result<LentEvent> {
+        self.driver.expect_this_process("event")?;
+        sweep();
+        let Sharing::Lent(holders) = &self.sharing else {
+            let why = "it was not made for other processes: create it with Event::interprocess";
+            return Err(Error::invalid("event", why));
+        };
+        let mut holders = lock(holders);
+        holders.retain(|holder| !is_closed(holder));
+        let (holder, tether) =
+            io::pipe().map_err(|error| Error::system("making a pipe", &error))?;
+        // SAFETY: `self` keeps the handle alive, and the event is not destroyed while `tether` is open.
+        let handle = unsafe { self.driver.ipc_event_handle(self.handle)? };
+        holders.push(holder);
+        let tether = tether.into();
+        Ok(LentEvent { handle, tether })
+    }
+
+    /// Returns the bytes by which another process opens the event, for other code than this library's, such as
+    /// PyTorch.
+    ///
+    /// Source: `cuIpcGetEventHandle`.
+    ///
+    /// # Errors
+    /// As [`lend`](Self::lend).
+    ///
+    /// # Safety
+    /// The event lives until each process that opened it has destroyed its own, or has ended.
+    pub unsafe fn export(&self) -> Result<IpcEventHandle> {
+        let Sharing::Lent(_) = &self.sharing else {
+            let why = "it was not made for other processes: create it with Event::interprocess";
+            return Err(Error::invalid("event", why));
+        };
+        // SAFETY: `self` keeps the handle alive, and the caller keeps `self`.
+        unsafe { self.driver.ipc_event_handle(self.handle) }
+    }
+
+    /// Opens another process's event, for streams of GPU `device`, which is the GPU of that event. Both processes may
+    /// record it and wait for it. `tether`: an end of the exporter's pipe, which is closed after the event was destroyed.
+    ///
+    /// Source: `cuIpcOpenEventHandle`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchGpu`]; the driver's errors: for bytes that are no handle, for an event of this process, and if
+    /// the exporter has ended.
+    ///
+    /// # Safety
+    /// The exporter keeps its event until this one is dropped, or while `tether` is open.
+    pub unsafe fn import(
+        driver: &Driver,
+        device: i32,
+        handle: &IpcEventHandle,
+        tether: Option<OwnedFd>,
+    ) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let handle = unsafe { driver.ipc_open_event(device, handle) }
+            .map_err(|error| name_missing_gpu(driver, error, device))?;
+        Ok(Self::of(driver, handle, Sharing::Imported(tether)))
+    }
+
+    /// Returns whether another process made the event.
+    pub const fn is_imported(&self) -> bool {
+        matches!(self.sharing, Sharing::Imported(_))
+    }
+
+    /// Returns whether the process that made the event has ended, as far as a pipe tells: always `false` for an event
+    /// of this process, and for one that came without a pipe. A child of that process that it forked counts as the process.
+    pub fn is_orphaned(&self) -> bool {
+        match &self.sharing {
+            Sharing::Imported(Some(tether)) => is_closed(tether),
+            _ => false,
+        }
+    }
+
+    /// Refuses to use an event whose exporter has ended.
+    pub(super) fn expect_exporter(&self) -> Result<()> {
+        if self.is_orphaned() {
+            let error = io::Error::from_raw_os_error(libc::EOWNERDEAD);
+            return Err(Error::system("using an event of another process", &error));
+        }
+        Ok(())
+    }
+
+    /// Refuses a stream that is being captured: a graph's mark means nothing to another process.
+    pub(super) fn expect_shareable_on(&self, stream: &Stream) -> Result<()> {
+        match self.sharing {
+            Sharing::Private => Ok(()),
+            Sharing::Lent(_) => stream.expect_no_capture(),
+            Sharing::Imported(_) => {
+                self.expect_exporter()?;
+                stream.expect_no_capture()
+            }
+        }
+    }
+
+    /// Waits for work that may be another process's: the driver's wait would not end with that process.
+    pub(super) fn synchronize_imported(&self) -> Result<()> {
+        while !self.is_done()? {
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    /// Keeps the event of a value that is dropped if other processes hold it. Returns whether it does.
+    pub(super) fn keep_lent(&mut self) -> bool {
+        // In a forked child the list's lock may never be released.
+        if !self.driver.is_of_this_process() {
+            return false;
+        }
+        let Sharing::Lent(holders) = &mut self.sharing else {
+            return false;
+        };
+        let mut holders = std::mem::take(&mut *lock(holders));
+        holders.retain(|holder| !is_closed(holder));
+        let is_held = !holders.is_empty();
+        if is_held {
+            let driver = self.driver.clone();
+            let handle = self.handle;
+            lock(&KEPT).push(Kept {
+                driver,
+                handle,
+                holders,
+            });
+        }
+        sweep();
+        is_held
+    }
+}
+
+/// Destroys events that no other process holds any more.
+fn sweep() {
+    let returned: Vec<Kept> = lock(&KEPT)
+        .extract_if(.., |kept| {
+            kept.holders.retain(|holder| !is_closed(holder));
+            kept.holders.is_empty() && kept.driver.is_of_this_process()
+        })
+        .collect();
+    // Outside the lock, because a driver call takes time.
+    drop(returned);
+}
+
+/// Returns whether all duplicates of a pipe's other end are closed. If the kernel does not tell, they are not.
+fn is_closed(pipe: &impl AsRawFd) -> bool {
+    let mut polled = libc::pollfd {
+        fd: pipe.as_raw_fd(),
+        events: 0,
+        revents: 0,
+    };
+    // SAFETY: a pointer to one live, exclusive structure, and the count 1. The call does not wait.
+    let ready = unsafe { libc::poll(&mut polled, 1, 0) };
+    // A reader sees HUP, a writer ERR.
+    ready > 0 && polled.revents & (libc::POLLHUP | libc::POLLERR) != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Machine;
+    use crate::driver::{Call, Code};
+
+    fn driver() -> Driver {
+        Driver::simulated(Machine::gh200()).unwrap()
+    }
+
+    #[test]
+    fn an_event_is_destroyed_after_the_last_tether_is_closed() {
+        let driver = driver();
+        let sim = driver.sim().unwrap();
+        let event = Event::interprocess(&driver, 0).unwrap();
+        let [one, other] = [(); 2].map(|()| event.lend().unwrap());
+        assert_eq!(one.handle, other.handle);
+        drop(event);
+        drop(one);
+        sweep();
+        assert_eq!(sim.count(Call::EventDestroy), 0);
+        let duplicate = other.tether.try_clone().unwrap();
+        drop(other);
+        sweep();
+        assert_eq!(sim.count(Call::EventDestroy), 0);
+        drop(duplicate);
+        sweep();
+        assert_eq!(sim.count(Call::EventDestroy), 1);
+        // One that nobody has any more is destroyed at once.
+        let event = Event::interprocess(&driver, 0).unwrap();
+        drop(event.lend().unwrap());
+        drop(event);
+        assert_eq!(sim.count(Call::EventDestroy), 2);
+    }
+
+    #[test]
+    fn an_event_of_one_process_is_not_lent() {
+        let driver = driver();
+        let event = Event::new(&driver, 0, false).unwrap();
+        let error = event.lend().unwrap_err().to_string();
+        assert!(error.contains("Event::interprocess"), "{error}");
+        let missing = Event::interprocess(&driver, 1).unwrap_err();
+        assert!(matches!(missing, Error::NoSuchGpu { .. }), "{missing}");
+        driver
+            .sim()
+            .unwrap()
+            .fail(Call::IpcGetEventHandle, 1, Code::OUT_OF_MEMORY);
+        let event = Event::interprocess(&driver, 0).unwrap();
+        assert_eq!(event.lend().unwrap_err().code(), Some(Code::OUT_OF_MEMORY));
+        drop(event);
+        assert!(driver.sim().unwrap().held().is_empty());
+    }
+
+    #[test]
+    fn a_captured_stream_neither_records_it_nor_waits_for_it() {
+        let driver = driver();
+        let sim = driver.sim().unwrap();
+        let event = Event::interprocess(&driver, 0).unwrap();
+        let [captured, stream] = [(); 2].map(|()| Stream::new(&driver, 0).unwrap());
+        event.record(&stream).unwrap();
+        sim.begin_capture(captured.handle(), false);
+        for refused in [event.record(&captured), captured.wait(&event)] {
+            assert!(
+                matches!(refused, Err(Error::InvalidArgument { .. })),
+                "{refused:?}"
+            );
+        }
+        assert!(
+            sim.end_capture(captured.handle()),
+            "the capture stays valid"
+        );
+    }
+}
