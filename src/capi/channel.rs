@@ -15,7 +15,7 @@ use crate::call::call;
 use crate::call_site::call_that_allocates;
 use crate::failure::{Failure, Outcome};
 use crate::types::read_access;
-use crate::{args, egm_buffer, egm_driver, egm_heap, egm_status};
+use crate::{args, egm_buffer, egm_driver, egm_event, egm_heap, egm_status};
 
 /// A Unix socket that other processes of this user connect to. Any thread may use it, several at a time.
 pub struct egm_listener {
@@ -267,6 +267,59 @@ pub unsafe extern "C" fn egm_channel_receive(
         let memory = Kind::Imported(offer.import(&driver.driver, ImportOptions::new())?);
         // SAFETY: the caller's promise.
         unsafe { args::give(out, egm_buffer { memory }) };
+        Ok(())
+    })
+}
+
+/// Lends an event, made by egm_event_create_interprocess(), to the other process, which may record it and make its streams
+/// wait for it. It exists until that process has destroyed its own, even if this process destroys it first.
+///
+/// Fails with ::EGM_INVALID_ARGUMENT for another event; ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
+///
+/// # Safety
+/// `channel` is null or a channel; `event` is null or an event. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_channel_send_event(
+    channel: *const egm_channel,
+    event: *const egm_event,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let channel = unsafe { args::object(channel, "channel")? };
+        // SAFETY: the caller's promise.
+        let event = unsafe { args::object(event, "event")? };
+        Ok(channel.lock(&channel.sender).send_event(&event.event)?)
+    })
+}
+
+/// Waits for an event from the other process, and opens it for the same GPU, whatever its ordinal here. The other process is
+/// trusted to keep its event until this one is destroyed, as egm_channel_send_event() does.
+///
+/// Fails with ::EGM_INVALID_ARGUMENT if this process does not have the event's GPU; ::EGM_TIMED_OUT, after which the call
+/// may be made again if no byte had arrived; ::EGM_PEER_LOST, ::EGM_PROTOCOL; ::EGM_DRIVER_FAILED, also for an event of this
+/// process itself.
+///
+/// # Safety
+/// `channel` is null or a channel; `driver` is null or a driver; `out` is null or may be written. Any thread may call
+/// this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_channel_receive_event(
+    channel: *const egm_channel,
+    driver: *const egm_driver,
+    out: *mut *mut egm_event,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let channel = unsafe { args::object(channel, "channel")? };
+        // SAFETY: the caller's promise.
+        let driver = unsafe { args::object(driver, "driver")? };
+        let out = args::out(out, "out")?;
+        let event = channel
+            .lock(&channel.receiver)
+            .receive_event(&driver.driver)?;
+        let event = Arc::new(event);
+        // SAFETY: the caller's promise.
+        unsafe { args::give(out, egm_event { event }) };
         Ok(())
     })
 }

@@ -161,6 +161,50 @@ pub unsafe extern "C" fn egm_event_create(
     })
 }
 
+/// Creates an event on a GPU that can be sent to other processes by egm_channel_send_event(), so that GPU work of one waits
+/// for work of the other with no CPU in between. A stream that is being captured into a graph can neither record it nor wait
+/// for it.
+///
+/// # Safety
+/// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_event_create_interprocess(
+    driver: *const egm_driver,
+    gpu: i32,
+    out: *mut *mut egm_event,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let driver = unsafe { args::object(driver, "driver")? };
+        let out = args::out(out, "out")?;
+        let event = Arc::new(Event::interprocess(&driver.driver, gpu)?);
+        // SAFETY: the caller's promise.
+        unsafe { args::give(out, egm_event { event }) };
+        Ok(())
+    })
+}
+
+/// Makes work submitted to a stream from now on wait for an event: for its last record before this call, by any process
+/// that has it. Returns at once.
+///
+/// Fails with ::EGM_SYSTEM for an event of another process that has ended.
+///
+/// # Safety
+/// `stream` is null or a stream; `event` is null or an event. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_stream_wait_event(
+    stream: *const egm_stream,
+    event: *const egm_event,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let stream = unsafe { args::object(stream, "stream")? };
+        // SAFETY: the caller's promise.
+        let event = unsafe { args::object(event, "event")? };
+        Ok(stream.stream.wait(&event.event)?)
+    })
+}
+
 /// Marks the work submitted to a stream so far. Fails while blocks wait for the work that the event marks now.
 ///
 /// # Safety
@@ -179,7 +223,8 @@ pub unsafe extern "C" fn egm_event_record(
     })
 }
 
-/// Waits until the marked work is done; at once if the event was never recorded.
+/// Waits until the marked work is done; at once if the event was never recorded. Fails with ::EGM_SYSTEM for an event of
+/// another process that has ended before the work.
 ///
 /// # Safety
 /// `event` is null or an event. Any thread may call this.
@@ -192,7 +237,7 @@ pub unsafe extern "C" fn egm_event_synchronize(event: *const egm_event) -> egm_s
     })
 }
 
-/// Destroys an event; blocks that wait for it keep it. A null pointer is left alone.
+/// Destroys an event; blocks that wait for it keep it, and so do processes that it was sent to. A null pointer is left alone.
 ///
 /// # Safety
 /// `event` is null, or an event that no thread uses during the call or afterwards: not destroyed yet.

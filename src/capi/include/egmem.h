@@ -689,6 +689,30 @@ egm_status egm_channel_receive(const struct egm_channel *channel,
                                const struct egm_driver *driver,
                                struct egm_buffer **out);
 
+/// Lends an event, made by egm_event_create_interprocess(), to the other process, which may record it and make its streams
+/// wait for it. It exists until that process has destroyed its own, even if this process destroys it first.
+///
+/// Fails with ::EGM_INVALID_ARGUMENT for another event; ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
+///
+/// Contract:
+/// `channel` is null or a channel; `event` is null or an event. Any thread may call this.
+egm_status egm_channel_send_event(const struct egm_channel *channel,
+                                  const struct egm_event *event);
+
+/// Waits for an event from the other process, and opens it for the same GPU, whatever its ordinal here. The other process is
+/// trusted to keep its event until this one is destroyed, as egm_channel_send_event() does.
+///
+/// Fails with ::EGM_INVALID_ARGUMENT if this process does not have the event's GPU; ::EGM_TIMED_OUT, after which the call
+/// may be made again if no byte had arrived; ::EGM_PEER_LOST, ::EGM_PROTOCOL; ::EGM_DRIVER_FAILED, also for an event of this
+/// process itself.
+///
+/// Contract:
+/// `channel` is null or a channel; `driver` is null or a driver; `out` is null or may be written. Any thread may call
+/// this.
+egm_status egm_channel_receive_event(const struct egm_channel *channel,
+                                     const struct egm_driver *driver,
+                                     struct egm_event **out);
+
 /// Closes a channel. Memory that was sent or received stays. A null pointer is left alone.
 ///
 /// Contract:
@@ -1093,19 +1117,39 @@ egm_status egm_stream_destroy(struct egm_stream *stream);
 /// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
 egm_status egm_event_create(const struct egm_driver *driver, int32_t gpu, struct egm_event **out);
 
+/// Creates an event on a GPU that can be sent to other processes by egm_channel_send_event(), so that GPU work of one waits
+/// for work of the other with no CPU in between. A stream that is being captured into a graph can neither record it nor wait
+/// for it.
+///
+/// Contract:
+/// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
+egm_status egm_event_create_interprocess(const struct egm_driver *driver,
+                                         int32_t gpu,
+                                         struct egm_event **out);
+
+/// Makes work submitted to a stream from now on wait for an event: for its last record before this call, by any process
+/// that has it. Returns at once.
+///
+/// Fails with ::EGM_SYSTEM for an event of another process that has ended.
+///
+/// Contract:
+/// `stream` is null or a stream; `event` is null or an event. Any thread may call this.
+egm_status egm_stream_wait_event(const struct egm_stream *stream, const struct egm_event *event);
+
 /// Marks the work submitted to a stream so far. Fails while blocks wait for the work that the event marks now.
 ///
 /// Contract:
 /// `event` is null or an event; `stream` is null or a stream. Any thread may call this.
 egm_status egm_event_record(const struct egm_event *event, const struct egm_stream *stream);
 
-/// Waits until the marked work is done; at once if the event was never recorded.
+/// Waits until the marked work is done; at once if the event was never recorded. Fails with ::EGM_SYSTEM for an event of
+/// another process that has ended before the work.
 ///
 /// Contract:
 /// `event` is null or an event. Any thread may call this.
 egm_status egm_event_synchronize(const struct egm_event *event);
 
-/// Destroys an event; blocks that wait for it keep it. A null pointer is left alone.
+/// Destroys an event; blocks that wait for it keep it, and so do processes that it was sent to. A null pointer is left alone.
 ///
 /// Contract:
 /// `event` is null, or an event that no thread uses during the call or afterwards: not destroyed yet.

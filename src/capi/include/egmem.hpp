@@ -236,6 +236,34 @@ private:
     owner owned_;
 };
 
+class channel;
+class stream;
+
+/// A point in a stream's work.
+class event {
+public:
+    event(const driver &of, std::int32_t gpu)
+        : owned_(detail::made<owner>([&](auto out) { return egm_event_create(of.get(), gpu, out); }))
+    {
+    }
+
+    /// An event that `channel::send` lends to another process.
+    static event interprocess(const driver &of, std::int32_t gpu)
+    {
+        return event(detail::made<owner>([&](auto out) { return egm_event_create_interprocess(of.get(), gpu, out); }));
+    }
+
+    void record(const stream &behind) const;
+    void synchronize() const { check(egm_event_synchronize(get())); }
+    egm_event *get() const noexcept { return owned_.get(); }
+
+private:
+    friend class channel;
+    using owner = detail::owner<egm_event, egm_event_destroy>;
+    explicit event(owner owned) : owned_(std::move(owned)) {}
+    owner owned_;
+};
+
 /// A stream of a GPU, or a name for one of the program's own.
 class stream {
 public:
@@ -251,6 +279,8 @@ public:
     }
 
     void synchronize() const { check(egm_stream_synchronize(get())); }
+    /// Makes later work on the stream wait for the event's last record; returns at once.
+    void wait(const event &before) const { check(egm_stream_wait_event(get(), before.get())); }
 
     void *handle() const
     {
@@ -266,6 +296,8 @@ private:
     explicit stream(owner owned) : owned_(std::move(owned)) {}
     owner owned_;
 };
+
+inline void event::record(const stream &behind) const { check(egm_event_record(get(), behind.get())); }
 
 /// Memory at one address for the CPU and the GPUs.
 class buffer {
@@ -583,6 +615,14 @@ public:
         from.tell();
         check(egm_channel_receive(get(), into.get(), &made));
         return buffer(made);
+    }
+
+    /// Lends an event made by `event::interprocess` to the other process.
+    void send(const event &what) { check(egm_channel_send_event(get(), what.get())); }
+
+    event receive_event(const driver &into)
+    {
+        return event(detail::made<event::owner>([&](auto out) { return egm_channel_receive_event(get(), into.get(), out); }));
     }
 
     egm_channel *get() const noexcept { return owned_.get(); }

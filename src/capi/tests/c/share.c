@@ -2,6 +2,7 @@
 #define _DEFAULT_SOURCE /* mkdtemp */
 #include <pthread.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -120,6 +121,70 @@ static void channels(void)
     OK(egm_driver_destroy(far.driver));
 }
 
+/* The other process: its GPU work waits for this one's, and the other way, by events alone. */
+static void importer(int fd, pid_t exporter)
+{
+    int status;
+    egm_driver *driver = simulated("gh200");
+    egm_channel *channel;
+    egm_buffer *buffer;
+    egm_event *theirs, *ours;
+    egm_stream *stream;
+    OK(egm_channel_from_fd(fd, &channel));
+    OK(egm_channel_receive(channel, driver, &buffer));
+    OK(egm_channel_receive_event(channel, driver, &theirs));
+    OK(egm_event_create_interprocess(driver, 0, &ours));
+    OK(egm_stream_create(driver, 0, &stream));
+    OK(egm_stream_wait_event(stream, theirs));
+    OK(egm_event_record(ours, stream));
+    OK(egm_channel_send_event(channel, ours));
+    OK(egm_event_destroy(ours)); /* kept for the other process */
+    egm_event *none;
+    FAILS(EGM_PEER_LOST, egm_channel_receive_event(channel, driver, &none));
+    CHECK(waitpid(exporter, &status, 0) == exporter && status == 0);
+    FAILS(EGM_SYSTEM, egm_stream_wait_event(stream, theirs));
+    OK(egm_event_synchronize(theirs)); /* its work was done before */
+    OK(egm_event_destroy(theirs));
+    OK(egm_stream_destroy(stream));
+    OK(egm_buffer_destroy(buffer));
+    OK(egm_channel_destroy(channel));
+    OK(egm_driver_destroy(driver));
+}
+
+/* Runs before any driver is opened: a child cannot use its parent's. */
+static void events(void)
+{
+    int fds[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+    pid_t exporter = fork();
+    if (exporter != 0) {
+        close(fds[0]);
+        importer(fds[1], exporter);
+        return;
+    }
+    close(fds[1]);
+    egm_driver *driver = simulated("gh200");
+    egm_channel *channel;
+    egm_buffer *buffer;
+    egm_event *event, *plain, *theirs = NULL;
+    egm_stream *stream;
+    egm_buffer_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 0}, 2 << 20, NULL, 0, 0, 0, EGM_SHAREABLE, NULL, 0};
+    OK(egm_channel_from_fd(fds[0], &channel));
+    OK(egm_buffer_create(driver, &options, &buffer));
+    OK(egm_stream_create(driver, 0, &stream));
+    OK(egm_event_create(driver, 0, &plain));
+    OK(egm_event_create_interprocess(driver, 0, &event));
+    FAILS(EGM_INVALID_ARGUMENT, egm_channel_send_event(channel, plain));
+    FAILS(EGM_INVALID_ARGUMENT, egm_channel_send_event(channel, NULL));
+    OK(egm_channel_send(channel, buffer, EGM_ACCESS_READ_WRITE));
+    OK(egm_channel_send_event(channel, event));
+    OK(egm_event_record(event, stream));
+    OK(egm_channel_receive_event(channel, driver, &theirs));
+    OK(egm_stream_wait_event(stream, theirs));
+    OK(egm_stream_synchronize(stream));
+    _exit(0); /* as a process that is killed: nothing is destroyed */
+}
+
 static void listeners(void)
 {
     char folder[] = "/tmp/egmem-c-XXXXXX", path[64];
@@ -149,6 +214,7 @@ static void listeners(void)
 
 int main(void)
 {
+    events();
     pools();
     channels();
     listeners();
