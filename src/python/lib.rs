@@ -18,6 +18,7 @@ mod dlpack;
 mod driver;
 mod dtype;
 mod error;
+mod event;
 mod exchange;
 mod exporter;
 mod frees;
@@ -77,6 +78,7 @@ fn _egmem(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<topology::Topology>()?;
     module.add_class::<places::Gpu>()?;
     module.add_class::<places::Node>()?;
+    module.add_class::<event::Event>()?;
     module.add_class::<stream::Stream>()?;
     module.add_class::<memory::Memory>()?;
     module.add_class::<view::View>()?;

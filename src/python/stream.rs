@@ -7,6 +7,7 @@ use crate::args::GpuArg;
 use crate::device;
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid};
+use crate::event::Event;
 use crate::interrupts;
 use crate::region::expect_real;
 
@@ -54,6 +55,13 @@ impl Stream {
             Err(_) => Some(self.inner.synchronize()),
         })?
         .or_raise()
+    }
+
+    /// Makes work submitted to the stream from now on wait for an event: for its last record before this call, by any process
+    /// that has it. Returns at once.
+    fn wait(&self, py: Python<'_>, event: &Bound<'_, Event>) -> PyResult<()> {
+        let event = event.get().inner();
+        py.detach(|| self.inner.wait(event)).or_raise()
     }
 
     /// CUDA's stream protocol: version and handle.

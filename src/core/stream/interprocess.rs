@@ -140,6 +140,11 @@ impl Event {
         Ok(Self::of(driver, handle, Sharing::Imported(tether)))
     }
 
+    /// Returns whether the event can be lent to other processes.
+    pub const fn is_interprocess(&self) -> bool {
+        matches!(self.sharing, Sharing::Lent(_))
+    }
+
     /// Returns whether another process made the event.
     pub const fn is_imported(&self) -> bool {
         matches!(self.sharing, Sharing::Imported(_))

@@ -22,6 +22,7 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(import::receive, module)?)?;
     module.add_function(wrap_pyfunction!(import::receive_offered, module)?)?;
     module.add_function(wrap_pyfunction!(import::unpickle, module)?)?;
+    module.add_function(wrap_pyfunction!(pickle::unpickle_event, module)?)?;
     module.add_function(wrap_pyfunction!(offer::close_offers, module)?)?;
     Ok(())
 }

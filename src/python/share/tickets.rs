@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use egmem::Heap;
 use egmem::driver::{Access, HandleType};
 use egmem::share::{Channel, Peers, Result, Shared};
+use egmem::{Event, Heap};
 
 use super::common::{self, Refused, Window, wait};
 use super::serve;
@@ -59,6 +59,8 @@ pub enum To {
     Memory(Weak<Shared>, Window, Access),
     /// The chunks of a heap, one by one.
     Heap(Weak<Mutex<Option<Heap>>>),
+    /// An event.
+    Event(Weak<Event>),
 }
 
 impl To {
@@ -66,6 +68,7 @@ impl To {
         match self {
             Self::Memory(memory, ..) => memory.strong_count() == 0,
             Self::Heap(heap) => heap.strong_count() == 0,
+            Self::Event(event) => event.strong_count() == 0,
         }
     }
 }
@@ -251,6 +254,7 @@ impl Tickets {
         };
         let (memory, window, access) = match &admits.to {
             To::Heap(heap) => return serve::serve(channel, heap),
+            To::Event(event) => return serve_event(channel, event),
             To::Memory(memory, window, access) => (memory.upgrade(), window, *access),
         };
         let Some(memory) = memory else {
@@ -276,6 +280,14 @@ impl Tickets {
         }
         waiting.remove(&number)
     }
+}
+
+fn serve_event(channel: &mut Channel, event: &Weak<Event>) -> Result<()> {
+    let Some(event) = event.upgrade() else {
+        return channel.send_text(CLOSED);
+    };
+    channel.send_text(GRANTED)?;
+    channel.send_event(&event)
 }
 
 /// Sends `granted` and memory, or why there is none.
