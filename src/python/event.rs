@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use egmem::driver::IpcEventHandle;
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -11,7 +10,6 @@ use crate::args::GpuArg;
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid};
 use crate::interrupts;
-use crate::share::pickle;
 use crate::stream;
 
 /// A point in a stream's work. With `interprocess=True` it can be pickled: the other process's GPU work waits for it, and
@@ -31,7 +29,7 @@ impl Event {
         Self { inner }
     }
 
-    pub fn inner(&self) -> &egmem::Event {
+    pub fn inner(&self) -> &Arc<egmem::Event> {
         &self.inner
     }
 }
@@ -136,14 +134,9 @@ impl Event {
         .or_raise()
     }
 
-    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        if !self.inner.is_interprocess() {
-            return Err(PyTypeError::new_err(
-                "this Event cannot be sent to another process: it was made without interprocess=True, or by another \
-                 process; what to do: make it with egmem.Event(interprocess=True)",
-            ));
-        }
-        pickle::reduce_event(py, &self.inner)
+    fn __reduce__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        let module = slf.py().import("egmem._egmem")?;
+        module.getattr("_reduce_event")?.call1((slf,))
     }
 
     fn __repr__(&self) -> String {

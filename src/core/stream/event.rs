@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
-use super::interprocess::{self, Sharing};
+use super::lent::Sharing;
 use super::over::{self, Waited};
 use crate::Result;
 use crate::driver::{Driver, EventHandle, Relaxed};
@@ -34,18 +34,6 @@ impl Event {
             .event_create(device, timing)
             .map_err(|error| name_missing_gpu(driver, error, device))?;
         Ok(Self::of(driver, handle, Sharing::Private))
-    }
-
-    /// Creates an event on GPU `device` that can be [lent](Self::lend) to other processes, so that their GPU work waits for
-    /// this process's, and the other way, with no CPU in between. It has no timing. A stream that is being captured into a
-    /// graph can neither record it nor wait for it.
-    ///
-    /// Source: `cuEventCreate` with `CU_EVENT_INTERPROCESS`.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub fn interprocess(driver: &Driver, device: i32) -> Result<Self> {
-        interprocess::create(driver, device)
     }
 
     /// Takes over a driver's event.
@@ -144,7 +132,7 @@ impl Drop for Held {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.keep_lent() {
+        if self.sharing.keep(&self.driver, self.handle) {
             return;
         }
         give_back_or_log(&self.driver, "an event", || {

@@ -5,70 +5,38 @@
 //! the other end: an event that is dropped earlier is destroyed later. The same pipe tells an importer of the exporter's
 //! end.
 
-use std::io::{self, PipeReader};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use super::Stream;
 use super::event::Event;
-use crate::driver::{Driver, EventHandle, IpcEventHandle};
+use super::lent::{LentEvent, Sharing, is_closed, sweep};
+use crate::driver::{Driver, IpcEventHandle};
 use crate::explain::name_missing_gpu;
 use crate::per_driver::lock;
-use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
 
 /// How often a thread asks whether another process's work is done.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// What other processes have of an event.
-#[derive(Debug)]
-pub(super) enum Sharing {
-    /// Nothing: they cannot open it.
-    Private,
-    /// The other ends of these pipes, one for each time that it was lent.
-    Lent(Mutex<Vec<PipeReader>>),
-    /// It is another process's, which keeps it while this end of its pipe is open. `None`: the caller sees to that.
-    Imported(Option<OwnedFd>),
-}
-
-/// An event for another process.
-#[derive(Debug)]
-pub struct LentEvent {
-    /// The event.
-    pub handle: IpcEventHandle,
-    /// An end of a pipe: the lender keeps its event until all duplicates of it are closed, in every process.
-    pub tether: OwnedFd,
-}
-
-/// An event that was dropped while other processes held it. It owns the driver's event, and keeps the driver alive.
-#[derive(Debug)]
-struct Kept {
-    driver: Driver,
-    handle: EventHandle,
-    holders: Vec<PipeReader>,
-}
-
-static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        give_back_or_log(&self.driver, "an event", || {
-            // SAFETY: owned by `self`. No process holds it; the driver keeps an event that work still waits for.
-            unsafe { self.driver.event_destroy(self.handle) }
-        });
-    }
-}
-
-/// Makes an event without timing that other processes can use.
-pub(super) fn create(driver: &Driver, device: i32) -> Result<Event> {
-    let handle = driver
-        .event_create_interprocess(device)
-        .map_err(|error| name_missing_gpu(driver, error, device))?;
-    Ok(Event::of(driver, handle, Sharing::Lent(Mutex::default())))
-}
-
 impl Event {
+    /// Creates an event on GPU `device` that can be [lent](Self::lend) to other processes, so that their GPU work waits for
+    /// this process's, and the other way, with no CPU in between. It has no timing. A stream that is being captured into a
+    /// graph can neither record it nor wait for it.
+    ///
+    /// Source: `cuEventCreate` with `CU_EVENT_INTERPROCESS`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn interprocess(driver: &Driver, device: i32) -> Result<Self> {
+        let handle = driver
+            .event_create_interprocess(device)
+            .map_err(|error| name_missing_gpu(driver, error, device))?;
+        Ok(Self::of(driver, handle, Sharing::Lent(Mutex::default())))
+    }
+
     /// Lends the event to another process, which records it and waits for it as this one does. Until that process has
     /// destroyed its event or has ended, this one exists, even if it is dropped: it is then destroyed when the next event
     /// is lent or dropped. An open pipe takes one fd in each process.
@@ -187,56 +155,6 @@ impl Event {
         }
         Ok(())
     }
-
-    /// Keeps the event of a value that is dropped if other processes hold it. Returns whether it does.
-    pub(super) fn keep_lent(&mut self) -> bool {
-        // In a forked child the list's lock may never be released.
-        if !self.driver.is_of_this_process() {
-            return false;
-        }
-        let Sharing::Lent(holders) = &mut self.sharing else {
-            return false;
-        };
-        let mut holders = std::mem::take(&mut *lock(holders));
-        holders.retain(|holder| !is_closed(holder));
-        let is_held = !holders.is_empty();
-        if is_held {
-            let driver = self.driver.clone();
-            let handle = self.handle;
-            lock(&KEPT).push(Kept {
-                driver,
-                handle,
-                holders,
-            });
-        }
-        sweep();
-        is_held
-    }
-}
-
-/// Destroys events that no other process holds any more.
-fn sweep() {
-    let returned: Vec<Kept> = lock(&KEPT)
-        .extract_if(.., |kept| {
-            kept.holders.retain(|holder| !is_closed(holder));
-            kept.holders.is_empty() && kept.driver.is_of_this_process()
-        })
-        .collect();
-    // Outside the lock, because a driver call takes time.
-    drop(returned);
-}
-
-/// Returns whether all duplicates of a pipe's other end are closed. If the kernel does not tell, they are not.
-fn is_closed(pipe: &impl AsRawFd) -> bool {
-    let mut polled = libc::pollfd {
-        fd: pipe.as_raw_fd(),
-        events: 0,
-        revents: 0,
-    };
-    // SAFETY: a pointer to one live, exclusive structure, and the count 1. The call does not wait.
-    let ready = unsafe { libc::poll(&mut polled, 1, 0) };
-    // A reader sees HUP, a writer ERR.
-    ready > 0 && polled.revents & (libc::POLLHUP | libc::POLLERR) != 0
 }
 
 #[cfg(test)]

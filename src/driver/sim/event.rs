@@ -1,10 +1,10 @@
 //! Events: positions in streams that others wait for.
 
 use super::answer::{Answer, fail};
-use super::ipc::Sharing;
+use super::ipc::{self, Sharing};
 use super::state::State;
 use super::work::{Event, Point, StreamKey, Work};
-use crate::{Code, EventHandle, StreamHandle};
+use crate::{Code, EventHandle, IpcEventHandle, StreamHandle};
 
 impl State {
     pub(super) fn stream_wait_event(
@@ -47,12 +47,27 @@ impl State {
         self.new_event(device, timing, Sharing::Private)
     }
 
-    pub(super) fn new_event(
+    pub(super) fn event_create_interprocess(&mut self, device: i32) -> Answer<EventHandle> {
+        self.new_event(device, false, Sharing::Interprocess(None))
+    }
+
+    pub(super) fn ipc_event_handle(&mut self, event: EventHandle) -> Answer<IpcEventHandle> {
+        self.event(event)?;
+        let event = self.events.get_mut(&event.raw);
+        event.ok_or(Code::INVALID_HANDLE)?.sharing.export()
+    }
+
+    pub(super) fn ipc_open_event(
         &mut self,
         device: i32,
-        timing: bool,
-        sharing: Sharing,
+        handle: &IpcEventHandle,
     ) -> Answer<EventHandle> {
+        self.context(device)?;
+        ipc::check(handle)?;
+        self.new_event(device, false, Sharing::Imported)
+    }
+
+    fn new_event(&mut self, device: i32, timing: bool, sharing: Sharing) -> Answer<EventHandle> {
         self.context(device)?;
         let raw = self.number();
         let new = Event {
@@ -71,7 +86,7 @@ impl State {
         self.context(event.device).map(drop)
     }
 
-    pub(super) fn event(&self, event: EventHandle) -> Answer<&Event> {
+    fn event(&self, event: EventHandle) -> Answer<&Event> {
         let event = self.events.get(&event.raw).ok_or(Code::INVALID_HANDLE)?;
         self.context(event.device).map(|_| event)
     }

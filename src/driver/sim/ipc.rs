@@ -10,10 +10,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 
 use super::answer::{Answer, exhausted, fail};
-use super::state::State;
-use super::work::Event;
 use crate::random;
-use crate::{Code, EventHandle, IpcEventHandle};
+use crate::{Code, IpcEventHandle};
 
 const MAGIC: [u8; 8] = *b"egmemevt";
 
@@ -26,6 +24,20 @@ pub(super) enum Sharing {
     Interprocess(Option<Exported>),
     /// It is another process's.
     Imported,
+}
+
+impl Sharing {
+    /// Returns the event's handle.
+    pub(super) fn export(&mut self) -> Answer<IpcEventHandle> {
+        match self {
+            Self::Interprocess(Some(exported)) => Ok(exported.handle()),
+            Self::Interprocess(none) => {
+                let exported = none.insert(Exported::new().map_err(exhausted)?);
+                Ok(exported.handle())
+            }
+            Self::Private | Self::Imported => fail(Code::INVALID_HANDLE),
+        }
+    }
 }
 
 /// A file that is open for as long as the event exists, and its random number.
@@ -63,50 +75,24 @@ fn name_of(id: u128) -> String {
     format!("egmem-sim-event {id:032x}")
 }
 
-impl State {
-    pub(super) fn event_create_interprocess(&mut self, device: i32) -> Answer<EventHandle> {
-        self.new_event(device, false, Sharing::Interprocess(None))
+/// Checks that a handle leads to an event of another process.
+pub(super) fn check(handle: &IpcEventHandle) -> Answer<()> {
+    let bytes = handle.expose_bytes();
+    if bytes[..8] != MAGIC || bytes[32..] != [0; 32] {
+        return fail(Code::INVALID_VALUE);
     }
-
-    pub(super) fn ipc_event_handle(&mut self, event: EventHandle) -> Answer<IpcEventHandle> {
-        self.event(event)?;
-        let event = self.events.get_mut(&event.raw);
-        let Some(Event { sharing, .. }) = event else {
-            return fail(Code::INVALID_HANDLE);
-        };
-        match sharing {
-            Sharing::Interprocess(Some(exported)) => Ok(exported.handle()),
-            Sharing::Interprocess(none) => {
-                let exported = none.insert(Exported::new().map_err(exhausted)?);
-                Ok(exported.handle())
-            }
-            Sharing::Private | Sharing::Imported => fail(Code::INVALID_HANDLE),
-        }
+    let number = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
+    let (process, fd) = (number(8), number(12));
+    if process == std::process::id() {
+        return fail(Code::INVALID_CONTEXT);
     }
-
-    pub(super) fn ipc_open_event(
-        &mut self,
-        device: i32,
-        handle: &IpcEventHandle,
-    ) -> Answer<EventHandle> {
-        self.context(device)?;
-        let bytes = handle.expose_bytes();
-        if bytes[..8] != MAGIC || bytes[32..] != [0; 32] {
-            return fail(Code::INVALID_VALUE);
-        }
-        let number = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
-        let (process, fd) = (number(8), number(12));
-        if process == std::process::id() {
-            return fail(Code::INVALID_CONTEXT);
-        }
-        let mut id = [0; 16];
-        id.copy_from_slice(&bytes[16..32]);
-        // The process may have ended, or destroyed the event.
-        let target = std::fs::read_link(format!("/proc/{process}/fd/{fd}"));
-        let name = name_of(u128::from_le_bytes(id));
-        if !target.is_ok_and(|target| target.to_string_lossy().contains(&name)) {
-            return fail(Code::INVALID_HANDLE);
-        }
-        self.new_event(device, false, Sharing::Imported)
+    let mut id = [0; 16];
+    id.copy_from_slice(&bytes[16..32]);
+    // The process may have ended, or destroyed the event.
+    let target = std::fs::read_link(format!("/proc/{process}/fd/{fd}"));
+    let name = name_of(u128::from_le_bytes(id));
+    match target {
+        Ok(target) if target.to_string_lossy().contains(&name) => Ok(()),
+        _ => fail(Code::INVALID_HANDLE),
     }
 }

@@ -2,6 +2,7 @@
 
 mod chunks;
 mod common;
+mod events;
 mod group;
 mod import;
 pub mod offer;
@@ -22,7 +23,8 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(import::receive, module)?)?;
     module.add_function(wrap_pyfunction!(import::receive_offered, module)?)?;
     module.add_function(wrap_pyfunction!(import::unpickle, module)?)?;
-    module.add_function(wrap_pyfunction!(pickle::unpickle_event, module)?)?;
+    module.add_function(wrap_pyfunction!(events::reduce, module)?)?;
+    module.add_function(wrap_pyfunction!(events::unpickle, module)?)?;
     module.add_function(wrap_pyfunction!(offer::close_offers, module)?)?;
     Ok(())
 }

@@ -7,12 +7,9 @@ use egmem::share::Shared;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use super::common::{Refused, Window, wait};
-use super::import;
-use super::tickets::{self, PATIENCE, To};
-use crate::driver::given_or_default;
+use super::common::Window;
+use super::tickets::{self, To};
 use crate::error::{OrRaise, ToPy, raise};
-use crate::event::Event;
 use crate::region::{Owner, Region};
 
 /// Returns the memory for other processes, and the window of it that a slice is.
@@ -113,41 +110,11 @@ pub fn reduce_heap<'py>(
     pickled(py, "_unpickle_heap", (to, None), heap.driver())
 }
 
-/// Returns what `pickle` makes of an event that can be lent.
+/// Returns a function's name and its arguments, as `pickle` takes them.
 ///
 /// # Errors
 /// The system's.
-pub fn reduce_event<'py>(
-    py: Python<'py>,
-    event: &Arc<egmem::Event>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let to = To::Event(Arc::downgrade(event));
-    pickled(py, "_unpickle_event", (to, None), event.driver())
-}
-
-/// Receives an event that another process has pickled.
-#[pyfunction]
-#[pyo3(name = "_unpickle_event")]
-pub fn unpickle_event(
-    py: Python<'_>,
-    name: &str,
-    ticket: &str,
-    process: u32,
-    simulated: bool,
-) -> PyResult<Event> {
-    let driver = given_or_default(py, None)?;
-    import::expect_kind(&driver, process, simulated)?;
-    let found = import::waiting(py, |go_on| {
-        let mut channel = tickets::redeem(name, ticket, go_on)?;
-        wait(&mut channel, PATIENCE, go_on)?;
-        channel.receive_event(&driver).map_err(Refused::Lost)
-    });
-    let event = found.map_err(|failed| failed.into_exception(process))?;
-    Ok(Event::of(event))
-}
-
-/// Returns a function's name and its arguments, as `pickle` takes them.
-fn pickled<'py>(
+pub fn pickled<'py>(
     py: Python<'py>,
     receive: &str,
     (to, memory): (To, Option<Arc<Shared>>),
