@@ -184,9 +184,9 @@ pub mod share {
     #[doc(inline)]
     pub use egmem_share::{
         BootId, Channel, Closer, Credentials, DEFAULT_TIMEOUT, Description, Distrust, Error,
-        GrowingImport, Identity, ImportOptions, ImportedBuffer, InstanceId, LentPoolBuffer,
-        Listener, MAX_PARTS, Offer, Origin, Part, PartHandles, Peers, Result, Shareable, Shared,
-        Unreachable, best_handle_types, queue,
+        GrowingImport, Identity, ImportOptions, ImportedBuffer, ImportedParts, InstanceId,
+        LentPoolBuffer, Link, Listener, MAX_PARTS, Offer, Origin, Part, PartHandles, Peers, Result,
+        Shareable, Shared, Unreachable, best_handle_types, queue,
     };
 }
 

@@ -12,24 +12,36 @@ const YIELD: Duration = Duration::from_millis(1);
 /// How long it sleeps between two looks after that.
 const SLEEP: Duration = Duration::from_micros(50);
 
-/// Calls `ready` until it returns a value, or until `deadline`, but at least once.
-pub fn until<R>(
+/// Calls `ready` until it returns a value, until `deadline`, or until nobody is left who could make it ready: at least once,
+/// and once after `is_alone` has said so. That is asked from the first sleep on.
+pub fn until<S, R>(
     deadline: Instant,
-    mut ready: impl FnMut() -> Result<Option<R>>,
+    side: &mut S,
+    is_alone: impl Fn(&S) -> bool,
+    mut ready: impl FnMut(&mut S) -> Result<Option<R>>,
 ) -> Result<Option<R>> {
-    if let Some(value) = ready()? {
+    if let Some(value) = ready(side)? {
         return Ok(Some(value));
     }
     let start = Instant::now();
     let mut now = start;
     while now < deadline {
+        let mut is_last = false;
         match now - start {
             waited if waited < SPIN => std::hint::spin_loop(),
             waited if waited < YIELD => thread::yield_now(),
-            _ => thread::sleep(SLEEP.min(deadline - now)),
+            _ => {
+                is_last = is_alone(side);
+                if !is_last {
+                    thread::sleep(SLEEP.min(deadline - now));
+                }
+            }
         }
-        if let Some(value) = ready()? {
+        if let Some(value) = ready(side)? {
             return Ok(Some(value));
+        }
+        if is_last {
+            return Ok(None);
         }
         now = Instant::now();
     }
@@ -43,21 +55,43 @@ mod tests {
     #[test]
     fn it_asks_at_least_once_and_ends_with_the_deadline() {
         let past = Instant::now();
-        assert_eq!(until(past, || Ok(Some(1))), Ok(Some(1)));
+        let until = |deadline, ready: &mut dyn FnMut() -> Option<u32>| {
+            super::until(deadline, &mut (), |()| false, |()| Ok(ready()))
+        };
+        assert_eq!(until(past, &mut || Some(1)), Ok(Some(1)));
         let mut asked = 0;
-        let nothing: Result<Option<()>> = until(past, || {
+        let nothing = until(past, &mut || {
             asked += 1;
-            Ok(None)
+            None
         });
         assert_eq!((nothing, asked), (Ok(None), 1));
         let later = Instant::now() + 3 * YIELD;
-        assert_eq!(until(later, || Ok(None::<()>)), Ok(None));
+        assert_eq!(until(later, &mut || None), Ok(None));
         assert!(Instant::now() >= later);
         let mut left = 5;
-        let answer = until(later + Duration::from_secs(600), || {
+        let answer = until(later + Duration::from_secs(600), &mut || {
             left -= 1;
-            Ok((left == 0).then_some(2))
+            (left == 0).then_some(2)
         });
         assert_eq!(answer, Ok(Some(2)));
+    }
+
+    #[test]
+    fn what_came_before_the_other_was_gone_is_found() {
+        use std::cell::Cell;
+
+        let deadline = Instant::now() + Duration::from_secs(600);
+        assert_eq!(
+            until(deadline, &mut (), |()| true, |()| Ok(None::<()>)),
+            Ok(None)
+        );
+        // It comes at the last moment.
+        let is_alone = |is_gone: &Cell<bool>| {
+            is_gone.set(true);
+            true
+        };
+        let ready = |is_gone: &mut Cell<bool>| Ok(is_gone.get().then_some(3));
+        let found = until(deadline, &mut Cell::new(false), is_alone, ready);
+        assert_eq!(found, Ok(Some(3)));
     }
 }

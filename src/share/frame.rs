@@ -45,6 +45,8 @@ pub(super) enum Body {
         /// Whether another piece follows.
         more: bool,
     },
+    /// One end of a [link](super::Link), with its fd.
+    Link {},
 }
 
 impl Body {
@@ -52,7 +54,11 @@ impl Body {
     pub(super) fn fds(&self) -> usize {
         match self {
             Self::Memory(description) => description.parts.len(),
-            Self::Queued(_) | Self::Pool { .. } | Self::PoolBuffer { .. } | Self::Event(_) => 1,
+            Self::Queued(_)
+            | Self::Pool { .. }
+            | Self::PoolBuffer { .. }
+            | Self::Event(_)
+            | Self::Link {} => 1,
             Self::Text { .. } => 0,
         }
     }
@@ -65,6 +71,7 @@ impl Body {
             Self::PoolBuffer { .. } => "a pool's memory",
             Self::Event(_) => "an event",
             Self::Text { .. } => "a text",
+            Self::Link {} => "a link",
         }
     }
 

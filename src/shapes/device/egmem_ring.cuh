@@ -33,10 +33,11 @@ struct egmem_ring_control {
     egmem_u64 tail; // records released; the consumer's
     egmem_u64 pad1[15];
     egmem_u64 magic; // from here on, constants
-    egmem_u64 records; // where they begin, in bytes from here
+    egmem_u64 records; // where they begin, in bytes from the start of this
     egmem_u64 capacity;
     egmem_u64 mask;
     egmem_u64 record_bytes;
+    egmem_u64 counters; // where the counters are: another such struct, in bytes from the start of this; 0: here
 };
 
 struct egmem_ring_side {
@@ -51,20 +52,24 @@ struct egmem_ring_side {
     egmem_u64 ahead; // how far the limit is ahead of the other's counter
 };
 
-#define EGMEM_RING_MAGIC 0x31474e49524d4745ull // "EGMRING1"
+#define EGMEM_RING_MAGIC 0x32474e49524d4745ull // "EGMRING2"
 
 EGMEM_FN bool egmem_ring_open(egmem_ring_side *side, void *ring, bool produces) {
-    egmem_ring_control *control = (egmem_ring_control *)ring;
+    const egmem_ring_control *control = (const egmem_ring_control *)ring;
+    if (control->magic != EGMEM_RING_MAGIC) {
+        return false;
+    }
+    egmem_ring_control *counters = (egmem_ring_control *)((unsigned char *)ring + control->counters);
     side->records = (unsigned char *)ring + control->records;
     side->mask = control->mask;
     side->record_bytes = control->record_bytes;
     side->capacity = control->capacity;
-    side->own = produces ? &control->head : &control->tail;
-    side->others = produces ? &control->tail : &control->head;
+    side->own = produces ? &counters->head : &counters->tail;
+    side->others = produces ? &counters->tail : &counters->head;
     side->ahead = produces ? side->capacity : 0;
     side->next = egmem_load_acquire(side->own);
     side->limit = egmem_load_acquire(side->others) + side->ahead;
-    return control->magic == EGMEM_RING_MAGIC;
+    return true;
 }
 
 // Opens a side; false if there is no ring at this address.

@@ -11,6 +11,7 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use super::memory::{HEAD, RingMemory, TAIL};
 use crate::Result;
 use crate::cursor::check;
+use crate::driver::DevicePtr;
 use crate::memory::CpuView;
 use crate::wait;
 
@@ -43,8 +44,19 @@ impl<T> Consumer<T> {
         self.memory.shape.capacity as usize
     }
 
-    /// Returns whether the producer's side was dropped, so that no more records will come. Those that it committed
-    /// are still there: ask this first, and take records until there are none afterwards.
+    /// Returns the size of a record in bytes.
+    pub fn record_bytes(&self) -> u64 {
+        self.memory.shape.record
+    }
+
+    /// Returns how many records were released since the ring was created, by this side and by those that had it before in
+    /// other processes: the number of the oldest record. It goes on at 0 after 2^64 - 1.
+    pub const fn released(&self) -> u64 {
+        self.tail
+    }
+
+    /// Returns whether the producer's side was dropped, or the process that has it has ended, so that no more records will
+    /// come. Those that it committed are still there: ask this first, and take records until there are none afterwards.
     pub fn is_alone(&self) -> bool {
         self.memory.has_one_side()
     }
@@ -73,9 +85,7 @@ impl<T> Consumer<T> {
             _ => self.ready(),
         }
     }
-}
 
-impl<T: AnyBitPattern + NoUninit> Consumer<T> {
     /// Returns the oldest records, at most `most` of them. They stay in the ring until they are released.
     ///
     /// # Errors
@@ -89,8 +99,8 @@ impl<T: AnyBitPattern + NoUninit> Consumer<T> {
         })
     }
 
-    /// As [`peek`](Self::peek), but waits until there is a record, at most until `deadline`: there is none then. A
-    /// deadline that has passed asks once.
+    /// As [`peek`](Self::peek), but waits until there is a record, at most until `deadline`: there is none then, and as soon
+    /// as the producer is gone ([`is_alone`](Self::is_alone)) and has left none. A deadline that has passed asks once.
     ///
     /// The thread keeps its CPU for 50 µs, and sleeps 50 µs at a time after a millisecond.
     ///
@@ -98,12 +108,14 @@ impl<T: AnyBitPattern + NoUninit> Consumer<T> {
     /// As [`ready`](Self::ready).
     pub fn peek_until(&mut self, most: usize, deadline: Instant) -> Result<Records<'_, T>> {
         let wanted = most.min(1);
-        wait::until(deadline, || {
-            Ok((self.look_for(wanted)? >= wanted).then_some(()))
+        wait::until(deadline, self, Self::is_alone, |side| {
+            Ok((side.look_for(wanted)? >= wanted).then_some(()))
         })?;
         self.peek(most)
     }
+}
 
+impl<T: AnyBitPattern + NoUninit> Consumer<T> {
     /// Takes the oldest record; `None` if there is none.
     ///
     /// # Errors
@@ -141,7 +153,7 @@ pub struct Records<'a, T> {
     records: usize,
 }
 
-impl<T: AnyBitPattern + NoUninit> Records<'_, T> {
+impl<T> Records<'_, T> {
     /// Returns the number of records.
     pub const fn len(&self) -> usize {
         self.records
@@ -152,6 +164,37 @@ impl<T: AnyBitPattern + NoUninit> Records<'_, T> {
         self.records == 0
     }
 
+    /// Returns the address of the first record, which the others follow without a gap. It is the same for the CPU and for every
+    /// GPU with access. Work on it must have ended before the records are released.
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.consumer.memory.record(self.consumer.tail)
+    }
+
+    /// Gives the room of all records to the producer.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`](crate::Error::NotAccessible).
+    pub fn release(self) -> Result<()> {
+        let all = self.records;
+        self.release_first(all)
+    }
+
+    /// Gives the room of the first `count` records to the producer, or of all if there are fewer. The others stay in
+    /// the ring.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`](crate::Error::NotAccessible).
+    pub fn release_first(self, count: usize) -> Result<()> {
+        let Consumer { memory, tail, .. } = self.consumer;
+        let counter = memory.counter(TAIL)?;
+        *tail = tail.wrapping_add(count.min(self.records) as u64);
+        // Orders the reads of the records before it: the producer may overwrite them now.
+        counter.store(*tail, Release);
+        Ok(())
+    }
+}
+
+impl<T: AnyBitPattern + NoUninit> Records<'_, T> {
     /// Returns the record at `index`, from the oldest on.
     ///
     /// # Errors
@@ -185,29 +228,6 @@ impl<T: AnyBitPattern + NoUninit> Records<'_, T> {
         let record = self.get(0)?;
         self.release_first(1)?;
         Ok(Some(record))
-    }
-
-    /// Gives the room of all records to the producer.
-    ///
-    /// # Errors
-    /// [`Error::NotAccessible`](crate::Error::NotAccessible).
-    pub fn release(self) -> Result<()> {
-        let all = self.records;
-        self.release_first(all)
-    }
-
-    /// Gives the room of the first `count` records to the producer, or of all if there are fewer. The others stay in
-    /// the ring.
-    ///
-    /// # Errors
-    /// [`Error::NotAccessible`](crate::Error::NotAccessible).
-    pub fn release_first(self, count: usize) -> Result<()> {
-        let Consumer { memory, tail, .. } = self.consumer;
-        let counter = memory.counter(TAIL)?;
-        *tail = tail.wrapping_add(count.min(self.records) as u64);
-        // Orders the reads of the records before it: the producer may overwrite them now.
-        counter.store(*tail, Release);
-        Ok(())
     }
 }
 

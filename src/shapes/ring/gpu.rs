@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::Release;
 
 use super::memory::{HEAD, RingMemory, TAIL};
 use super::{Consumer, Producer};
@@ -22,7 +22,7 @@ macro_rules! gpu_side {
         ///
         /// See [`Ring`](super::Ring).
         pub struct $name<T> {
-            memory: Arc<RingMemory>,
+            pub(super) memory: Arc<RingMemory>,
             records: PhantomData<$elements>,
         }
 
@@ -42,7 +42,12 @@ macro_rules! gpu_side {
                 self.memory.shape.capacity as usize
             }
 
-            /// Returns whether the other side was dropped. Its earlier writes are seen then: a consumer asks this
+            /// Returns the size of a record in bytes.
+            pub fn record_bytes(&self) -> u64 {
+                self.memory.shape.record
+            }
+
+            /// Returns whether the other side was dropped, or the process that has it has ended. Its earlier writes are seen then: a consumer asks this
             /// first, and takes records until there are none afterwards.
             pub fn is_alone(&self) -> bool {
                 self.memory.has_one_side()
@@ -55,11 +60,7 @@ macro_rules! gpu_side {
             /// [`Error::NotAccessible`](crate::Error::NotAccessible) if the CPU may not read and write the memory.
             /// This side is dropped then.
             pub fn into_cpu(self) -> Result<$cpu<T>> {
-                // The other side may move its own counter on meanwhile, which leaves the distance valid.
-                let head = self.memory.counter(HEAD)?.load(Acquire);
-                let tail = self.memory.counter(TAIL)?.load(Acquire);
-                let capacity = self.memory.shape.capacity;
-                $cpu::resume(self.memory, (head, tail), capacity)
+                $cpu::resume(self.memory)
             }
         }
 
@@ -93,23 +94,21 @@ gpu_side!(GpuProducer of Producer, "producer's side", fn(T), HEAD, head);
 gpu_side!(GpuConsumer of Consumer, "consumer's side", fn() -> T, TAIL, tail);
 
 impl<T> Producer<T> {
-    fn resume(memory: Arc<RingMemory>, (head, tail): (u64, u64), capacity: u64) -> Result<Self> {
-        check(
-            "the head of a ring",
-            head,
-            (tail, tail.wrapping_add(capacity)),
-        )?;
+    /// Takes this side on where its counter is.
+    pub(super) fn resume(memory: Arc<RingMemory>) -> Result<Self> {
+        let (head, tail) = memory.counts()?;
+        let most = tail.wrapping_add(memory.shape.capacity);
+        check("the head of a ring", head, (tail, most))?;
         Ok(Self::new(memory, head, tail))
     }
 }
 
 impl<T> Consumer<T> {
-    fn resume(memory: Arc<RingMemory>, (head, tail): (u64, u64), capacity: u64) -> Result<Self> {
-        check(
-            "the tail of a ring",
-            tail,
-            (head.wrapping_sub(capacity), head),
-        )?;
+    /// Takes this side on where its counter is.
+    pub(super) fn resume(memory: Arc<RingMemory>) -> Result<Self> {
+        let (head, tail) = memory.counts()?;
+        let least = head.wrapping_sub(memory.shape.capacity);
+        check("the tail of a ring", tail, (least, head))?;
         Ok(Self::new(memory, tail, head))
     }
 }

@@ -2,14 +2,24 @@
 
 mod consumer;
 mod gpu;
+#[cfg(feature = "share")]
+mod header;
 mod memory;
 mod options;
+mod peer;
 mod producer;
+mod shape;
+#[cfg(feature = "share")]
+mod share;
 
 pub use consumer::{Consumer, Records};
 pub use gpu::{GpuConsumer, GpuProducer};
 pub use options::RingOptions;
 pub use producer::{Batch, Producer};
+
+/// The type of records whose size is known only when the program runs: see [`Ring::untyped`].
+#[derive(Debug)]
+pub enum Untyped {}
 
 /// A queue of records of type `T` in the order in which they came, bounded, with one producer and one consumer. Each
 /// side is a thread or a kernel: CPU to CPU, CPU to GPU, GPU to CPU, or GPU to GPU.
@@ -87,11 +97,30 @@ pub use producer::{Batch, Producer};
 /// waits for a counter in host memory reads it across the link each time; one look serves all records that have come
 /// by then.
 ///
+/// # Between processes
+/// With the feature `share`, a process hands one side of a [`shareable`](RingOptions::shareable) ring to another process over
+/// a channel: `Producer::share_consumer` and `Consumer::share_producer` send it, `Consumer::receive` and
+/// `Producer::receive` get it. Each process maps the memory by itself and keeps it, whatever the other does.
+///
+/// [`is_alone`](Consumer::is_alone) is true as soon as the other process has dropped its side or has ended; the kernel of the
+/// operating system tells that, and no time has to pass. Waits end then. A process that is stopped is still there: a wait
+/// ends at its deadline. A producer that is killed in the middle of a batch never commits it, and records that a killed
+/// consumer has not released stay. The side that is left can hand the other one to a new process, which goes on where its
+/// counter is: [`Producer::committed`] and [`Consumer::released`] say where that is. A consumer that does something with
+/// records before it releases them gets some of them twice if it is killed in between.
+///
+/// A GPU's kernels run on for a moment after their process has been killed, until the driver has ended them. They use that
+/// process's mappings, which the driver keeps until then. The side that is left has its own, and sees whole batches.
+///
+/// In a forked child both sides are the parent's, and the child's calls are refused. The child keeps the connection open,
+/// though: the end of its parent is seen when it has ended too.
+///
 /// # Damaged counters
-/// Kernels may write anything anywhere in the ring. The CPU's ends never read or write outside the ring for it, and
+/// Kernels, and the other process of a shared ring, may write anything anywhere in the ring. The CPU's ends never read or write outside the ring for it, and
 /// never panic: a counter that is out of its range is [`Error::CursorDamaged`](crate::Error::CursorDamaged), at each
 /// call until it is right again. A wrong counter within its range turns the bytes there into records; any bytes are
-/// valid records.
+/// valid records. The size and number of the records are this process's own: of a shared ring also those that its kernels
+/// use, which lie in memory that no other process has.
 #[derive(Debug)]
 pub struct Ring<T> {
     /// The side that writes.

@@ -10,6 +10,7 @@ use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::memory::{HEAD, RingMemory, TAIL};
 use crate::cursor::check;
+use crate::driver::DevicePtr;
 use crate::memory::CpuView;
 use crate::wait;
 use crate::{Error, Result};
@@ -43,7 +44,19 @@ impl<T> Producer<T> {
         self.memory.shape.capacity as usize
     }
 
-    /// Returns whether the consumer's side was dropped, so that no record will ever be released.
+    /// Returns the size of a record in bytes.
+    pub fn record_bytes(&self) -> u64 {
+        self.memory.shape.record
+    }
+
+    /// Returns how many records were committed since the ring was created, by this side and by those that had it before in
+    /// other processes. It goes on at 0 after 2^64 - 1.
+    pub const fn committed(&self) -> u64 {
+        self.head
+    }
+
+    /// Returns whether the consumer's side was dropped, or the process that has it has ended, so that no record will be
+    /// released.
     pub fn is_alone(&self) -> bool {
         self.memory.has_one_side()
     }
@@ -79,9 +92,7 @@ impl<T> Producer<T> {
         }
         Ok(self.room()? >= records)
     }
-}
 
-impl<T: AnyBitPattern + NoUninit> Producer<T> {
     /// Returns a batch of `records` to be written and committed together, or `None` if there is no room for all of them.
     ///
     /// # Errors
@@ -94,7 +105,8 @@ impl<T: AnyBitPattern + NoUninit> Producer<T> {
         }))
     }
 
-    /// Waits until `records` have room, at most until `deadline`: `None` then. A deadline that has passed asks once.
+    /// Waits until `records` have room, at most until `deadline`: `None` then, and as soon as the consumer is gone
+    /// ([`is_alone`](Self::is_alone)). A deadline that has passed asks once.
     ///
     /// The thread keeps its CPU for 50 µs, and sleeps 50 µs at a time after a millisecond.
     ///
@@ -105,13 +117,17 @@ impl<T: AnyBitPattern + NoUninit> Producer<T> {
         records: usize,
         deadline: Instant,
     ) -> Result<Option<Batch<'_, T>>> {
-        let ready = wait::until(deadline, || Ok(self.has_room(records)?.then_some(())))?;
+        let ready = wait::until(deadline, self, Self::is_alone, |side| {
+            Ok(side.has_room(records)?.then_some(()))
+        })?;
         match ready {
             Some(()) => self.try_reserve(records),
             None => Ok(None),
         }
     }
+}
 
+impl<T: AnyBitPattern + NoUninit> Producer<T> {
     /// Writes and commits one record. Returns `false`, and writes nothing, if there is no room.
     ///
     /// # Errors
@@ -165,7 +181,7 @@ pub struct Batch<'a, T> {
     records: usize,
 }
 
-impl<T: AnyBitPattern + NoUninit> Batch<'_, T> {
+impl<T> Batch<'_, T> {
     /// Returns the number of records.
     pub const fn len(&self) -> usize {
         self.records
@@ -176,18 +192,10 @@ impl<T: AnyBitPattern + NoUninit> Batch<'_, T> {
         self.records == 0
     }
 
-    /// Writes `records` from the batch's record `index` on. A record that is never written has the bytes of an earlier one.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`], in bytes, if they are not all in the batch.
-    pub fn write(&mut self, index: usize, records: &[T]) -> Result<()> {
-        let offset = (index as u64).saturating_mul(size_of::<T>() as u64);
-        self.view()?.write_at(offset, records)
-    }
-
-    fn view(&self) -> Result<CpuView<'_>> {
-        let Producer { memory, head, .. } = &*self.producer;
-        memory.view(*head, self.records as u64)
+    /// Returns the address of the first record, which the others follow without a gap. It is the same for the CPU and for every
+    /// GPU with access. Work on it must have ended before the batch is committed or dropped.
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.producer.memory.record(self.producer.head)
     }
 
     /// Lets the consumer have all records.
@@ -201,6 +209,22 @@ impl<T: AnyBitPattern + NoUninit> Batch<'_, T> {
         // Orders the records' bytes before it, for threads and for the GPUs of the system.
         counter.store(*head, Release);
         Ok(())
+    }
+}
+
+impl<T: AnyBitPattern + NoUninit> Batch<'_, T> {
+    /// Writes `records` from the batch's record `index` on. A record that is never written has the bytes of an earlier one.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], in bytes, if they are not all in the batch.
+    pub fn write(&mut self, index: usize, records: &[T]) -> Result<()> {
+        let offset = (index as u64).saturating_mul(size_of::<T>() as u64);
+        self.view()?.write_at(offset, records)
+    }
+
+    fn view(&self) -> Result<CpuView<'_>> {
+        let Producer { memory, head, .. } = &*self.producer;
+        memory.view(*head, self.records as u64)
     }
 }
 

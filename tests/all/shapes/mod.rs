@@ -16,8 +16,12 @@ mod linked;
 mod model;
 mod replicated;
 mod ring;
+#[cfg(feature = "portable")]
+mod ring_deaths;
 mod ring_model;
 mod ring_on_gpu;
+#[cfg(feature = "portable")]
+mod ring_shared;
 mod striped;
 mod striped_model;
 mod two_gpus;
@@ -114,7 +118,7 @@ on_both! {
 
 #[cfg(feature = "portable")]
 mod shared {
-    use super::{growable_shared, on_both};
+    use super::{growable_shared, on_both, ring_shared};
 
     on_both! {
         egmem::Machine::gh200x4();
@@ -125,6 +129,18 @@ mod shared {
             collected_records_are_followed,
             a_reader_gets_no_right_to_write,
             what_cannot_be_followed_is_refused,
+        }
+        ring_shared {
+            a_side_is_handed_on,
+            an_importer_hands_on_the_creators_side,
+            a_wait_ends_with_the_other_side,
+            sides_in_two_processes_go_to_gpus,
+            a_ring_in_a_gpus_memory_is_shared,
+            records_of_any_size_are_passed,
+            a_peer_that_writes_garbage_is_an_error,
+            rings_that_cannot_be_are_not_received,
+            a_side_with_damaged_counters_is_not_received,
+            rings_that_are_not_shareable_are_not_sent,
         }
     }
 }
