@@ -113,7 +113,7 @@ pub enum Untyped {}
 /// process's mappings, which the driver keeps until then. The side that is left has its own, and sees whole batches.
 ///
 /// In a forked child both sides are the parent's, and the child's calls are refused. The child keeps the connection open,
-/// though: the end of its parent is seen when it has ended too.
+/// though: if its parent is killed, that is seen when the child has ended too.
 ///
 /// # Damaged counters
 /// Kernels, and the other process of a shared ring, may write anything anywhere in the ring. The CPU's ends never read or write outside the ring for it, and
