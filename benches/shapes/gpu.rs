@@ -6,9 +6,10 @@ use egmem::driver::{LaunchDims, ModuleHandle};
 use egmem::pinned::PinnedHost;
 use egmem::{Driver, Memory, Result, Stream};
 
-/// The kernels, loaded on GPU 0.
+/// The kernels, loaded on a GPU.
 pub struct Kernels {
     driver: Driver,
+    gpu: i32,
     module: ModuleHandle,
     pub stream: Stream,
     /// Where kernels report; 64 bytes.
@@ -17,12 +18,17 @@ pub struct Kernels {
 
 impl Kernels {
     pub fn load(driver: &Driver, ptx: &CStr) -> Result<Self> {
+        Self::load_on(driver, 0, ptx)
+    }
+
+    pub fn load_on(driver: &Driver, gpu: i32, ptx: &CStr) -> Result<Self> {
         Ok(Self {
-            stream: Stream::new(driver, 0)?,
-            report: PinnedHost::new(driver, 0, 64)?,
+            stream: Stream::new(driver, gpu)?,
+            report: PinnedHost::new(driver, gpu, 64)?,
             // SAFETY: the callers pass PTX.
-            module: unsafe { driver.module_load(0, ptx)? },
+            module: unsafe { driver.module_load(gpu, ptx)? },
             driver: driver.clone(),
+            gpu,
         })
     }
 
@@ -44,7 +50,7 @@ impl Kernels {
         let (blocks, threads) = dims;
         // SAFETY: the caller's promise; the module is loaded.
         unsafe {
-            let kernel = self.driver.module_function(0, self.module, name)?;
+            let kernel = self.driver.module_function(self.gpu, self.module, name)?;
             let dims = LaunchDims { blocks, threads };
             self.driver
                 .launch_kernel(kernel, dims, args, self.stream.handle())
@@ -58,7 +64,7 @@ impl Drop for Kernels {
         let result = unsafe {
             self.stream
                 .synchronize()
-                .and(self.driver.module_unload(0, self.module))
+                .and(self.driver.module_unload(self.gpu, self.module))
         };
         if let Err(error) = result {
             eprintln!("{error}");
