@@ -135,7 +135,8 @@ fn a_dropped_event_lives_until_its_holders_have_ended() {
     dropping.go();
     dropping.ends_well();
     drop(Event::interprocess(&driver, 0).unwrap());
-    assert_eq!(destroyed() - before, driver.sim().map_or(0, |_| 3));
+    // Another test's thread may have found it first.
+    until(|| destroyed() - before == driver.sim().map_or(0, |_| 3));
     nothing_held(&driver);
 }
 
