@@ -26,7 +26,6 @@
 //! whoever writes to it can replace a rank. [`Sealed`] encrypts and authenticates each contribution with a secret of the
 //! ranks. [`rendezvous`] requires a secret over TCP. fds reach only processes of the same user.
 
-mod agree;
 mod env;
 mod gather;
 mod rendezvous;

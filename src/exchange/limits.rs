@@ -53,9 +53,7 @@ limits! {
         pub frame_bytes: u32 = 4 << 20,
         /// File descriptors in a frame.
         pub frame_fds: u32 = 1024,
-        /// File descriptors that a server has open for one connection: those being sent to the client.
-        pub fds_per_connection: usize = 4096,
-        /// The same for all connections of one peer, also after they end. For all peers together it is half of
+        /// File descriptors that a server has open for one peer: those being sent to it. For all peers together it is half of
         /// `RLIMIT_NOFILE`.
         pub fds_per_peer: usize = 16_384,
         /// Connections that have not been greeted yet, at least 1; at most an eighth of `RLIMIT_NOFILE`. Beyond that,

@@ -12,8 +12,8 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use zeroize::Zeroizing;
 
+use super::buffer::{ClientLease, Held, LeaseKey, LeaseState};
 use super::connect::{Established, decode_from, establish, refused};
-use super::lease::{ClientLease, Held, LeaseKey, LeaseState};
 use super::session::{ClientSession, Link, Pending, RELEASES, Reply, SessionState, SessionUser};
 use crate::limits::deadline;
 use crate::protocol::{

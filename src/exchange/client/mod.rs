@@ -5,7 +5,6 @@ mod buffer;
 mod connect;
 mod fetch;
 mod follow;
-mod lease;
 mod session;
 
 #[cfg(test)]
@@ -16,11 +15,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-pub use buffer::{Leased, Proof, RemoteBuffer};
+pub use buffer::{LeaseState, Leased, Proof, RemoteBuffer};
 pub use connect::{ClientOptions, Reconnect};
 pub use fetch::FetchOptions;
 pub use follow::{Absence, Follow, Followed};
-pub use lease::LeaseState;
 
 use super::PeerName;
 use crate::driver::{Location, NodeId};

@@ -11,8 +11,8 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
+use super::buffer::{ClientLease, Held, LeaseKey, LeaseState};
 use super::connect::{Dial, Terms, is_final, refused};
-use super::lease::{ClientLease, Held, LeaseKey, LeaseState};
 use crate::limits::deadline;
 use crate::per_driver::lock;
 use crate::protocol::{Answer, Ask};

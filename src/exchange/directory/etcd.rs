@@ -226,7 +226,6 @@ pub struct EtcdOptions {
     user: Option<(String, Zeroizing<String>)>,
     ca: Option<PathBuf>,
     identity: Option<(PathBuf, PathBuf)>,
-    domain: Option<String>,
     prefix: String,
     lease: Duration,
     timeout: Duration,
@@ -241,7 +240,6 @@ impl EtcdOptions {
             user: None,
             ca: None,
             identity: None,
-            domain: None,
             prefix: "/egmem/v1/".into(),
             lease: Duration::from_secs(10),
             timeout: Duration::from_secs(5),
@@ -264,12 +262,6 @@ impl EtcdOptions {
     /// Sets this process's certificate and key, in PEM files, if etcd requires them.
     pub fn identity(mut self, cert: impl AsRef<Path>, key: impl AsRef<Path>) -> Self {
         self.identity = Some((cert.as_ref().into(), key.as_ref().into()));
-        self
-    }
-
-    /// Sets the name in etcd's certificate, if it is not the endpoint's host.
-    pub fn domain(mut self, name: impl Into<String>) -> Self {
-        self.domain = Some(name.into());
         self
     }
 
@@ -335,7 +327,7 @@ impl EtcdOptions {
     }
 
     fn has_tls(&self) -> bool {
-        self.ca.is_some() || self.identity.is_some() || self.domain.is_some()
+        self.ca.is_some() || self.identity.is_some()
     }
 
     /// Reads the certificates, if there are any.
@@ -350,9 +342,6 @@ impl EtcdOptions {
         }
         if let Some((cert, key)) = &self.identity {
             tls = tls.identity(Identity::from_pem(&*read(cert)?, &*read(key)?));
-        }
-        if let Some(domain) = &self.domain {
-            tls = tls.domain_name(domain);
         }
         Ok(self.has_tls().then_some(tls))
     }

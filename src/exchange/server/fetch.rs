@@ -13,7 +13,7 @@ use super::ServerCore;
 use super::allocate::{Refused, invalid, not_found};
 use super::audit::audit;
 use super::publication::Publication;
-use super::quota::{Counted, CountedFds};
+use super::quota::{Counted, CountedFds, What};
 use super::sessions::{Link, elsewhere};
 use crate::driver::{Access, HandleType};
 use crate::ledger::Party;
@@ -94,6 +94,11 @@ impl ServerCore {
         }
         reasons.extend(no_fabric);
         Err((Refusal::NoCommonHandle, reasons.join("; ")))
+    }
+
+    /// Counts fds that are about to be sent.
+    fn count_fds(&self, link: &Link, count: usize) -> Result<Counted, Refused> {
+        Ok(self.quota.count(&link.session.peer, What::Fd, count)?)
     }
 
     /// Checks whether the peer may have the memory at all.

@@ -12,7 +12,6 @@ mod connection;
 mod fetch;
 mod inner;
 mod leases;
-mod metrics;
 mod newcomers;
 mod options;
 mod process;
@@ -34,7 +33,7 @@ use std::time::Duration;
 use self::audit::audit;
 
 pub use allocate::{Allocate, Allocation};
-pub use metrics::ServerStats;
+pub use inner::ServerStats;
 pub use options::ServerOptions;
 pub use process::{Holder, HolderProcess, HolderState};
 pub use publish::{PublishOptions, Published, UnconfirmedRelease};

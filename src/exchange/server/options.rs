@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use super::accept;
 use super::allocate::Allocate;
 use super::audit::Audit;
-use super::metrics::Counters;
+use super::inner::Counters;
 use super::newcomers::Newcomers;
 use super::quota::{Quota, fds_of_process, lower_for_fds, pidfds};
 use super::registry::ServerState;

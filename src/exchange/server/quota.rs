@@ -17,18 +17,16 @@
 //! | a lease, live or expired | it is released, or its name is gone | [`What::Lease`], [`What::Record`] | 768 bytes |
 //! | a name that a peer owns | it is deleted | [`What::Name`] | 64 KiB of peers, and a description |
 //! | memory whose name is gone, without its description | its holders are gone | [`What::Record`] of one of them at least | 768 bytes |
-//! | fds that are sent | they are closed | [`What::Fd`], `fds_per_connection` | |
+//! | fds that are sent | they are closed | [`What::Fd`] | |
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
-use rustix::process::{Resource, getrlimit};
-use tokio::sync::OwnedSemaphorePermit;
-
 use crate::per_driver::lock;
 use crate::transport::LargeFrames;
 use crate::{Error, Limits, PeerName, Refusal};
+use rustix::process::{Resource, getrlimit};
 
 /// Permits for frames of more than 64 KiB, in each direction: of all peers, and of each. A connection has one.
 const LARGE: (usize, usize) = (64, 4);
@@ -254,16 +252,13 @@ impl Drop for Counted {
     }
 }
 
-/// Fds for a peer, counted for it and for its connection until they are closed.
+/// Fds for a peer, counted for it until they are closed.
 #[derive(Debug, Default)]
 pub(super) struct CountedFds {
     // Dropped first.
     pub fds: Vec<OwnedFd>,
-    pub _count: Option<FdCount>,
+    pub _count: Option<Counted>,
 }
-
-/// A count of fds, and a share of their connection's.
-pub(super) type FdCount = (Counted, OwnedSemaphorePermit);
 
 impl CountedFds {
     pub fn borrowed(&self) -> Vec<BorrowedFd<'_>> {

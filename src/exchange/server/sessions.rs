@@ -3,14 +3,13 @@
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::ServerCore;
 use super::allocate::Refused;
 use super::audit::audit;
 use super::process::PeerProcess;
-use super::quota::{Counted, FdCount, Over, What};
+use super::quota::{Counted, What};
 use super::registry::{ServerState, millis};
 use super::session::{Attached, ServerSession};
 use crate::per_driver::lock;
@@ -37,8 +36,6 @@ pub(super) struct Link {
     pub queues: bool,
     /// The permits for large answers.
     pub large: LargeFrames,
-    /// The fds that the connection may be sent at once.
-    pub fds: Arc<Semaphore>,
     /// Over a Unix socket, the process that connected.
     pub process: Option<PeerProcess>,
     /// The client's machine, as the client claims.
@@ -57,19 +54,6 @@ impl Link {
 }
 
 impl ServerCore {
-    /// Counts fds that are about to be sent.
-    pub(super) fn count_fds(&self, link: &Link, count: usize) -> Result<FdCount, Refused> {
-        let over = Over {
-            what: "fds of this connection at once",
-            limit: self.limits.fds_per_connection,
-        };
-        let many = u32::try_from(count).unwrap_or(u32::MAX);
-        let share = Arc::clone(&link.fds).try_acquire_many_owned(many);
-        let share = share.map_err(|_| over)?;
-        let counted = (self.quota).count(&link.session.peer, What::Fd, count)?;
-        Ok((counted, share))
-    }
-
     /// Returns a session for a connection: the one that the client names, if it belongs to that peer, or a new one. A connection to
     /// which a session moves gets the name of that session's peer: it keeps its rights, and gains none of the user at the Unix
     /// socket. It counts as the connection that it takes the session from, which ends.
@@ -126,14 +110,12 @@ impl ServerCore {
         let welcome = self.welcome(&session, hello, resumed);
         let [read, large] = self.quota.large(peer);
         connection.reader.limit_large(read);
-        let fds = self.limits.fds_per_connection.min(Semaphore::MAX_PERMITS);
         let link = Link {
             id,
             session,
             local: connection.local,
             queues: hello.queues,
             large,
-            fds: Arc::new(Semaphore::new(fds)),
             process: PeerProcess::of(connection),
             boot: hello.boot,
             lost,

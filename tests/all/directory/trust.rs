@@ -98,7 +98,6 @@ async fn with_certificates_and_a_user() {
             "no user",
             options(&etcd).ca(&ca).identity(&my_cert, &my_key),
         ),
-        ("another name", good().domain("other.example")),
     ] {
         let refused = Directory::etcd(wrong).unwrap().resolve("a").await;
         let Err(error @ Error::Directory { .. }) = refused else {

@@ -80,14 +80,14 @@ fn examples() -> Vec<Error> {
             found: vec![Location::HostNuma(1)],
         },
     ];
-    expect_all("exchange/error/reason.rs", "Mismatch", &mismatches);
+    expect_all("exchange/error.rs", "Mismatch", &mismatches);
     errors.extend(mismatches.map(|what| Error::Mismatched {
         name: name(),
         peer: peer(),
         what: Box::new(what),
     }));
     let ends = [End::Here, End::There, End::Between, End::SameMachine];
-    expect_all("exchange/error/reason.rs", "End", &ends);
+    expect_all("exchange/error.rs", "End", &ends);
     errors.extend(ends.map(|end| Error::Import {
         what: name(),
         peer: peer(),
@@ -132,7 +132,7 @@ fn defined(file: &str, by: &str) -> Vec<String> {
 /// Every reason for which a peer refuses a request, in the order of the enum: the word of each but the last is its
 /// name.
 fn refusals() -> Vec<Refusal> {
-    let names = defined("exchange/error/reason.rs", "refusals");
+    let names = defined("exchange/error.rs", "refusals");
     let known = names.iter().map(|name| Refusal::from_word(&word(name)));
     let reasons: Vec<_> = known
         .chain([Refusal::Other("of_tomorrow".into())])

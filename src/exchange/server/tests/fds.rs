@@ -40,10 +40,10 @@ async fn no_frame_carries_fds_to_a_server() {
 }
 
 #[tokio::test]
-async fn a_connection_is_sent_so_many_fds_at_once() {
+async fn a_peer_is_sent_so_many_fds_at_once() {
     let driver = driver();
     let mut limits = limits();
-    limits.fds_per_connection = 2;
+    limits.fds_per_peer = 2;
     let options = Server::options().limits(limits);
     let (_directory, address, server) = start_at_unix(options).await;
     let parts = |count: u64| {

@@ -143,7 +143,7 @@ async fn a_queue_ends_with_its_client_or_with_its_time() {
     let driver = driver();
     let limits = Limits {
         write: short(),
-        fds_per_connection: 18,
+        fds_per_peer: 18,
         ..Limits::default()
     };
     let options = Server::options().limits(limits);
