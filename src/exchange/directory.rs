@@ -4,7 +4,7 @@
 //! with the lease. A directory says where to ask, and nothing else: it never contains a handle or a session.
 //! Its answers may be out of date, so a fetch names the [instance](crate::FetchOptions::instance) that it expects, and a
 //! restarted exporter is not mistaken for the old one. While etcd is away, open connections continue, and look-ups fail
-//! with [`Error::Directory`] in time.
+//! with [`Error::Directory`](crate::Error::Directory) in time.
 //!
 //! Two exporters may claim one name, such as the old and the new during a move: both are found, in the order
 //! in which they registered it.
@@ -31,7 +31,7 @@ pub use etcd::{Directory, EtcdOptions};
 
 use super::protocol::check_name;
 use crate::share::{BootId, InstanceId};
-use crate::{Address, Error, Result};
+use crate::{Address, Result};
 
 /// The most addresses of one exporter.
 pub const MAX_ADDRESSES: usize = 4096;
@@ -61,24 +61,14 @@ impl Exporter {
     }
 }
 
-/// The state of a registration.
-#[derive(Clone, Debug, PartialEq)]
-pub enum RegistrationState {
-    /// The directory has all names that were added.
-    Registered,
-    /// Some names are not in the directory yet.
-    Pending,
-    /// The directory is away; the task retries.
-    Away(Error),
-}
-
 /// Keeps an exporter and its names in a directory; dropping it removes them in the background.
 #[derive(Debug)]
 #[must_use = "dropped, it takes the exporter out of the directory"]
 pub struct Registration {
     /// The names that the directory should have.
     names: watch::Sender<BTreeSet<String>>,
-    state: Arc<watch::Sender<RegistrationState>>,
+    /// Whether the directory has all of them.
+    registered: Arc<watch::Sender<bool>>,
     /// Dropping it ends the task.
     open: oneshot::Sender<()>,
     /// How the end went.
@@ -106,38 +96,34 @@ impl Registration {
             let changed = change(names);
             if changed {
                 // Under the lock of the names, so that the task cannot report names as registered that it has not seen.
-                self.state.send_if_modified(|state| {
-                    let done = *state == RegistrationState::Registered;
-                    if done {
-                        *state = RegistrationState::Pending;
-                    }
-                    done
-                });
+                self.registered.send_replace(false);
             }
             changed
         });
     }
 
-    /// Returns the current state.
-    pub fn state(&self) -> RegistrationState {
-        self.state.borrow().clone()
+    /// Returns whether the directory has all names that were added. The log says why it has not, if it is away; the task retries.
+    pub fn is_registered(&self) -> bool {
+        *self.registered.borrow()
     }
 
-    /// Waits until the state differs from `than`, and returns it.
+    /// Waits until [`is_registered`](Self::is_registered) returns this value.
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub async fn changed(&self, than: &RegistrationState) -> RegistrationState {
-        let mut state = self.state.subscribe();
-        let new = state.wait_for(|state| state != than).await;
+    pub async fn wait_for(&self, registered: bool) {
         // The sender lasts as long as this registration.
-        new.map_or_else(|_| self.state(), |new| new.clone())
+        let _ = (self
+            .registered
+            .subscribe()
+            .wait_for(|now| *now == registered))
+        .await;
     }
 
     /// Removes the exporter and its names from the directory now.
     ///
     /// # Errors
-    /// [`Error::Directory`] if the directory does not answer in time; its lease then removes them.
+    /// [`Error::Directory`](crate::Error::Directory) if the directory does not answer in time; its lease then removes them.
     pub async fn close(self) -> Result<()> {
         drop(self.open);
         // A task that its runtime has dropped cannot revoke; the lease expires by itself.

@@ -14,7 +14,7 @@ use super::reserve::Reserve;
 use super::reuse_policy::Past;
 use crate::Refusal;
 use crate::driver::NodeId;
-use crate::exchange::directory::{Registration, RegistrationState};
+use crate::exchange::directory::Registration;
 use crate::exchange::server::Published;
 use crate::exchange::{PeerList, PeerName, Server};
 use crate::per_driver::lock;
@@ -127,9 +127,9 @@ impl ServiceState {
 
     /// Returns whether the directory has this service; `None` without a directory.
     pub fn is_registered(&self) -> Option<bool> {
-        let directory = lock(&self.directory);
-        let state = directory.as_ref().map(Registration::state);
-        state.map(|state| matches!(state, RegistrationState::Registered))
+        lock(&self.directory)
+            .as_ref()
+            .map(Registration::is_registered)
     }
 
     /// Changes the rights of peers to create memory. Existing names stay.

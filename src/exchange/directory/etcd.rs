@@ -16,7 +16,7 @@ use tokio::sync::{Mutex, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use zeroize::Zeroizing;
 
-use super::{Exporter, Keys, MAX_ADDRESSES, Registration, RegistrationState};
+use super::{Exporter, Keys, MAX_ADDRESSES, Registration};
 use crate::protocol::check_name;
 use crate::text::bounded;
 use crate::{Error, Reconnect, Result};
@@ -115,17 +115,17 @@ impl Directory {
         let runtime = Handle::try_current().map_err(outside)?;
         let (open, closed) = oneshot::channel();
         let names = watch::Sender::new(BTreeSet::new());
-        let state = Arc::new(watch::Sender::new(RegistrationState::Pending));
+        let registered = Arc::new(watch::Sender::new(false));
         let task = Task {
             directory: self.clone(),
             exporter,
             names: names.subscribe(),
-            state: Arc::clone(&state),
+            registered: Arc::clone(&registered),
             lease: None,
         };
         Ok(Registration {
             names,
-            state,
+            registered,
             open,
             task: runtime.spawn(task.run(closed)),
         })
@@ -365,7 +365,7 @@ struct Task {
     directory: Directory,
     exporter: Exporter,
     names: watch::Receiver<BTreeSet<String>>,
-    state: Arc<watch::Sender<RegistrationState>>,
+    registered: Arc<watch::Sender<bool>>,
     /// The lease in etcd, even if it may be lost.
     lease: Option<i64>,
 }
@@ -389,7 +389,7 @@ impl Task {
         loop {
             let Err(end) = self.register(&mut failures).await;
             tracing::warn!(error = %end, "the directory is away");
-            self.state.send_replace(RegistrationState::Away(end));
+            self.registered.send_replace(false);
             sleep(self.directory.0.options.retry.pause(failures)).await;
             failures += 1;
         }
@@ -450,7 +450,7 @@ impl Task {
                 let changes: BTreeMap<_, _> = new.chain(old).take(BATCH).collect();
                 if changes.is_empty() {
                     // Under the lock of the names.
-                    self.state.send_replace(RegistrationState::Registered);
+                    self.registered.send_replace(true);
                     return Ok(());
                 }
                 changes
