@@ -10,6 +10,8 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
+use egmem_core::host::ProcessStat;
+
 use crate::hash::hash;
 use crate::words::Words;
 use crate::{Error, MemoryError, Result};
@@ -27,27 +29,6 @@ pub(crate) enum Owner {
     Lives(u32),
     /// In another PID namespace, or on another boot of the machine.
     Elsewhere(u32),
-}
-
-/// The fields of `/proc/PID/stat` that are used.
-struct Stat {
-    pid: u32,
-    state: char,
-    threads: u64,
-    start: u64,
-}
-
-impl Stat {
-    fn parse(text: &str) -> Option<Self> {
-        // The name, in parentheses, may contain anything.
-        let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
-        Some(Self {
-            pid: text.split(' ').next()?.parse().ok()?,
-            state: fields.first()?.chars().next()?,
-            threads: fields.get(17)?.parse().ok()?,
-            start: fields.get(19)?.parse().ok()?,
-        })
-    }
 }
 
 fn text_hash(text: &str) -> u64 {
@@ -86,12 +67,12 @@ fn word(pid: u32, space: u64, start: u64) -> u64 {
 /// Returns this process's word.
 pub(crate) fn own() -> Result<u64, MemoryError> {
     let stat = read("/proc/self/stat")?;
-    let stat = Stat::parse(&stat);
+    let stat = ProcessStat::parse(&stat);
     let unknown = || MemoryError::failed("reading /proc/self/stat", "it has another form");
     Ok(word(
         std::process::id(),
         space()?,
-        stat.ok_or_else(unknown)?.start,
+        stat.ok_or_else(unknown)?.started,
     ))
 }
 
@@ -109,20 +90,21 @@ fn judge_by(found: u64, proc: &Path) -> Result<Owner, MemoryError> {
     }
     let stat = |of: &str| fs::read_to_string(proc.join(of).join("stat"));
     // A `/proc` of another PID namespace has other processes under these numbers.
-    let own = stat("self").ok().and_then(|own| Stat::parse(&own));
+    let own = stat("self").ok();
+    let own = own.as_deref().and_then(ProcessStat::parse);
     let is_ours = own.is_some_and(|own| own.pid == std::process::id());
-    let stat = match is_ours.then(|| stat(&pid.to_string())) {
-        Some(Ok(stat)) => Stat::parse(&stat),
+    let text = match is_ours.then(|| stat(&pid.to_string())) {
+        Some(Ok(text)) => Some(text),
         // `/proc` may hide the process from this user: the kernel still reports whether it exists.
         Some(Err(error)) if error.kind() == ErrorKind::NotFound => None,
         Some(Err(_)) => return Ok(Owner::Lives(pid)),
         None => None,
     };
-    Ok(match stat {
-        Some(stat) if low(hash(&[stat.start]), START_BITS) != low(found, START_BITS) => {
+    Ok(match text.as_deref().and_then(ProcessStat::parse) {
+        Some(stat) if low(hash(&[stat.started]), START_BITS) != low(found, START_BITS) => {
             Owner::Ended
         }
-        Some(stat) if matches!(stat.state, 'Z' | 'X') && stat.threads <= 1 => Owner::Ended,
+        Some(stat) if stat.has_ended() => Owner::Ended,
         Some(_) => Owner::Lives(pid),
         None => match Pid::from_raw(pid as i32).map(test_kill_process) {
             None | Some(Err(rustix::io::Errno::SRCH)) => Owner::Ended,
@@ -204,14 +186,15 @@ mod tests {
     fn a_zombie_has_ended() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let path = format!("/proc/{}/stat", child.id());
-        let stat = loop {
-            let stat = Stat::parse(&fs::read_to_string(&path).unwrap()).unwrap();
+        let started = loop {
+            let text = fs::read_to_string(&path).unwrap();
+            let stat = ProcessStat::parse(&text).unwrap();
             if stat.state == 'Z' {
-                break stat;
+                break stat.started;
             }
             std::thread::yield_now();
         };
-        let word = word(child.id(), space().unwrap(), stat.start);
+        let word = word(child.id(), space().unwrap(), started);
         assert_eq!(judge(word), Ok(Owner::Ended));
         child.wait().unwrap();
         assert_eq!(judge(word), Ok(Owner::Ended));
@@ -244,16 +227,5 @@ mod tests {
         let judged = [own().unwrap(), none].map(|word| judge_by(word, &proc));
         fs::remove_dir_all(&proc).unwrap();
         assert_eq!(judged, [Ok(Owner::Lives(pid)), Ok(Owner::Ended)]);
-    }
-
-    #[test]
-    fn names_of_processes_confuse_nobody() {
-        let tail = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 7 0 4711 0";
-        for name in ["a", "a) Z (b", ")", "a b"] {
-            let stat = Stat::parse(&format!("12 ({name}) {tail}")).unwrap();
-            assert_eq!((stat.state, stat.threads, stat.start), ('S', 7, 4711));
-            assert_eq!(stat.pid, 12);
-        }
-        assert!(Stat::parse("").is_none());
     }
 }

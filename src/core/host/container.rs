@@ -39,7 +39,7 @@ impl Container {
         // systemd's interface for containers; engines unknown here set it as well.
         let said = kernel.read("/run/systemd/container");
         let service_account = !kernel.list("/var/run/secrets/kubernetes.io").is_empty();
-        match of_groups(&groups) {
+        match Self::of_groups(&groups) {
             _ if service_account => Some(Self::Kubernetes),
             Some(container) => Some(container),
             None if has(".dockerenv") => Some(Self::Docker),
@@ -51,25 +51,35 @@ impl Container {
             }
         }
     }
+
+    /// Detects the engine of a process from the names of its control groups, `/proc/PID/cgroup`; a control group namespace
+    /// hides them.
+    pub fn of_groups(groups: &str) -> Option<Self> {
+        let names = [
+            ("kubepods", Self::Kubernetes),
+            ("libpod", Self::Podman),
+            ("docker", Self::Docker),
+            ("containerd", Self::Other("containerd".into())),
+            ("lxc", Self::Other("lxc".into())),
+        ];
+        let found = |part: &str| names.iter().find(|(name, _)| part.starts_with(name));
+        parts(groups).find_map(|part| found(part).map(|(_, container)| container.clone()))
+    }
+
+    /// Returns the first 12 characters of the container's id in `/proc/PID/cgroup`, as engines show it.
+    pub fn id_in_groups(groups: &str) -> Option<&str> {
+        let is_id = |word: &&str| word.len() >= 32 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let words = parts(groups).flat_map(|part| part.split(['-', '.', ':']));
+        words.filter(is_id).last().and_then(|id| id.get(..12))
+    }
 }
 
-/// Detects an engine from the names of the control groups; a control group namespace hides them.
-fn of_groups(groups: &str) -> Option<Container> {
-    let names = [
-        ("kubepods", Container::Kubernetes),
-        ("libpod", Container::Podman),
-        ("docker", Container::Docker),
-        ("containerd", Container::Other("containerd".into())),
-        ("lxc", Container::Other("lxc".into())),
-    ];
-    // Only a container's own group has such a name; that of docker's daemon is a service.
-    let mut parts = groups
-        .lines()
-        .filter_map(|line| line.splitn(3, ':').nth(2))
-        .flat_map(|path| path.split('/'))
-        .filter(|part| !part.ends_with(".service") && !part.ends_with(".socket"));
-    let found = |part: &str| names.iter().find(|(name, _)| part.starts_with(name));
-    parts.find_map(|part| found(part).map(|(_, container)| container.clone()))
+/// Returns the names in the paths of control groups. Only a container's own group has an engine's name; that of docker's
+/// daemon is a service.
+fn parts(groups: &str) -> impl Iterator<Item = &str> {
+    let paths = groups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let parts = paths.flat_map(|path| path.split('/'));
+    parts.filter(|part| !part.ends_with(".service") && !part.ends_with(".socket"))
 }
 
 #[cfg(test)]
@@ -97,8 +107,21 @@ mod tests {
                 Some(Container::Podman),
             ),
         ] {
-            assert_eq!(of_groups(groups), container, "{groups}");
+            assert_eq!(Container::of_groups(groups), container, "{groups}");
         }
+    }
+
+    #[test]
+    fn ids_are_the_last_long_number_of_the_path() {
+        let id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+        for groups in [
+            format!("0::/docker/{id}\n"),
+            format!("0::/system.slice/docker-{id}.scope\n"),
+            format!("0::/kubepods.slice/kubepods-pod7.slice/cri-containerd-{id}.scope\n"),
+        ] {
+            assert_eq!(Container::id_in_groups(&groups), Some("0123456789ab"));
+        }
+        assert_eq!(Container::id_in_groups("0::/user.slice/session-2.scope\n"), None);
     }
 
     #[test]

@@ -1,18 +1,12 @@
 //! Parsers of the kernel's texts, without I/O.
 
+use super::process::status_field as field;
 use super::{DriverModule, Limit};
 use crate::topology::CpuSet;
 
 /// Names of limits in `/proc/self/limits`.
 pub(super) const MEMLOCK: &str = "Max locked memory";
 pub(super) const ADDRESS_SPACE: &str = "Max address space";
-
-/// Returns the value of a line `name:\tvalue` of `/proc/self/status`.
-fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
-    status
-        .lines()
-        .find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
-}
 
 /// Parses a list such as `0-3,7` in `/proc/self/status`.
 pub(super) fn list(status: &str, name: &str) -> Option<CpuSet> {
