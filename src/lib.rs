@@ -161,8 +161,9 @@ pub mod ledger {
     #[cfg(feature = "ledger")]
     #[doc(inline)]
     pub use egmem_ledger::{
-        Exporter, GpuUse, Importer, Kept, LEAKS, Ledger, MAX_TEXT, NodeUse, Offer, PS, Process,
-        Report, Silent, Total, offer, processes, report_leaks_at_exit,
+        Cause, Exporter, GpuUse, Holder, Holders, Importer, Kept, LEAKS, Ledger, MAX_HOLDERS,
+        MAX_TEXT, NodeUse, NvmlGpu, NvmlProcess, Offer, OnGpu, PS, Part, Process, Report, Silent,
+        Total, Why, offer, processes, report_leaks_at_exit,
     };
 }
 

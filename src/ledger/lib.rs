@@ -8,12 +8,15 @@
 
 mod ask;
 mod folder;
+mod holders;
+mod holders_text;
 mod hook;
 mod leaks;
 mod ledger;
 mod nodes;
 mod offer;
 mod once;
+mod parts;
 mod procs;
 mod report;
 mod report_text;
@@ -24,11 +27,13 @@ mod tests;
 mod text;
 
 pub use ask::{Silent, processes};
+pub use holders::{Holder, Holders, MAX_HOLDERS, NvmlGpu, NvmlProcess, OnGpu, Why};
 pub use hook::{LEAKS, PS};
 pub use leaks::report_leaks_at_exit;
 pub use ledger::{Ledger, Process, Total};
 pub use nodes::NodeUse;
 pub use offer::{MAX_TEXT, Offer, offer};
+pub use parts::{Cause, Part};
 pub use report::{Exporter, GpuUse, Importer, Kept, Report};
 
 use egmem_core::ledger as entries;

@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use egmem_core::host::ProcessStat;
 
 fn path(pid: u32, file: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{file}"))
@@ -19,8 +21,13 @@ const COMMAND: u64 = 200;
 
 /// Returns a process's program without its folder, and the arguments.
 pub(crate) fn command(pid: u32) -> Option<String> {
+    command_in(&path(pid, ""))
+}
+
+/// As [`command`], of the process whose folder in `/proc` this is.
+pub(crate) fn command_in(process: &Path) -> Option<String> {
     let mut bytes = Vec::new();
-    let file = File::open(path(pid, "cmdline")).ok()?;
+    let file = File::open(process.join("cmdline")).ok()?;
     // A folder in front of the program is not part of the answer.
     file.take(COMMAND + 4096).read_to_end(&mut bytes).ok()?;
     joined(&bytes)
@@ -57,10 +64,8 @@ pub(crate) fn age_ms(pid: u32) -> Option<u64> {
     age(&stat, &uptime, rustix::param::clock_ticks_per_second())
 }
 
-/// Field 22 of `stat`, in clock ticks since boot: proc(5). The name in field 2 may contain anything.
 fn age(stat: &str, uptime: &str, ticks: u64) -> Option<u64> {
-    let (_, fields) = stat.rsplit_once(')')?;
-    let begun: u64 = fields.split_whitespace().nth(19)?.parse().ok()?;
+    let begun = ProcessStat::parse(stat)?.started;
     let begun = begun.checked_mul(1000)? / ticks.max(1);
     let uptime: f64 = uptime.split_whitespace().next()?.parse().ok()?;
     Some(((uptime * 1000.0) as u64).saturating_sub(begun))

@@ -8,10 +8,12 @@ use serde::{Deserialize, Serialize};
 use crate::ask::{Silent, processes};
 use crate::driver::{Driver, Location};
 use crate::entries::{AllocPath, Allocation, Party};
+use crate::holders::Holders;
 use crate::ledger::{Ledger, Process};
 use crate::nodes::NodeUse;
 use crate::once::{drawn_once, source};
-use crate::topology::Topology;
+use crate::parts::{self, Part};
+use crate::topology::{GpuUuid, Topology};
 use crate::{MemoryResult, procs};
 
 /// A GPU's memory.
@@ -94,6 +96,12 @@ pub struct Report {
     pub kept: Vec<Kept>,
     /// The driver's errors that are no single GPU's: GPUs or nodes are missing for these reasons.
     pub warnings: Vec<String>,
+    /// All processes that may hold memory, with a ledger or without. `None`: the machine is simulated.
+    #[serde(default)]
+    pub holders: Option<Holders>,
+    /// The memory in use on nodes and GPUs, by cause. None if the machine is simulated.
+    #[serde(default)]
+    pub parts: Vec<Part>,
 }
 
 impl Report {
@@ -101,11 +109,37 @@ impl Report {
     ///
     /// Errors of the driver hide nothing else: they are in [`GpuUse::why`] and [`Report::warnings`].
     ///
-    /// Source: `cuDeviceTotalMem`; `cuMemGetInfo`, which makes a context on each GPU; `/sys/devices/system/node`.
+    /// Of a real machine it looks at all other processes as well ([`Holders`]), as far as this one may.
+    ///
+    /// Source: `cuDeviceTotalMem`; `cuMemGetInfo`, which makes a context on each GPU; `/sys/devices/system/node`; `/proc`;
+    /// with the feature `nvml` NVML's lists of processes.
     pub fn gather(driver: Option<&Driver>) -> Self {
         let (mut processes, silent) = processes();
         add_own(&mut processes, Ledger::of_this_process());
-        Self::of(processes, silent, driver)
+        let mut report = Self::of(processes, silent, driver);
+        if !driver.is_some_and(Driver::is_simulated) {
+            report.look_at_holders(driver);
+        }
+        report
+    }
+
+    /// Adds the processes without ledgers, and divides the memory in use up.
+    fn look_at_holders(&mut self, driver: Option<&Driver>) {
+        let host = Topology::of_host();
+        let only = self.nodes.len() == 1;
+        let holders = Holders::gather(&self.processes, !only);
+        for node in &self.nodes {
+            if let Some(counts) = host.counts(node.node) {
+                let parts = parts::of_node(node, &counts, only, &holders, &self.processes);
+                self.parts.extend(parts);
+            }
+        }
+        for gpu in &self.gpus {
+            let uuid = driver.and_then(|driver| uuid(driver, gpu.gpu));
+            self.parts
+                .extend(parts::of_gpu(gpu, uuid.as_deref(), &holders));
+        }
+        self.holders = Some(holders);
     }
 
     /// As [`gather`](Self::gather), of ledgers that were asked for before.
@@ -120,8 +154,17 @@ impl Report {
             processes,
             silent,
             warnings,
+            holders: None,
+            parts: Vec::new(),
         }
     }
+}
+
+/// Returns a GPU's UUID, as NVML has it.
+fn uuid(driver: &Driver, gpu: i32) -> Option<String> {
+    let bytes = driver.device_uuid(gpu).ok()?;
+    let name = driver.device_name(gpu).ok()?;
+    Some(GpuUuid::of_device(bytes, &name).to_string())
 }
 
 /// Adds this process's ledger unless it is empty: it need not be offered to others.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::driver::Location;
 use crate::entries::Party;
+use crate::holders_text::holders;
 use crate::report::{Exporter, Report};
 use crate::size::Bytes;
 use crate::table::Table;
@@ -40,6 +41,7 @@ fn report(report: &Report, most: Option<usize>) -> String {
     }
     text += &capacities(report, most);
     text += &kept(report, most);
+    text += &holders(report, most);
     text
 }
 

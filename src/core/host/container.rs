@@ -68,7 +68,8 @@ impl Container {
 
     /// Returns the first 12 characters of the container's id in `/proc/PID/cgroup`, as engines show it.
     pub fn id_in_groups(groups: &str) -> Option<&str> {
-        let is_id = |word: &&str| word.len() >= 32 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_id =
+            |word: &&str| word.len() >= 32 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
         let words = parts(groups).flat_map(|part| part.split(['-', '.', ':']));
         words.filter(is_id).last().and_then(|id| id.get(..12))
     }
@@ -121,7 +122,10 @@ mod tests {
         ] {
             assert_eq!(Container::id_in_groups(&groups), Some("0123456789ab"));
         }
-        assert_eq!(Container::id_in_groups("0::/user.slice/session-2.scope\n"), None);
+        assert_eq!(
+            Container::id_in_groups("0::/user.slice/session-2.scope\n"),
+            None
+        );
     }
 
     #[test]

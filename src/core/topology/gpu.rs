@@ -247,7 +247,7 @@ pub struct GpuUuid {
 impl GpuUuid {
     /// Returns the UUID of the device with this product name. The driver reports a MIG instance's own UUID for it, and
     /// has no attribute for such instances: their names are like `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
-    pub(super) fn of_device(bytes: [u8; 16], name: &str) -> Self {
+    pub fn of_device(bytes: [u8; 16], name: &str) -> Self {
         let is_mig = name.contains(" MIG ");
         Self { bytes, is_mig }
     }

@@ -145,11 +145,7 @@ impl Kernel {
         let huge_page = self
             .whole_machine()
             .map_or(0, |all| all.get("Hugepagesize"));
-        Some(NodeCounts {
-            total: largest.total()?,
-            free: largest.get("MemFree"),
-            ordinary: largest.ordinary(huge_page),
-        })
+        largest.counts(huge_page)
     }
 
     fn node_meminfo(&self, node: NodeId) -> Option<MemInfo> {
@@ -207,8 +203,18 @@ pub struct NodeCounts {
     pub total: u64,
     /// The pages that nothing uses.
     pub free: u64,
-    /// Page cache, programs' plain memory, slab, page tables, kernel stacks, huge pages.
+    /// The sum of the fields below.
     pub ordinary: u64,
+    /// Programs' plain memory.
+    pub anonymous: u64,
+    /// The page cache: files' contents, without shared memory.
+    pub cache: u64,
+    /// Shared memory: files of tmpfs, memfds, System V segments, shared pages without a file.
+    pub shared: u64,
+    /// The kernel's own: slab, page tables, kernel stacks.
+    pub kernel: u64,
+    /// The pool of huge pages, used or not.
+    pub huge_pages: u64,
 }
 
 /// The lines of a `meminfo` file, in bytes, by name.
@@ -239,21 +245,36 @@ impl MemInfo {
     }
 
     /// Returns the bytes that the kernel accounts for. Only the whole machine's file divides `FilePages` up.
-    fn ordinary(&self, huge_page: u64) -> u64 {
-        let cache = self.0.get("FilePages").copied();
-        let cache = cache.unwrap_or_else(|| {
-            ["Cached", "Buffers", "SwapCached"]
-                .map(|name| self.get(name))
-                .iter()
-                .sum()
-        });
-        let rest = ["AnonPages", "Slab", "PageTables", "KernelStack"];
-        let huge = self.get("HugePages_Total").saturating_mul(huge_page);
-        let all = rest
-            .map(|name| self.get(name))
+    fn counts(&self, huge_page: u64) -> Option<NodeCounts> {
+        let sum = |names: &[&str]| {
+            let all = names.iter().map(|name| self.get(name));
+            all.fold(0, u64::saturating_add)
+        };
+        let files = self.0.get("FilePages").copied();
+        let files = files.unwrap_or_else(|| sum(&["Cached", "Buffers", "SwapCached"]));
+        let shared = self.get("Shmem");
+        let mut counts = NodeCounts {
+            total: self.total()?,
+            free: self.get("MemFree"),
+            ordinary: 0,
+            anonymous: self.get("AnonPages"),
+            cache: files.saturating_sub(shared),
+            shared,
+            kernel: sum(&["Slab", "PageTables", "KernelStack"]),
+            huge_pages: self.get("HugePages_Total").saturating_mul(huge_page),
+        };
+        let NodeCounts {
+            anonymous,
+            cache,
+            shared,
+            kernel,
+            huge_pages,
+            ..
+        } = counts;
+        counts.ordinary = [anonymous, cache, shared, kernel, huge_pages]
             .into_iter()
-            .chain([cache, huge]);
-        all.fold(0, u64::saturating_add)
+            .fold(0, u64::saturating_add);
+        Some(counts)
     }
 
     /// Returns the bytes that an allocation could get without killing a process: the kernel's `MemAvailable`.
@@ -386,17 +407,17 @@ mod tests {
                  Slab: 3 kB\nHugePages_Total: 1\nHugepagesize: 16 kB\n"
             )
         };
-        let counts = |total, free, ordinary| NodeCounts {
-            total: total * KB,
-            free: free * KB,
-            ordinary: ordinary * KB,
-        };
-        for (whole, expected) in [(1400, counts(1400, 600, 44)), (900, counts(1000, 100, 282))] {
+        for (whole, expected) in [(1400, [1400, 600, 44]), (900, [1000, 100, 282])] {
             tree.file("proc/meminfo", &machine(whole));
             let kernel = tree.kernel();
-            assert_eq!(kernel.counts(NodeId(0)), Some(expected));
+            let counts = kernel.counts(NodeId(0)).unwrap();
+            let found = [counts.total, counts.free, counts.ordinary];
+            assert_eq!(found, expected.map(|kb: u64| kb * KB));
+            let parts = [counts.anonymous, counts.cache, counts.shared];
+            let kernels = counts.kernel + counts.huge_pages;
+            assert_eq!(parts.iter().sum::<u64>() + kernels, counts.ordinary);
             let nodes = kernel.nodes(&BTreeSet::new());
-            assert_eq!(nodes[0].memory_total, expected.total);
+            assert_eq!(nodes[0].memory_total, counts.total);
         }
         assert_eq!(tree.kernel().counts(NodeId(1)), None);
     }

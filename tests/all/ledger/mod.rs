@@ -2,6 +2,7 @@
 
 mod entries;
 mod events;
+mod holders;
 mod overlap;
 mod processes;
 

@@ -1,0 +1,267 @@
+//! The processes in `/proc`.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use egmem_core::host::{Container, ProcessStat, status_field};
+
+use super::Holder;
+use super::fds::{Fds, Inode};
+use super::maps::{self, Maps};
+use super::why::Why;
+use crate::procs;
+
+/// The most processes that are looked at.
+const MOST: usize = 65_536;
+
+/// The most bytes of a process's mappings that are read.
+const MAPPINGS: u64 = 16 << 20;
+
+/// The most bytes of other files of a process.
+const SMALL: u64 = 64 << 10;
+
+/// The number of the first PID namespace of a machine, which Linux never changes (PROC_PID_INIT_INO).
+const INITIAL: &str = "pid:[4026531836]";
+
+/// The process that looks.
+#[derive(Debug)]
+pub(super) struct Asker {
+    pub pid: u32,
+    pub uid: u32,
+    pub in_namespace: Option<bool>,
+    pub proc_hides: bool,
+}
+
+/// The processes that there are.
+#[derive(Debug)]
+pub(super) struct Walk {
+    pub seen: HashMap<u32, Holder>,
+    pub unreadable: u64,
+    pub not_looked_at: u64,
+    pub asker: Asker,
+}
+
+impl Walk {
+    pub(super) fn of(root: &Path, several_nodes: bool) -> Self {
+        let proc = root.join("proc");
+        let names = fs::read_dir(&proc).into_iter().flatten().flatten();
+        let pids = names.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let mut pids: Vec<u32> = pids.collect();
+        pids.sort_unstable();
+        let mut looking = Looking {
+            users: users(root),
+            several_nodes,
+            // Files there have names, and their filesystem counts them.
+            named: fs::metadata(root.join("dev/shm"))
+                .ok()
+                .map(|found| found.dev()),
+            unreadable: 0,
+            proc,
+        };
+        let seen = pids.iter().take(MOST);
+        let seen = seen.filter_map(|&pid| Some((pid, looking.look(pid)?)));
+        let seen: HashMap<u32, Holder> = seen.collect();
+        let namespace = fs::read_link(looking.proc.join("self/ns/pid")).ok();
+        Self {
+            unreadable: looking.unreadable,
+            not_looked_at: pids.len().saturating_sub(MOST) as u64,
+            asker: Asker {
+                pid: std::process::id(),
+                uid: rustix::process::geteuid().as_raw(),
+                in_namespace: namespace.map(|link| link.as_os_str() != INITIAL),
+                // Each PID namespace has a process 1.
+                proc_hides: !pids.is_empty() && pids[0] != 1,
+            },
+            seen,
+        }
+    }
+}
+
+struct Looking {
+    proc: PathBuf,
+    users: HashMap<u32, String>,
+    several_nodes: bool,
+    named: Option<u64>,
+    unreadable: u64,
+}
+
+impl Looking {
+    /// Looks at a process. `None`: it has ended, its number is another's by now, or it is a thread of the kernel.
+    fn look(&mut self, pid: u32) -> Option<Holder> {
+        let process = self.proc.join(pid.to_string());
+        let text = text(&process.join("stat"))?;
+        let stat = ProcessStat::parse(&text)?;
+        if stat.is_kernel {
+            return None;
+        }
+        let mut holder = self.described(&process, pid, &stat);
+        if !stat.has_ended() {
+            let place = living(&process, &stat);
+            let looked = self.look_inside(&place, &process, &mut holder);
+            if looked.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {
+                self.unreadable += 1;
+            }
+        }
+        let again = self::text(&process.join("stat"))?;
+        let is_same = ProcessStat::parse(&again)?.started == stat.started;
+        is_same.then_some(holder)
+    }
+
+    /// Returns what every process may know of another.
+    fn described(&self, process: &Path, pid: u32, stat: &ProcessStat<'_>) -> Holder {
+        let status = text(&process.join("status")).unwrap_or_default();
+        let uids = status_field(&status, "Uid").unwrap_or_default();
+        let uid = uids.split_ascii_whitespace().nth(1);
+        let uid = uid.and_then(|uid| uid.parse().ok());
+        let pids = status_field(&status, "NSpid").unwrap_or_default();
+        let inner = pids.split_ascii_whitespace().skip(1).last();
+        let groups = text(&process.join("cgroup")).unwrap_or_default();
+        let container = Container::of_groups(&groups).map(|engine| {
+            let id = Container::id_in_groups(&groups);
+            id.map_or_else(|| engine.to_string(), |id| format!("{engine} {id}"))
+        });
+        Holder {
+            pid,
+            name: crate::entries::bounded::cut(stat.name, 64).to_owned(),
+            command: procs::command_in(process).unwrap_or_default(),
+            user: uid.and_then(|uid| self.users.get(&uid).cloned()),
+            uid,
+            state: Some(stat.state),
+            container,
+            inner_pid: inner.and_then(|pid| pid.parse().ok()),
+            ..Holder::default()
+        }
+    }
+
+    /// Adds the open files and mappings of a process, in its folder or a thread's, as far as permitted.
+    fn look_inside(&self, place: &Path, process: &Path, holder: &mut Holder) -> io::Result<()> {
+        let fds = Fds::of(place)?;
+        holder.device_fds = Some(fds.devices);
+        holder.fds_in_flight = Some(fds.in_flight);
+        let maps = Maps::parse(&read(&place.join("maps"), MAPPINGS)?);
+        holder.driver_mapped = Some(maps.driver);
+        holder.managed_mapped = Some(maps.managed);
+        if maps.has_device && holder.device_fds == Some(0) {
+            holder.why.push(Why::MappedAlone);
+        }
+        if maps.has_torch {
+            holder.why.push(Why::PyTorch);
+        }
+        if maps.has_cupy {
+            holder.why.push(Why::CuPy);
+        }
+        // Of managed memory the addresses do not tell where the pages are.
+        if maps.managed > 0 || self.several_nodes && maps.driver > 0 {
+            let pages = read(&place.join("numa_maps"), MAPPINGS).unwrap_or_default();
+            holder.by_node = maps::by_node(&pages);
+        }
+        self.add_shared(process, fds.shared, maps.shared, holder);
+        Ok(())
+    }
+
+    /// Adds shared memory: each file once, with the bytes that exist, or else those of its addresses.
+    fn add_shared(
+        &self,
+        process: &Path,
+        open: BTreeMap<Inode, u64>,
+        mapped: BTreeMap<Inode, (u64, String)>,
+        holder: &mut Holder,
+    ) {
+        let sum = |bytes: &BTreeMap<Inode, u64>| {
+            bytes
+                .values()
+                .fold(0_u64, |sum, &file| sum.saturating_add(file))
+        };
+        let mapped: BTreeMap<Inode, u64> = mapped
+            .into_iter()
+            .map(|(inode, (addresses, range))| {
+                let stat = || fs::metadata(process.join("map_files").join(range)).ok();
+                let exist = open.get(&inode).copied();
+                let exist = exist.or_else(|| Some(stat()?.blocks().saturating_mul(512)));
+                (inode, exist.unwrap_or(addresses))
+            })
+            .collect();
+        let mut unmapped = open;
+        unmapped.retain(|inode, _| !mapped.contains_key(inode));
+        holder.shared_mapped = sum(&mapped);
+        holder.shared_unmapped = sum(&unmapped);
+        holder.files = mapped.into_iter().chain(unmapped).collect();
+        holder
+            .files
+            .retain(|(device, _), _| Some(*device) != self.named);
+    }
+}
+
+/// Returns the folder of a thread that lives. The first one of a process may have ended before the others, which keep the
+/// files open and the memory mapped; the process looks like a zombie then, and its own folder shows neither.
+fn living(process: &Path, stat: &ProcessStat<'_>) -> PathBuf {
+    let threads = match stat.state {
+        'Z' | 'X' => fs::read_dir(process.join("task")).ok(),
+        _ => None,
+    };
+    let lives = |thread: &PathBuf| {
+        let text = text(&thread.join("stat"));
+        let state = text.as_deref().and_then(ProcessStat::parse);
+        state.is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
+    };
+    let mut threads = threads
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|thread| thread.path());
+    threads.find(lives).unwrap_or_else(|| process.to_owned())
+}
+
+/// Reads at most `most` bytes.
+pub(super) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Reads a small text, which need not be UTF-8.
+fn text(path: &Path) -> Option<String> {
+    let bytes = read(path, SMALL).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Returns the users' names. Directories elsewhere (LDAP) are not asked, because they may not answer.
+fn users(root: &Path) -> HashMap<u32, String> {
+    let passwd = read(&root.join("etc/passwd"), 1 << 20).unwrap_or_default();
+    let passwd = String::from_utf8_lossy(&passwd);
+    let mut users = HashMap::new();
+    for line in passwd.lines() {
+        let mut fields = line.split(':');
+        let (name, uid) = (fields.next(), fields.nth(1));
+        if let (Some(name), Some(Ok(uid))) = (name, uid.map(str::parse)) {
+            users.entry(uid).or_insert_with(|| name.to_owned());
+        }
+    }
+    users
+}
+
+/// Returns the bytes of the files in all tmpfs that this process sees, each once.
+pub(super) fn tmpfs_bytes() -> Option<u64> {
+    let mounts = read(Path::new("/proc/self/mounts"), MAPPINGS).ok()?;
+    let mounts = String::from_utf8_lossy(&mounts);
+    let (mut seen, mut sum) = (HashSet::new(), 0_u64);
+    for line in mounts.lines() {
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        let (Some(place), Some("tmpfs" | "devtmpfs")) = (fields.next(), fields.next()) else {
+            continue;
+        };
+        let Ok(device) = fs::metadata(place).map(|found| found.dev()) else {
+            continue;
+        };
+        if let Ok(found) = rustix::fs::statvfs(place)
+            && seen.insert(device)
+        {
+            let blocks = found.f_blocks.saturating_sub(found.f_bfree);
+            sum = sum.saturating_add(blocks.saturating_mul(found.f_frsize));
+        }
+    }
+    Some(sum)
+}

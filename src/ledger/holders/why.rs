@@ -1,0 +1,162 @@
+//! Why a process may hold memory, and the command that shows more.
+
+use serde::{Deserialize, Serialize};
+
+use super::walk::Asker;
+use super::{Holder, NvmlGpu};
+
+/// A reason why memory is in use in a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Why {
+    /// The process that reports: its own contexts.
+    Reporter,
+    /// It offers its ledger.
+    Ledger,
+    /// NVML names it, and `/proc` does not show it: it is in another PID namespace, or has ended and its GPU memory is being
+    /// given back.
+    Hidden,
+    /// Its first thread has ended, as after a kill, and another one is still in the kernel with the memory.
+    Zombie,
+    /// It was stopped.
+    Stopped,
+    /// A thread waits in the kernel and takes no signal.
+    Waiting,
+    /// It is an MPS daemon or server, which holds its clients' contexts.
+    Mps,
+    /// It is a client of an MPS server.
+    MpsClient,
+    /// It is in another PID namespace, as in a container.
+    Namespace,
+    /// It belongs to another user.
+    OtherUser,
+    /// It did not permit this process to look at its files and mappings.
+    Unreadable,
+    /// File descriptors wait, unread, in its Unix sockets.
+    InFlight,
+    /// It maps the driver's memory, although it has closed all file descriptors of GPUs.
+    MappedAlone,
+    /// PyTorch, whose allocator keeps freed memory.
+    #[serde(rename = "pytorch")]
+    PyTorch,
+    /// CuPy, whose pools keep freed memory.
+    #[serde(rename = "cupy")]
+    CuPy,
+    /// It has contexts or allocations on GPUs.
+    OnGpus,
+    /// It maps managed memory.
+    Managed,
+    /// It maps the driver's host memory: its own or imported, pinned or from a pool.
+    DriverMemory,
+    /// It holds shared memory by a file descriptor alone.
+    SharedUnmapped,
+    /// It maps shared memory.
+    Shared,
+    /// It has GPUs open, and neither maps host memory nor has memory on a GPU: handles, exported fds and imports that nothing
+    /// maps would be here.
+    OpenAlone,
+    /// A reason that only a newer version of this library knows.
+    #[serde(other)]
+    Other,
+}
+
+impl Why {
+    /// Returns the reason in a few words.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Reporter => "this report's own",
+            Self::Ledger => "offers its ledger",
+            Self::Hidden => "not in /proc: in another PID namespace, or ending",
+            Self::Zombie => "zombie, a thread still holds it",
+            Self::Stopped => "stopped",
+            Self::Waiting => "waits in the kernel",
+            Self::Mps => "MPS, with its clients' contexts",
+            Self::MpsClient => "MPS client",
+            Self::Namespace => "in another PID namespace",
+            Self::OtherUser => "another user's",
+            Self::Unreadable => "could not be read",
+            Self::InFlight => "fds unread in its sockets",
+            Self::MappedAlone => "mapped after its fds were closed",
+            Self::PyTorch => "PyTorch's cache",
+            Self::CuPy => "CuPy's pools",
+            Self::OnGpus => "contexts and allocations on GPUs",
+            Self::Managed => "managed memory",
+            Self::DriverMemory => "maps the driver's host memory, own or imported",
+            Self::SharedUnmapped => "shared memory by fd alone",
+            Self::Shared => "maps shared memory",
+            Self::OpenAlone => "GPU open, nothing mapped: handles, exports or imports",
+            Self::Other => "other",
+        }
+    }
+
+    /// Returns a command that shows more, with `PID` for the process, or a function of the library in the process. `None`:
+    /// the report says it all.
+    pub const fn command(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Hidden => "nvidia-smi, outside of containers; ps -p PID",
+            Self::Zombie | Self::Waiting => "ps -Lo pid,tid,stat,wchan:32,comm -p PID",
+            Self::Stopped => "kill -CONT PID; kill -KILL PID",
+            Self::Mps | Self::MpsClient => "echo get_server_list | nvidia-cuda-mps-control",
+            Self::Namespace => "grep NSpid /proc/PID/status; cat /proc/PID/cgroup",
+            Self::OtherUser => "ps -o user,args -p PID",
+            Self::Unreadable => "sudo egmem ps",
+            Self::InFlight => "grep scm_fds: /proc/PID/fdinfo/*",
+            Self::PyTorch => "torch.cuda.memory_summary(); torch.cuda.empty_cache()",
+            Self::CuPy => "cupy.get_default_memory_pool().total_bytes(), .free_all_blocks()",
+            Self::OnGpus => "nvidia-smi --query-compute-apps=pid,used_memory --format=csv",
+            Self::Managed => "grep -A4 nvidia-uvm /proc/PID/smaps",
+            Self::DriverMemory | Self::MappedAlone => "grep nvidiactl /proc/PID/maps",
+            Self::SharedUnmapped => "ls -l /proc/PID/fd | grep -E 'memfd|/dev/shm'",
+            Self::Shared => "grep -E 'memfd|/dev/shm|/dev/zero|SYSV' /proc/PID/maps",
+            Self::OpenAlone => "ls -l /proc/PID/fd | grep nvidia",
+            Self::Reporter | Self::Ledger | Self::Other => return None,
+        })
+    }
+}
+
+/// Adds the reasons to a process, the strongest first.
+pub(super) fn judge(holder: &mut Holder, asker: &Asker, ledgers: &[u32], gpus: &[NvmlGpu]) {
+    let is_hidden = holder.state.is_none();
+    let (maps_driver, maps_managed) = (
+        holder.driver_mapped > Some(0),
+        holder.managed_mapped > Some(0),
+    );
+    let uses_gpus = !holder.gpus.is_empty();
+    let is_client = || {
+        let mut all = gpus.iter().flat_map(|gpu| &gpu.processes);
+        all.any(|process| process.pid == holder.pid && process.is_mps_client)
+    };
+    let all = [
+        (Why::Reporter, holder.pid == asker.pid),
+        (Why::Ledger, ledgers.contains(&holder.pid)),
+        (Why::Hidden, is_hidden),
+        (Why::Zombie, matches!(holder.state, Some('Z' | 'X'))),
+        (Why::Stopped, matches!(holder.state, Some('T' | 't'))),
+        (Why::Waiting, holder.state == Some('D')),
+        (Why::Mps, holder.name.starts_with("nvidia-cuda-mps")),
+        (Why::MpsClient, is_client()),
+        (Why::Namespace, holder.inner_pid.is_some()),
+        (
+            Why::OtherUser,
+            holder.uid.is_some_and(|uid| uid != asker.uid),
+        ),
+        (Why::Unreadable, !is_hidden && holder.device_fds.is_none()),
+        (Why::InFlight, holder.fds_in_flight > Some(0)),
+        (Why::OnGpus, uses_gpus),
+        (Why::Managed, maps_managed),
+        (Why::DriverMemory, maps_driver),
+        (Why::SharedUnmapped, holder.shared_unmapped > 0),
+        (Why::Shared, holder.shared_mapped > 0),
+        (
+            Why::OpenAlone,
+            holder.device_fds > Some(0) && !uses_gpus && !maps_driver && !maps_managed,
+        ),
+    ];
+    holder.why.extend(
+        all.into_iter()
+            .filter(|(_, is_so)| *is_so)
+            .map(|(why, _)| why),
+    );
+    holder.why.sort_unstable();
+}
