@@ -237,12 +237,17 @@ fn what_cannot_be_seen_is_told() {
 }
 
 /// A process in a role, which is killed when it is dropped.
-struct Role(Child);
+struct Role {
+    child: Child,
+    /// The process that holds the memory.
+    pid: u32,
+}
 
 impl Drop for Role {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        // A child of its own ends with its standard input.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -261,9 +266,12 @@ fn start(mut command: Command) -> Role {
         .unwrap();
     let output = BufReader::new(child.stdout.take().unwrap());
     let mut lines = output.lines();
-    let is_ready = lines.any(|line| line.unwrap().contains("ready"));
-    assert!(is_ready, "{:?}", child.wait());
-    Role(child)
+    let ready = lines.find_map(|line| Some(line.unwrap().strip_prefix("ready ")?.to_owned()));
+    let pid = ready.unwrap_or_else(|| panic!("{:?}", child.wait()));
+    Role {
+        pid: pid.parse().unwrap(),
+        child,
+    }
 }
 
 fn memfd() -> OwnedFd {
@@ -273,40 +281,46 @@ fn memfd() -> OwnedFd {
     file.into()
 }
 
-fn say_ready() {
-    println!("\nready");
+fn wait_for_the_end() {
+    println!("\nready {}", std::process::id());
     std::io::stdout().flush().unwrap();
+    std::io::stdin().lines().count();
 }
 
-/// Not a test of its own: the code of a process that was started in a role. Its first thread runs this.
+/// Leaves a process whose first thread has ended, and whose second one waits.
+fn leave_a_zombie() {
+    // SAFETY: the child's only thread starts another one and ends; the other one waits and ends the process.
+    if unsafe { libc::fork() } != 0 {
+        return;
+    }
+    std::thread::spawn(|| {
+        let stat = || std::fs::read_to_string("/proc/self/stat").unwrap();
+        while !stat().contains(") Z ") {
+            std::thread::yield_now();
+        }
+        wait_for_the_end();
+        // SAFETY: ends this process, with all its threads.
+        unsafe { libc::_exit(0) }
+    });
+    // SAFETY: the call ends this thread without running destructors, and the other one uses nothing of its stack.
+    unsafe { libc::syscall(libc::SYS_exit, 0) };
+}
+
+/// Not a test of its own: the code of a process that was started in a role.
 #[test]
 fn holds_in_its_role() {
     let Ok(role) = std::env::var(ROLE) else {
         return;
     };
-    if role == "asker" {
-        let holders = Holders::of(Path::new("/"), Err(String::new()), [], false);
-        println!("\nholders {}", serde_json::to_string(&holders).unwrap());
-        return;
-    }
-    let held = memfd();
-    if role == "zombie" {
-        let _other = std::thread::spawn(move || {
-            let stat = || std::fs::read_to_string("/proc/self/stat").unwrap();
-            while !stat().contains(") Z ") {
-                std::thread::yield_now();
-            }
-            say_ready();
+    let _held = memfd();
+    match role.as_str() {
+        "asker" => println!("\nholders {}", serde_json::to_string(&here()).unwrap()),
+        "zombie" => {
+            leave_a_zombie();
             std::io::stdin().lines().count();
-            drop(held);
-            std::process::exit(0);
-        });
-        // SAFETY: the call ends this thread without running destructors; the other one uses nothing of its stack.
-        unsafe { libc::syscall(libc::SYS_exit, 0) };
+        }
+        _ => wait_for_the_end(),
     }
-    say_ready();
-    std::io::stdin().lines().count();
-    drop(held);
 }
 
 fn here() -> Holders {
@@ -326,10 +340,10 @@ fn a_memfd_and_a_zombie_that_keeps_one_are_seen() {
     let role = start(command("memfd"));
     let zombie = start(command("zombie"));
     let holders = here();
-    let holder = find(&holders, role.0.id());
+    let holder = find(&holders, role.pid);
     assert_eq!(holder.shared_unmapped, 8 * MIB);
     assert!(holder.why.contains(&Why::SharedUnmapped), "{holder:?}");
-    let zombie = find(&holders, zombie.0.id());
+    let zombie = find(&holders, zombie.pid);
     assert_eq!((zombie.state, zombie.shared_unmapped), (Some('Z'), 8 * MIB));
     assert_eq!(zombie.why[0], Why::Zombie);
     assert!(holders.shared_found >= 16 * MIB);
@@ -378,9 +392,9 @@ fn other_users_and_namespaces_are_named() {
     unshared.env(ROLE, "memfd");
     let (theirs, unshared) = (start(theirs), start(unshared));
     let holders = here();
-    let theirs = find(&holders, theirs.0.id());
+    let theirs = find(&holders, theirs.pid);
     assert_eq!((theirs.uid, theirs.why[0]), (Some(NOBODY), Why::OtherUser));
-    let children = format!("/proc/{0}/task/{0}/children", unshared.0.id());
+    let children = format!("/proc/{0}/task/{0}/children", unshared.child.id());
     let children = std::fs::read_to_string(children).unwrap();
     let child: u32 = children.trim().parse().unwrap();
     let child = find(&holders, child);
