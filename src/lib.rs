@@ -54,6 +54,7 @@
 //! | `async` | no | copies and fills as futures ([`Transfer`]), for any async runtime |
 //! | `simulator` | yes | `Driver::simulated` and `Machine`; without it, the CUDA driver and your own backends |
 //! | `ledger` | yes | whose memory it is, over all processes of a user: tables, drawings, `egmem ps` |
+//! | `nvml` | no | GPU memory of each process in the ledger's reports, from NVML if it is installed |
 //! | `shapes` | yes | vectors that grow in place at one address; ranges in stripes over nodes and GPUs; queues between CPU and GPUs; output of kernels |
 //! | `doctor` | no | trials in child processes, and the report of `egmem doctor` as text |
 //! | `share` | yes | sharing between processes of one machine, as POSIX fds over Unix sockets |

@@ -77,11 +77,12 @@ enum Command {
     ///
     /// Exit status: 0 deleted, 1 failed, 2 for wrong usage, 3 if it was still held at the deadline.
     Delete(names::Delete),
-    /// Show whose memory it is: the allocations of all processes of this user that offer their ledgers
+    /// Show whose memory it is: allocations of processes that offer their ledgers, and all other processes with GPUs
     ///
-    /// A process offers its ledger with the environment variable EGMEM_PS=1; egmem serve always does. The report also
-    /// shows memory in use on each node and GPU that no ledger accounts for, and imported memory whose exporter has
-    /// ended.
+    /// A process of this user offers its ledger with the environment variable EGMEM_PS=1; egmem serve always does. Of all
+    /// other processes the report shows what the kernel and NVML tell, as far as permitted: run it as root, outside of
+    /// containers. It divides the memory in use on each node and GPU up by cause, with commands that show more, and shows
+    /// imported memory whose exporter has ended.
     Ps(ps::Ps),
     /// Create certificates: a private authority, and one certificate for each node and user
     Certs(certs::Certs),

@@ -7,10 +7,11 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use egmem::ledger::{Holder, Holders, NvmlGpu, NvmlProcess, Why};
+use egmem::ledger::{Cause, Holder, Holders, NvmlGpu, NvmlProcess, Report, Why};
 use rustix::net::{self, SendAncillaryBuffer, SendAncillaryMessage};
 
 use crate::ledger::MIB;
+use crate::stub_driver::harness::{nothing, stubbed};
 
 const ROLE: &str = "EGMEM_HOLDERS_ROLE";
 const NOBODY: u32 = 65_534;
@@ -236,6 +237,52 @@ fn what_cannot_be_seen_is_told() {
     assert!(nothing.processes.is_empty() && nothing.in_namespace.is_none());
 }
 
+stubbed! {
+    fn nvml_names_processes_that_proc_does_not_show(nothing().stub("libnvidia-ml.so.1", "nvml.c")) {
+        let report = Report::gather(None);
+        let holders = report.holders.as_ref().unwrap();
+        assert_eq!((holders.nvml.as_ref(), holders.gpus.len()), (None, 1));
+        assert_eq!(holders.gpus[0].reserved, Some(600 * MIB));
+        let own = find(holders, std::process::id());
+        assert_eq!(own.gpus[0].bytes, Some(512 * MIB));
+        assert!(own.why.contains(&Why::MpsClient), "{own:?}");
+        let hidden = find(holders, 4_194_304);
+        assert_eq!((hidden.why[0], hidden.gpus[0].bytes), (Why::Hidden, None));
+        let text = report.to_text();
+        let row = text.lines().find(|line| line.starts_with("4194304 ")).unwrap();
+        assert!(row.contains("0: unknown") && row.contains("not in /proc"), "{text}");
+        assert!(text.contains("nvidia-smi, outside of containers; ps -p PID"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    }
+
+    fn what_nvml_lacks_is_told(
+        nothing().stub("libnvidia-ml.so.1", "nvml.c").without("nvmlDeviceGetMPSComputeRunningProcesses_v3")
+    ) {
+        let holders = Report::gather(None).holders.unwrap();
+        assert_eq!(find(&holders, std::process::id()).gpus[0].bytes, Some(512 * MIB));
+        let why = holders.nvml.unwrap();
+        assert!(why.contains("MPS"), "{why}");
+    }
+
+    fn nvml_that_does_not_start_hides_nothing_else(
+        nothing().stub("libnvidia-ml.so.1", "nvml.c").without("nvmlInit_v2")
+    ) {
+        let report = Report::gather(None);
+        let why = report.holders.as_ref().unwrap().nvml.clone().unwrap();
+        assert!(why.starts_with("NVML does not start: "), "{why}");
+        for node in &report.nodes {
+            let of_node = report.parts.iter().filter(|part| part.location == node.node.into());
+            let causes: Vec<Cause> = of_node.map(|part| part.cause).collect();
+            assert!(causes.contains(&Cause::Programs), "{causes:?}");
+        }
+    }
+
+    fn a_broken_nvml_is_told(nothing().garbage("libnvidia-ml.so.1")) {
+        let why = Report::gather(None).holders.unwrap().nvml.unwrap();
+        assert!(why.contains("libnvidia-ml.so.1"), "{why}");
+    }
+}
+
 /// A process in a role, which is killed when it is dropped.
 struct Role {
     child: Child,
@@ -262,6 +309,8 @@ fn start(mut command: Command) -> Role {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
+        // Of a child of its own whose output nobody reads any more.
+        .stderr(Stdio::null())
         .spawn()
         .unwrap();
     let output = BufReader::new(child.stdout.take().unwrap());
