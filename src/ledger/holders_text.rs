@@ -63,16 +63,14 @@ fn processes(holders: &Holders, most: Option<usize>) -> String {
     if more > 0 {
         text += &format!("and {more} more\n");
     }
-    let mut commands = Table::new(&["WHY", "~SHOWN BY"]);
-    let mut any = false;
+    let mut lines = String::new();
     for why in reasons {
         if let Some(command) = why.command() {
-            commands.row([why.words().to_owned(), command.to_owned()]);
-            any = true;
+            lines += &wrapped(&format!("{}: {command}", why.words()), most);
         }
     }
-    if any {
-        text += &format!("\n{}", commands.lines(most));
+    if !lines.is_empty() {
+        text += &format!("\nReasons, and what shows more:\n{lines}");
     }
     text
 }

@@ -68,11 +68,11 @@ impl Cause {
     /// Returns a command that shows more. `None`: the report says it all.
     pub const fn command(self, is_gpu: bool) -> Option<&'static str> {
         Some(match self {
-            Self::Programs => "ps -eo pid,user,rss,comm --sort -rss | head",
+            Self::Programs => "ps -eo pid,rss,comm --sort -rss | head",
             Self::PageCache => "grep -E '^(Buffers|Cached)' /proc/meminfo",
-            Self::Shared | Self::SharedHeld => "sudo ls -l /proc/[0-9]*/fd | grep memfd; ipcs -m",
+            Self::Shared | Self::SharedHeld => "sudo lsof | grep memfd; ipcs -m",
             Self::Tmpfs => "df -t tmpfs",
-            Self::SharedNotFound => "sudo grep -l 'scm_fds: [1-9]' /proc/[0-9]*/fdinfo/*",
+            Self::SharedNotFound => "sudo grep scm_fds: /proc/[0-9]*/fdinfo/*",
             Self::Kernel => "sudo slabtop -o | head -20",
             Self::HugePages => "grep Huge /proc/meminfo",
             Self::DriverMapped => "sudo grep -l nvidiactl /proc/[0-9]*/maps",

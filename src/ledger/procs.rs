@@ -1,7 +1,7 @@
 //! Processes, as `/proc` has them.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use egmem_core::host::ProcessStat;
@@ -16,6 +16,13 @@ pub(crate) fn name(pid: u32) -> Option<String> {
     Some(name.trim_end().to_owned())
 }
 
+/// Reads at most `most` bytes.
+pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// The most bytes of a command line.
 const COMMAND: u64 = 200;
 
@@ -26,11 +33,8 @@ pub(crate) fn command(pid: u32) -> Option<String> {
 
 /// As [`command`], of the process whose folder in `/proc` this is.
 pub(crate) fn command_in(process: &Path) -> Option<String> {
-    let mut bytes = Vec::new();
-    let file = File::open(process.join("cmdline")).ok()?;
     // A folder in front of the program is not part of the answer.
-    file.take(COMMAND + 4096).read_to_end(&mut bytes).ok()?;
-    joined(&bytes)
+    joined(&read(&process.join("cmdline"), COMMAND + 4096).ok()?)
 }
 
 /// Joins arguments, each of which ends with a zero byte.

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::walk::read;
+use crate::procs::read;
 
 /// The most file descriptors that are looked at.
 const MOST: usize = 16_384;

@@ -1,18 +1,19 @@
 //! The processes in `/proc`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read};
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use egmem_core::host::{Container, ProcessStat, status_field};
 
-use super::Holder;
 use super::fds::{Fds, Inode};
+use super::holder::Holder;
+use super::judge::Asker;
 use super::maps::{self, Maps};
 use super::why::Why;
-use crate::procs;
+use crate::procs::{self, read};
 
 /// The most processes that are looked at.
 const MOST: usize = 65_536;
@@ -25,15 +26,6 @@ const SMALL: u64 = 64 << 10;
 
 /// The number of the first PID namespace of a machine, which Linux never changes (PROC_PID_INIT_INO).
 const INITIAL: &str = "pid:[4026531836]";
-
-/// The process that looks.
-#[derive(Debug)]
-pub(super) struct Asker {
-    pub pid: u32,
-    pub uid: u32,
-    pub in_namespace: Option<bool>,
-    pub proc_hides: bool,
-}
 
 /// The processes that there are.
 #[derive(Debug)]
@@ -213,13 +205,6 @@ fn living(process: &Path, stat: &ProcessStat<'_>) -> PathBuf {
         .flatten()
         .map(|thread| thread.path());
     threads.find(lives).unwrap_or_else(|| process.to_owned())
-}
-
-/// Reads at most `most` bytes.
-pub(super) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(most).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Reads a small text, which need not be UTF-8.

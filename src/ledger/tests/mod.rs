@@ -1,5 +1,6 @@
 //! Ledgers over processes, as one process can show it: with memory of a simulated machine, in folders of its own.
 
+mod held;
 mod offers;
 mod shown;
 mod sums;
