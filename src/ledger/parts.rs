@@ -21,7 +21,7 @@ pub enum Cause {
     PageCache,
     /// Shared memory: memfds, tmpfs, System V segments.
     Shared,
-    /// Shared memory without a name that processes map or have open: memfds, System V segments, shared pages.
+    /// Shared memory without a name that processes map or have open: memfds, what `cuMemHostAlloc` pins, System V segments.
     SharedHeld,
     /// Files in tmpfs, such as `/dev/shm`.
     Tmpfs,
@@ -52,7 +52,7 @@ impl Cause {
             Self::Programs => "programs' plain memory",
             Self::PageCache => "page cache",
             Self::Shared => "shared memory: memfds, tmpfs",
-            Self::SharedHeld => "memfds and other shared pages",
+            Self::SharedHeld => "memfds, cudaHostAlloc, shared pages",
             Self::Tmpfs => "files in tmpfs",
             Self::SharedNotFound => "shared memory of nobody seen",
             Self::Kernel => "kernel: slab, page tables, stacks",

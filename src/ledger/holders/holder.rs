@@ -57,6 +57,8 @@ pub struct Holder {
     pub by_node: BTreeMap<NodeId, u64>,
     /// The bytes of shared memory that it maps: memfds, files in `/dev/shm`, shared pages without a file.
     pub shared_mapped: u64,
+    /// Those of them without a file: pinned by `cuMemHostAlloc`, or the program's own.
+    pub unnamed_mapped: u64,
     /// The bytes of shared memory that it holds by a file descriptor alone.
     pub shared_unmapped: u64,
     /// Its memory on GPUs, as NVML counts it.
@@ -89,7 +91,7 @@ impl Holder {
         }
     }
 
-    fn has_gpu(&self) -> bool {
+    pub(super) fn has_gpu(&self) -> bool {
         let opens = self.device_fds > Some(0);
         let maps = self.driver_mapped > Some(0) || self.managed_mapped > Some(0);
         opens || maps || !self.gpus.is_empty()

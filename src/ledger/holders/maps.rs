@@ -17,10 +17,21 @@ pub(super) struct Maps {
     pub managed: u64,
     /// Whether other parts of `/dev/nvidia*` are mapped, such as a GPU's registers.
     pub has_device: bool,
-    /// Shared memory: the bytes of addresses, and one range as `/proc/PID/map_files` names it.
-    pub shared: BTreeMap<Inode, (u64, String)>,
+    /// Shared memory.
+    pub shared: BTreeMap<Inode, Shared>,
     pub has_torch: bool,
     pub has_cupy: bool,
+}
+
+/// A file of shared memory that a process maps.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Shared {
+    /// The bytes of addresses.
+    pub addresses: u64,
+    /// One range, as `/proc/PID/map_files` names it.
+    pub range: String,
+    /// Whether it has no name: shared pages without a file, which `cuMemHostAlloc` pins too.
+    pub is_unnamed: bool,
 }
 
 impl Maps {
@@ -56,9 +67,12 @@ impl Maps {
             }
         } else if is_shared(path) {
             if let Some(inode) = inode(fields.nth(1), fields.next()) {
-                let entry = self.shared.entry(inode);
-                let (sum, _) = entry.or_insert_with(|| (0, range.to_owned()));
-                *sum = sum.saturating_add(bytes);
+                let shared = self.shared.entry(inode).or_insert_with(|| Shared {
+                    range: range.to_owned(),
+                    is_unnamed: path.starts_with(b"/dev/zero"),
+                    ..Shared::default()
+                });
+                shared.addresses = shared.addresses.saturating_add(bytes);
             }
         } else {
             let has = |word: &[u8]| path.windows(word.len()).any(|part| part == word);
@@ -128,9 +142,15 @@ mod tests {
         let maps = Maps::parse(text.as_bytes());
         assert_eq!((maps.driver, maps.managed), (2 << 20, 8 << 20));
         assert!(maps.has_device && maps.has_torch && !maps.has_cupy);
-        let shared: Vec<_> = maps.shared.values().map(|(bytes, _)| *bytes).collect();
+        let shared: Vec<_> = maps
+            .shared
+            .values()
+            .map(|shared| shared.addresses)
+            .collect();
         assert_eq!(shared, [2 << 20, 4096]);
-        assert_eq!(maps.shared[&(1, 9)].1, "7f0001000000-7f0001100000");
+        let memfd = &maps.shared[&(1, 9)];
+        assert_eq!(memfd.range, "7f0001000000-7f0001100000");
+        assert!(!memfd.is_unnamed);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use egmem_core::host::{Container, ProcessStat, status_field};
 use super::fds::{Fds, Inode};
 use super::holder::Holder;
 use super::judge::Asker;
-use super::maps::{self, Maps};
+use super::maps::{self, Maps, Shared};
 use super::why::Why;
 use crate::procs::{self, read};
 
@@ -158,32 +158,27 @@ impl Looking {
     fn add_shared(
         &self,
         process: &Path,
-        open: BTreeMap<Inode, u64>,
-        mapped: BTreeMap<Inode, (u64, String)>,
+        mut open: BTreeMap<Inode, u64>,
+        mapped: BTreeMap<Inode, Shared>,
         holder: &mut Holder,
     ) {
-        let sum = |bytes: &BTreeMap<Inode, u64>| {
-            bytes
-                .values()
-                .fold(0_u64, |sum, &file| sum.saturating_add(file))
-        };
-        let mapped: BTreeMap<Inode, u64> = mapped
-            .into_iter()
-            .map(|(inode, (addresses, range))| {
-                let stat = || fs::metadata(process.join("map_files").join(range)).ok();
-                let exist = open.get(&inode).copied();
-                let exist = exist.or_else(|| Some(stat()?.blocks().saturating_mul(512)));
-                (inode, exist.unwrap_or(addresses))
-            })
-            .collect();
-        let mut unmapped = open;
-        unmapped.retain(|inode, _| !mapped.contains_key(inode));
-        holder.shared_mapped = sum(&mapped);
-        holder.shared_unmapped = sum(&unmapped);
-        holder.files = mapped.into_iter().chain(unmapped).collect();
-        holder
-            .files
-            .retain(|(device, _), _| Some(*device) != self.named);
+        for (inode, shared) in mapped {
+            let place = process.join("map_files").join(shared.range);
+            let exist = || Some(fs::metadata(place).ok()?.blocks().saturating_mul(512));
+            let bytes = open.remove(&inode).or_else(exist);
+            let bytes = bytes.unwrap_or(shared.addresses);
+            holder.shared_mapped = holder.shared_mapped.saturating_add(bytes);
+            if shared.is_unnamed {
+                holder.unnamed_mapped = holder.unnamed_mapped.saturating_add(bytes);
+            }
+            holder.files.insert(inode, bytes);
+        }
+        for &bytes in open.values() {
+            holder.shared_unmapped = holder.shared_unmapped.saturating_add(bytes);
+        }
+        holder.files.extend(open);
+        let named = |device| Some(device) == self.named;
+        holder.files.retain(|&(device, _), _| !named(device));
     }
 }
 

@@ -42,16 +42,18 @@ pub enum Why {
     CuPy,
     /// It has contexts or allocations on GPUs.
     OnGpus,
-    /// It maps managed memory.
+    /// It maps managed memory, more than contexts have.
     Managed,
-    /// It maps the driver's host memory: its own or imported, pinned or from a pool.
+    /// It maps the driver's host memory, more than contexts have: `cuMemCreate` on a node, its own or imported, or a pool's.
     DriverMemory,
+    /// It has GPUs open and maps shared pages without a file, as `cuMemHostAlloc` pins them.
+    Pinned,
     /// It holds shared memory by a file descriptor alone.
     SharedUnmapped,
     /// It maps shared memory.
     Shared,
-    /// It has GPUs open, and neither maps host memory nor has memory on a GPU: handles, exported fds and imports that nothing
-    /// maps would be here.
+    /// It has GPUs open, and neither maps the driver's memory nor has memory on a GPU: handles, exported fds and imports that
+    /// nobody maps would be here.
     OpenAlone,
     /// A reason that only a newer version of this library knows.
     #[serde(other)]
@@ -80,6 +82,7 @@ impl Why {
             Self::OnGpus => "contexts and allocations on GPUs",
             Self::Managed => "managed memory",
             Self::DriverMemory => "maps the driver's host memory, own or imported",
+            Self::Pinned => "pinned by cudaHostAlloc, or shared pages of its own",
             Self::SharedUnmapped => "shared memory by fd alone",
             Self::Shared => "maps shared memory",
             Self::OpenAlone => "GPU open, nothing mapped (handles, exports, imports)",
@@ -104,6 +107,7 @@ impl Why {
             Self::OnGpus => "nvidia-smi --query-compute-apps=pid,used_memory --format=csv",
             Self::Managed => "grep -A4 nvidia-uvm /proc/PID/smaps",
             Self::DriverMemory | Self::MappedAlone => "grep nvidiactl /proc/PID/maps",
+            Self::Pinned => "grep '/dev/zero' /proc/PID/maps",
             Self::SharedUnmapped => "ls -l /proc/PID/fd | grep -E 'memfd|/dev/shm'",
             Self::Shared => "grep -E 'memfd|/dev/shm|/dev/zero|SYSV' /proc/PID/maps",
             Self::OpenAlone => "ls -l /proc/PID/fd | grep nvidia",

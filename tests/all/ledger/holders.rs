@@ -139,6 +139,13 @@ fn a_made_proc_shows_each_cause() {
     );
     tree.process(37, "nvidia-cuda-mps", 'S', 0);
     tree.link("proc/37/fd/3", "/dev/nvidiactl");
+    // Pinned memory, of a process that has a GPU open and of another one.
+    for pid in [38, 39] {
+        tree.process(pid, "pins", 'S', 0);
+        let zero = "7f0000000000-7f0004000000 rw-s 00000000 00:01 8  /dev/zero (deleted)\n";
+        tree.file(&format!("proc/{pid}/maps"), zero);
+    }
+    tree.link("proc/38/fd/3", "/dev/nvidiactl");
 
     let mut client = NvmlProcess::new(36, Some(300 * MIB));
     client.is_mps_client = true;
@@ -182,8 +189,11 @@ fn a_made_proc_shows_each_cause() {
     );
     assert_eq!(why(37), [Why::Mps, Why::OtherUser, Why::OnGpus]);
     assert_eq!(why(50), [Why::Ledger, Why::OtherUser, Why::OpenAlone]);
+    assert_eq!(why(38), [Why::OtherUser, Why::Pinned, Why::OpenAlone]);
+    assert_eq!(why(39), [Why::OtherUser, Why::Shared]);
+    assert_eq!(find(&holders, 38).unnamed_mapped, 64 * MIB);
     assert_eq!(why(999), [Why::Hidden, Why::OnGpus]);
-    assert_eq!(holders.processes.len(), 9, "{holders:?}");
+    assert_eq!(holders.processes.len(), 11, "{holders:?}");
 
     let contained = find(&holders, 32);
     assert_eq!(contained.container.as_deref(), Some("Docker 0123456789ab"));
@@ -198,7 +208,8 @@ fn a_made_proc_shows_each_cause() {
     );
     assert_eq!(find(&holders, 36).gpus[0].bytes, Some(300 * MIB));
     assert_eq!(find(&holders, 36).shared_mapped, 1 << 30);
-    assert_eq!((holders.shared_found, holders.unreadable), (1 << 30, 0));
+    let found = (1 << 30) + 64 * MIB;
+    assert_eq!((holders.shared_found, holders.unreadable), (found, 0));
     assert_eq!(
         (holders.in_namespace, holders.proc_hides),
         (Some(false), false)
