@@ -219,16 +219,21 @@ impl Sums {
         at.fold(0, |sum, (_, &bytes)| sum.saturating_add(bytes))
     }
 
-    /// Returns the bytes of registered memory on a node.
-    fn registered(&self, node: Location) -> u64 {
-        let sum = self.0.get(&(node, AllocPath::Registered));
-        sum.copied().unwrap_or(0)
+    /// Returns the bytes of one path at a location: of managed memory, those that were allocated for the GPU.
+    fn by_path(&self, location: Location, path: AllocPath) -> u64 {
+        self.0.get(&(location, path)).copied().unwrap_or(0)
     }
 
-    /// Returns the bytes of managed memory that were allocated for a GPU.
-    fn managed(&self, gpu: Location) -> u64 {
-        let sum = self.0.get(&(gpu, AllocPath::Managed));
-        sum.copied().unwrap_or(0)
+    /// Returns the bytes of host memory that are on no node that the driver tells, but for those that the kernel counts:
+    /// of a real machine pinned memory is shared pages without a file.
+    fn unplaced(&self, is_simulated: bool) -> u64 {
+        let host = Location::Host;
+        match is_simulated {
+            true => self.accounted(host),
+            false => self
+                .accounted(host)
+                .saturating_sub(self.by_path(host, AllocPath::Pinned)),
+        }
     }
 }
 
@@ -249,7 +254,7 @@ fn gpus(driver: &Driver, sums: &Sums, warnings: &mut Vec<String>) -> Vec<GpuUse>
             total,
             used,
             accounted,
-            managed: sums.managed(Location::Device(gpu)),
+            managed: sums.by_path(Location::Device(gpu), AllocPath::Managed),
             unaccounted: used.map(|used| used.saturating_sub(accounted)),
             why,
         }
@@ -275,18 +280,20 @@ fn nodes(driver: Option<&Driver>, sums: &Sums, warnings: &mut Vec<String>) -> Ve
             }
         }
     };
-    // Pinned memory is on no node that the driver tells: with one node, on that.
+    let is_simulated = driver.is_some_and(Driver::is_simulated);
+    // With one node, it is on that.
     let unplaced = match topology.nodes().len() {
-        1 => sums.accounted(Location::Host),
+        1 => sums.unplaced(is_simulated),
         _ => 0,
     };
-    let is_simulated = driver.is_some_and(Driver::is_simulated);
     let uses = topology.nodes().iter().map(|node| {
         let counts = topology.counts(node.id);
         let free = counts.map_or(node.memory_free, |counts| Some(counts.free));
         // The kernel counts registered memory, which is the process's own. No kernel counts that of a simulated machine.
         let registered = match is_simulated {
-            true => Some(sums.registered(node.id.into())).filter(|&bytes| bytes > 0),
+            true => {
+                Some(sums.by_path(node.id.into(), AllocPath::Registered)).filter(|&bytes| bytes > 0)
+            }
             false => None,
         };
         let kernel = counts.map_or(registered, |counts| Some(counts.ordinary));
@@ -367,5 +374,23 @@ fn exporter(processes: &[Ledger], entry: &Allocation, identity: &Identity) -> Ex
     match procs::age_ms(pid) {
         Some(age) if age.saturating_add(1000) >= entry.age_ms => Exporter::Running(party),
         _ => Exporter::Ended(party),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pinned_memory_of_a_real_machine_is_the_kernels() {
+        let mut sums = Sums(BTreeMap::new());
+        for (path, bytes) in [
+            (AllocPath::Pinned, 5),
+            (AllocPath::Vmm, 2),
+            (AllocPath::System, 9),
+        ] {
+            sums.add(Location::Host, path, bytes);
+        }
+        assert_eq!((sums.unplaced(true), sums.unplaced(false)), (7, 2));
     }
 }
