@@ -31,7 +31,7 @@ thread_local! {
 
 /// Tells the ledger the line of the program that the thread's next call has: one of egm_buffer_create(),
 /// egm_buffer_near(), egm_heap_create(), egm_pool_alloc(), egm_channel_receive(), egm_client_fetch(),
-/// egm_group_gather(). In C, the macros at the end of this header call it, and in C++ egmem.hpp does; a binding of another
+/// egm_group_gather(), egm_ring_create(), egm_ring_receive(). In C, the macros at the end of this header call it, and in C++ egmem.hpp does; a binding of another
 /// language calls it itself.
 /// `function` may be null. A null `file` takes the line back.
 ///

@@ -43,11 +43,21 @@ impl egm_channel {
     }
 
     fn send(&self, shared: &Shared, access: Access) -> Outcome {
-        Ok(self.lock(&self.sender).send(shared, access)?)
+        Ok(self.sender().send(shared, access)?)
     }
 
     fn receive(&self) -> Outcome<Offer> {
-        Ok(self.lock(&self.receiver).receive()?)
+        Ok(self.receiver().receive()?)
+    }
+
+    /// Returns the end that sends, once the calls before have sent.
+    pub(crate) fn sender(&self) -> MutexGuard<'_, Channel> {
+        self.lock(&self.sender)
+    }
+
+    /// Returns the end that receives, once the calls before have received.
+    pub(crate) fn receiver(&self) -> MutexGuard<'_, Channel> {
+        self.lock(&self.receiver)
     }
 
     fn lock<'a>(&self, direction: &'a Mutex<Channel>) -> MutexGuard<'a, Channel> {

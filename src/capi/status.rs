@@ -61,7 +61,7 @@ pub enum egm_status {
     EGM_TOPOLOGY = 22,
     /// Something is to be given back but is still in use: a heap with blocks.
     EGM_STILL_HELD = 23,
-    /// A heap in debug mode has found damage.
+    /// A heap in debug mode has found damage, or a ring a counter that cannot be.
     EGM_DAMAGED = 24,
     /// A probe in a child process died.
     EGM_PROBE_DIED = 25,

@@ -45,6 +45,12 @@
 /// For `flags` of a creation: memory that this peer created before with the same size and node will do.
 #define EGM_EXIST_OK 256
 
+/// A side that writes records.
+#define EGM_RING_PRODUCER 1
+
+/// A side that reads records.
+#define EGM_RING_CONSUMER 2
+
 /// The link between a GPU and the CPU is unknown.
 #define EGM_LINK_UNKNOWN 0
 
@@ -152,7 +158,7 @@ enum egm_status
     EGM_TOPOLOGY = 22,
     /// Something is to be given back but is still in use: a heap with blocks.
     EGM_STILL_HELD = 23,
-    /// A heap in debug mode has found damage.
+    /// A heap in debug mode has found damage, or a ring a counter that cannot be.
     EGM_DAMAGED = 24,
     /// A probe in a child process died.
     EGM_PROBE_DIED = 25,
@@ -229,6 +235,10 @@ typedef struct egm_listener egm_listener;
 
 /// A memory pool, whose allocations happen in the order of a stream. Any thread may use it, several at a time.
 typedef struct egm_pool egm_pool;
+
+/// One side of a ring: a bounded queue of records of one size, with one producer and one consumer, each a thread or a kernel.
+/// One thread at a time uses it. docs/shapes.md describes rings; the functions for kernels are in egmem_ring.cuh.
+typedef struct egm_ring_side egm_ring_side;
 
 /// A stream: orders the work of one GPU. Any thread may use it, several at a time.
 typedef struct egm_stream egm_stream;
@@ -449,6 +459,36 @@ typedef struct egm_pool_stats {
     uint64_t used_high;
 } egm_pool_stats;
 
+/// Options of a ring. Set `struct_size` to sizeof(egm_ring_options), and the fields that you do not need to 0.
+typedef struct egm_ring_options {
+    /// The size of this structure, by which the library knows the program's version.
+    size_t struct_size;
+    /// Where the memory lies: on a host node if the CPU has a side.
+    struct egm_location location;
+    /// The size of a record in bytes, at least 1.
+    uint64_t record_bytes;
+    /// The most records that the ring holds; 0: as many as 2 MiB have room for. All together have at most 2 GiB.
+    uint64_t records;
+    /// `gpu_count` ordinals of the GPUs that may read and write. A null pointer: every GPU that can reach the memory.
+    const int32_t *gpus;
+    /// The number of ordinals.
+    size_t gpu_count;
+    /// Bits: ::EGM_SHAREABLE, so that a side can be sent to another process.
+    uint32_t flags;
+    /// The memory's name in the ledger; may be null.
+    const char *label;
+} egm_ring_options;
+
+/// What a side of a ring knows.
+typedef struct egm_ring_info {
+    /// The size of a record in bytes.
+    uint64_t record_bytes;
+    /// The most records that the ring holds.
+    uint64_t records;
+    /// How many records were committed, or released, by this side and by those that had it before in other processes.
+    uint64_t count;
+} egm_ring_info;
+
 /// A GPU. egm_topology_json() has the rest: its name, its UUID, its links to other GPUs.
 typedef struct egm_gpu {
     /// The CUDA ordinal.
@@ -599,7 +639,7 @@ egm_status egm_buffer_destroy(struct egm_buffer *buffer);
 
 /// Tells the ledger the line of the program that the thread's next call has: one of egm_buffer_create(),
 /// egm_buffer_near(), egm_heap_create(), egm_pool_alloc(), egm_channel_receive(), egm_client_fetch(),
-/// egm_group_gather(). In C, the macros at the end of this header call it, and in C++ egmem.hpp does; a binding of another
+/// egm_group_gather(), egm_ring_create(), egm_ring_receive(). In C, the macros at the end of this header call it, and in C++ egmem.hpp does; a binding of another
 /// language calls it itself.
 /// `function` may be null. A null `file` takes the line back.
 ///
@@ -1067,6 +1107,122 @@ egm_status egm_pool_destroy(struct egm_pool *pool);
 /// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
 egm_status egm_capabilities_json(const struct egm_driver *driver, char **out);
 
+/// Creates a ring and gives both sides. A null pointer instead of `producer` or `consumer` drops that side, so that
+/// egm_ring_share() can send it to another process.
+///
+/// Fails with ::EGM_INVALID_ARGUMENT, ::EGM_NO_SUCH_NODE, ::EGM_NO_SUCH_GPU, ::EGM_OUT_OF_MEMORY, and others of the
+/// driver.
+///
+/// Contract:
+/// `driver` is null or a driver; `options` is null or as large as its first field says, with `gpu_count` ordinals and a
+/// string or null as its label; `producer` and `consumer` are null or may be written. Any thread may call this.
+egm_status egm_ring_create(const struct egm_driver *driver,
+                           const struct egm_ring_options *options,
+                           struct egm_ring_side **producer,
+                           struct egm_ring_side **consumer);
+
+/// Waits until `records` have room, at most `timeout_ms` milliseconds; 0 asks once. `*out` is the address of the first for
+/// the CPU and for GPUs, and the others follow without a gap. It is null if there was no room, or the consumer is gone
+/// (egm_ring_is_alone()). Write there, then call egm_ring_commit().
+///
+/// Fails with ::EGM_DAMAGED if the other side has written a counter that cannot be.
+///
+/// Contract:
+/// `side` is null or a side that no other call uses; `out` is null or may be written.
+egm_status egm_ring_reserve(struct egm_ring_side *side,
+                            size_t records,
+                            uint64_t timeout_ms,
+                            void **out);
+
+/// Lets the consumer have the next `records`, all at once: at most as many as egm_ring_reserve() gave room for last.
+///
+/// Contract:
+/// `side` is null or a side that no other call uses. Work of GPUs that writes the records has ended.
+egm_status egm_ring_commit(struct egm_ring_side *side, size_t records);
+
+/// Waits until there is a record, at most `timeout_ms` milliseconds; 0 asks once. `*out` is the address of the oldest one for
+/// the CPU and for GPUs, `*count` how many follow each other there, at most `most`: 0 if none came, or the producer
+/// is gone (egm_ring_is_alone()) and has left none. They stay until egm_ring_release().
+///
+/// Fails with ::EGM_DAMAGED if the other side has written a counter that cannot be.
+///
+/// Contract:
+/// `side` is null or a side that no other call uses; `out` and `count` are null or may be written.
+egm_status egm_ring_peek(struct egm_ring_side *side,
+                         size_t most,
+                         uint64_t timeout_ms,
+                         const void **out,
+                         size_t *count);
+
+/// Gives the room of the oldest `records` to the producer: at most as many as egm_ring_peek() has found last.
+///
+/// Contract:
+/// `side` is null or a side that no other call uses. Work of GPUs that reads the records has ended.
+egm_status egm_ring_release(struct egm_ring_side *side, size_t records);
+
+/// Hands a side to kernels: `*out` is what they pass to egmem_ring_open_producer() or egmem_ring_open_consumer(). Until
+/// egm_ring_to_cpu() the CPU neither writes nor reads records through it. It does no harm to a side that kernels have.
+///
+/// Contract:
+/// `side` is null or a side that no other call uses; `out` is null or may be written. One kernel at a time uses the side, and
+/// ends before the side is destroyed.
+egm_status egm_ring_to_gpu(struct egm_ring_side *side,
+                           void **out);
+
+/// Gives a side back to the CPU. No kernel may use it any more.
+///
+/// Fails with ::EGM_DAMAGED if a counter has a value that it cannot have; only egm_ring_destroy() is left then.
+///
+/// Contract:
+/// `side` is null or a side that no other call uses.
+egm_status egm_ring_to_cpu(struct egm_ring_side *side);
+
+/// Says whether the other side was destroyed, or the process that has it has ended: no record will come, or be released. Records
+/// that it committed before are still there: ask this first, and take records until there are none afterwards.
+///
+/// Contract:
+/// `side` is null or a side that no other call changes; `out` is null or may be written.
+egm_status egm_ring_is_alone(const struct egm_ring_side *side,
+                             bool *out);
+
+/// Tells what a side knows. The CPU has it.
+///
+/// Contract:
+/// `side` is null or a side that no other call changes; `out` is null or may be written.
+egm_status egm_ring_get_info(const struct egm_ring_side *side, struct egm_ring_info *out);
+
+/// Sends the other side of a ring, which nobody has, to another process, which calls egm_ring_receive(). The side was given no
+/// pointer by egm_ring_create(), or was destroyed, or the process that had it has ended: the next one goes on where that one
+/// stopped. Of a side that a kernel had, first wait for the end of the process itself: until then the kernel may still run.
+///
+/// Fails with ::EGM_STILL_HELD while somebody has the side, ::EGM_DAMAGED, ::EGM_INVALID_ARGUMENT for a ring without
+/// ::EGM_SHAREABLE; ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
+///
+/// Contract:
+/// `side` is null or a side that no other call uses; `channel` is null or a channel.
+egm_status egm_ring_share(struct egm_ring_side *side,
+                          const struct egm_channel *channel);
+
+/// Waits for a side of a ring from another process, of the kind `which`: ::EGM_RING_PRODUCER or ::EGM_RING_CONSUMER. It is mapped
+/// for the CPU and every GPU that can reach it. egm_ring_get_info() tells the size of its records.
+///
+/// Fails with ::EGM_TIMED_OUT, after which the call may be made again if no byte had arrived; ::EGM_INVALID_ARGUMENT for another
+/// message, ::EGM_DAMAGED, ::EGM_PEER_LOST, ::EGM_PROTOCOL, and others of the driver.
+///
+/// Contract:
+/// `channel` is null or a channel; `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
+egm_status egm_ring_receive(const struct egm_channel *channel,
+                            const struct egm_driver *driver,
+                            int32_t which,
+                            struct egm_ring_side **out);
+
+/// Drops a side: the other one is alone then. Records that were committed stay in the ring. A null pointer is left alone.
+///
+/// Contract:
+/// `side` is null, or a side that no thread uses during the call or afterwards: not destroyed yet. Kernels that use it have
+/// ended.
+egm_status egm_ring_destroy(struct egm_ring_side *side);
+
 /// Returns the name of a status, such as "EGM_HEAP_FULL"; "EGM_OTHER" for a value that this version does not know.
 ///
 /// The text is valid for ever. Any thread may call this.
@@ -1228,4 +1384,6 @@ const char *egm_version(void);
 #define egm_channel_receive(...) EGM_FROM_HERE(egm_channel_receive(__VA_ARGS__))
 #define egm_client_fetch(...) EGM_FROM_HERE(egm_client_fetch(__VA_ARGS__))
 #define egm_group_gather(...) EGM_FROM_HERE(egm_group_gather(__VA_ARGS__))
+#define egm_ring_create(...) EGM_FROM_HERE(egm_ring_create(__VA_ARGS__))
+#define egm_ring_receive(...) EGM_FROM_HERE(egm_ring_receive(__VA_ARGS__))
 #endif

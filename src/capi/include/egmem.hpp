@@ -634,6 +634,98 @@ private:
     owner owned_;
 };
 
+/// One side of a ring: a bounded queue of records between threads and kernels, also of two processes. One thread at a time.
+class ring_side {
+public:
+    /// Creates a ring, of which this process has one side: `which` is EGM_RING_PRODUCER or EGM_RING_CONSUMER. share() sends the
+    /// other one.
+    static ring_side create(const driver &on, std::int32_t which, const egm_ring_options &options, call_site from = call_site::here())
+    {
+        from.tell();
+        return ring_side(detail::made<owner>([&](auto out) {
+            bool produces = which == EGM_RING_PRODUCER;
+            return egm_ring_create(on.get(), &options, produces ? out : nullptr, produces ? nullptr : out);
+        }));
+    }
+
+    /// Creates a ring of which this process has both sides, the producer's first.
+    static std::pair<ring_side, ring_side> create_both(const driver &on, const egm_ring_options &options,
+                                                       call_site from = call_site::here())
+    {
+        egm_ring_side *producer = nullptr, *consumer = nullptr;
+        from.tell();
+        check(egm_ring_create(on.get(), &options, &producer, &consumer));
+        return {ring_side(owner(producer)), ring_side(owner(consumer))};
+    }
+
+    /// Waits for a side from another process.
+    static ring_side receive(channel &from, const driver &into, std::int32_t which, call_site at = call_site::here())
+    {
+        at.tell();
+        return ring_side(detail::made<owner>([&](auto out) { return egm_ring_receive(from.get(), into.get(), which, out); }));
+    }
+
+    /// The records that were found, one behind the other.
+    struct records {
+        const void *first;
+        std::size_t count;
+    };
+
+    /// Null if there was no room in time, or the consumer is gone.
+    void *reserve(std::size_t count, std::uint64_t timeout_ms = 0)
+    {
+        void *first = nullptr;
+        check(egm_ring_reserve(get(), count, timeout_ms, &first));
+        return first;
+    }
+
+    void commit(std::size_t count) { check(egm_ring_commit(get(), count)); }
+
+    records peek(std::size_t most, std::uint64_t timeout_ms = 0)
+    {
+        records found{nullptr, 0};
+        check(egm_ring_peek(get(), most, timeout_ms, &found.first, &found.count));
+        return found;
+    }
+
+    void release(std::size_t count) { check(egm_ring_release(get(), count)); }
+
+    /// Whether the other side was destroyed, or its process has ended.
+    bool is_alone() const
+    {
+        bool is = false;
+        check(egm_ring_is_alone(get(), &is));
+        return is;
+    }
+
+    egm_ring_info info() const
+    {
+        egm_ring_info found{};
+        check(egm_ring_get_info(get(), &found));
+        return found;
+    }
+
+    /// Sends the other side, which nobody has.
+    void share(channel &to) { check(egm_ring_share(get(), to.get())); }
+
+    /// Hands the side to kernels, which take the result.
+    void *to_gpu()
+    {
+        void *ring = nullptr;
+        check(egm_ring_to_gpu(get(), &ring));
+        return ring;
+    }
+
+    void to_cpu() { check(egm_ring_to_cpu(get())); }
+
+    egm_ring_side *get() const noexcept { return owned_.get(); }
+
+private:
+    using owner = detail::owner<egm_ring_side, egm_ring_destroy>;
+    explicit ring_side(owner owned) : owned_(std::move(owned)) {}
+    owner owned_;
+};
+
 /// A Unix socket that processes of this user connect to.
 class listener {
 public:

@@ -31,6 +31,8 @@ const CALL_SITES: &str = "\
 #define egm_channel_receive(...) EGM_FROM_HERE(egm_channel_receive(__VA_ARGS__))
 #define egm_client_fetch(...) EGM_FROM_HERE(egm_client_fetch(__VA_ARGS__))
 #define egm_group_gather(...) EGM_FROM_HERE(egm_group_gather(__VA_ARGS__))
+#define egm_ring_create(...) EGM_FROM_HERE(egm_ring_create(__VA_ARGS__))
+#define egm_ring_receive(...) EGM_FROM_HERE(egm_ring_receive(__VA_ARGS__))
 #endif
 ";
 

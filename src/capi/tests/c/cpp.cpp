@@ -135,6 +135,33 @@ static void channels()
     CHECK(std::string(received.data<char>() + 8) == "both");
 }
 
+static void rings()
+{
+    int fds[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+    auto near = egm::channel::of_fd(fds[0]), far = egm::channel::of_fd(fds[1]);
+    auto driver = egm::driver::simulated("gh200");
+    auto options = egm::options<egm_ring_options>();
+    options.location = egm::host_node(0);
+    options.record_bytes = sizeof(int);
+    options.flags = EGM_SHAREABLE;
+    auto producer = egm::ring_side::create(driver, EGM_RING_PRODUCER, options);
+    CHECK(producer.is_alone());
+    producer.share(near);
+    auto consumer = egm::ring_side::receive(far, driver, EGM_RING_CONSUMER);
+    CHECK(!producer.is_alone() && consumer.info().record_bytes == sizeof(int));
+    auto room = static_cast<int *>(producer.reserve(2));
+    room[0] = 7, room[1] = 8;
+    producer.commit(2);
+    auto found = consumer.peek(9);
+    CHECK(found.count == 2 && static_cast<const int *>(found.first)[1] == 8);
+    consumer.release(1);
+    CHECK(consumer.info().count == 1 && consumer.to_gpu());
+    consumer.to_cpu();
+    auto both = egm::ring_side::create_both(driver, options);
+    CHECK(!both.first.is_alone() && !both.second.peek(1).count);
+}
+
 /// The lines of the program, also through default arguments and a constructor that calls another. The pointers are static,
 /// where a leak checker finds the memory.
 constexpr int heap_line = __LINE__ + 5, buffer_line = heap_line + 3, pool_line = buffer_line + 3;
@@ -194,5 +221,6 @@ int main(int count, char **arguments)
     containers();
     device_resources();
     channels();
+    rings();
     leaks();
 }

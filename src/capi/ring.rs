@@ -1,0 +1,452 @@
+//! Rings: queues of records between CPU and GPUs, also of two processes.
+
+use std::ffi::{c_char, c_void};
+use std::mem;
+use std::time::{Duration, Instant};
+
+use egmem::driver::{DevicePtr, Location};
+use egmem::shapes::ring::{GpuConsumer, GpuProducer, Untyped};
+use egmem::shapes::{Consumer, Producer, Ring};
+use egmem::share::ImportOptions;
+
+use crate::buffer::pointer;
+use crate::call::call;
+use crate::call_site::call_that_allocates;
+use crate::failure::{Failure, Outcome};
+use crate::options::{Options, check_flags, read};
+use crate::{EGM_SHAREABLE, args, egm_channel, egm_driver, egm_location, egm_status};
+
+/// A side that writes records.
+pub const EGM_RING_PRODUCER: i32 = 1;
+/// A side that reads records.
+pub const EGM_RING_CONSUMER: i32 = 2;
+
+/// Options of a ring. Set `struct_size` to sizeof(egm_ring_options), and the fields that you do not need to 0.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct egm_ring_options {
+    /// The size of this structure, by which the library knows the program's version.
+    pub struct_size: usize,
+    /// Where the memory lies: on a host node if the CPU has a side.
+    pub location: egm_location,
+    /// The size of a record in bytes, at least 1.
+    pub record_bytes: u64,
+    /// The most records that the ring holds; 0: as many as 2 MiB have room for. All together have at most 2 GiB.
+    pub records: u64,
+    /// `gpu_count` ordinals of the GPUs that may read and write. A null pointer: every GPU that can reach the memory.
+    pub gpus: *const i32,
+    /// The number of ordinals.
+    pub gpu_count: usize,
+    /// Bits: ::EGM_SHAREABLE, so that a side can be sent to another process.
+    pub flags: u32,
+    /// The memory's name in the ledger; may be null.
+    pub label: *const c_char,
+}
+
+// SAFETY: numbers and raw pointers only, the size first.
+unsafe impl Options for egm_ring_options {}
+
+/// What a side of a ring knows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct egm_ring_info {
+    /// The size of a record in bytes.
+    pub record_bytes: u64,
+    /// The most records that the ring holds.
+    pub records: u64,
+    /// How many records were committed, or released, by this side and by those that had it before in other processes.
+    pub count: u64,
+}
+
+/// One side of a ring: a bounded queue of records of one size, with one producer and one consumer, each a thread or a kernel.
+/// One thread at a time uses it. docs/shapes.md describes rings; the functions for kernels are in egmem_ring.cuh.
+pub struct egm_ring_side {
+    kind: Kind,
+}
+
+enum Kind {
+    Producer(Producer<Untyped>),
+    Consumer(Consumer<Untyped>),
+    GpuProducer(GpuProducer<Untyped>),
+    GpuConsumer(GpuConsumer<Untyped>),
+    /// Its counters were wrong when a GPU gave it back.
+    Lost,
+}
+
+impl Kind {
+    fn refused(&self, wanted: &str) -> Failure {
+        let found = match self {
+            Self::Producer(_) => "a producer's",
+            Self::Consumer(_) => "a consumer's",
+            Self::GpuProducer(_) | Self::GpuConsumer(_) => "a GPU's, until egm_ring_to_cpu",
+            Self::Lost => "lost: its counters were damaged",
+        };
+        Failure::invalid("side", format!("it is {found}; valid: {wanted}"))
+    }
+
+    fn producer(&mut self) -> Outcome<&mut Producer<Untyped>> {
+        match self {
+            Self::Producer(side) => Ok(side),
+            other => Err(other.refused("a producer's")),
+        }
+    }
+
+    fn consumer(&mut self) -> Outcome<&mut Consumer<Untyped>> {
+        match self {
+            Self::Consumer(side) => Ok(side),
+            other => Err(other.refused("a consumer's")),
+        }
+    }
+}
+
+/// Returns when a wait that begins now ends.
+fn deadline(timeout_ms: u64) -> Instant {
+    let now = Instant::now();
+    let end = now.checked_add(Duration::from_millis(timeout_ms));
+    // Longer than any program runs.
+    end.unwrap_or_else(|| now + Duration::from_secs(1 << 32))
+}
+
+fn side(kind: Kind) -> egm_ring_side {
+    egm_ring_side { kind }
+}
+
+/// Creates a ring and gives both sides. A null pointer instead of `producer` or `consumer` drops that side, so that
+/// egm_ring_share() can send it to another process.
+///
+/// Fails with ::EGM_INVALID_ARGUMENT, ::EGM_NO_SUCH_NODE, ::EGM_NO_SUCH_GPU, ::EGM_OUT_OF_MEMORY, and others of the
+/// driver.
+///
+/// # Safety
+/// `driver` is null or a driver; `options` is null or as large as its first field says, with `gpu_count` ordinals and a
+/// string or null as its label; `producer` and `consumer` are null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_ring_create(
+    driver: *const egm_driver,
+    options: *const egm_ring_options,
+    producer: *mut *mut egm_ring_side,
+    consumer: *mut *mut egm_ring_side,
+) -> egm_status {
+    call_that_allocates(|| {
+        // SAFETY: the caller's promise.
+        let driver = unsafe { args::object(driver, "driver")? };
+        // SAFETY: the caller's promise.
+        let options = unsafe { read(options)? };
+        check_flags(options.flags, EGM_SHAREABLE)?;
+        let mut ring = Ring::untyped(options.location.read()?, options.record_bytes);
+        if options.records > 0 {
+            ring = ring.records(usize::try_from(options.records).unwrap_or(usize::MAX));
+        }
+        // SAFETY: the caller's promise.
+        let gpus = unsafe { args::values(options.gpus, options.gpu_count, "gpus")? };
+        if !options.gpus.is_null() {
+            ring = ring.access_by(gpus.iter().map(|&gpu| Location::Device(gpu)));
+        }
+        // SAFETY: the caller's promise.
+        if let Some(label) = unsafe { args::optional_text(options.label, "label")? } {
+            ring = ring.label(label);
+        }
+        if options.flags & EGM_SHAREABLE != 0 {
+            ring = ring.shareable();
+        }
+        let ring = ring.create(&driver.driver)?;
+        let kinds = [Kind::Producer(ring.producer), Kind::Consumer(ring.consumer)];
+        for (out, kind) in [producer, consumer].into_iter().zip(kinds) {
+            if let Ok(out) = args::out(out, "out") {
+                // SAFETY: the caller's promise.
+                unsafe { args::give(out, side(kind)) };
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Waits until `records` have room, at most `timeout_ms` milliseconds; 0 asks once. `*out` is the address of the first for
+/// the CPU and for GPUs, and the others follow without a gap. It is null if there was no room, or the consumer is gone
+/// (egm_ring_is_alone()). Write there, then call egm_ring_commit().
+///
+/// Fails with ::EGM_DAMAGED if the other side has written a counter that cannot be.
+///
+/// # Safety
+/// `side` is null or a side that no other call uses; `out` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_ring_reserve(
+    side: *mut egm_ring_side,
+    records: usize,
+    timeout_ms: u64,
+    out: *mut *mut c_void,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let side = unsafe { args::object_mut(side, "side")? };
+        let out = args::out(out, "out")?;
+        let producer = side.kind.producer()?;
+        let batch = producer.reserve_until(records, deadline(timeout_ms))?;
+        let address = batch.map_or(DevicePtr(0), |batch| batch.device_ptr());
+        // SAFETY: the caller's promise.
+        unsafe { out.write(pointer(address.0)) };
+        Ok(())
+    })
+}
+
+/// Lets the consumer have the next `records`, all at once: at most as many as egm_ring_reserve() gave room for last.
+///
+/// # Safety
+/// `side` is null or a side that no other call uses. Work of GPUs that writes the records has ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_ring_commit(side: *mut egm_ring_side, records: usize) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let side = unsafe { args::object_mut(side, "side")? };
+        match side.kind.producer()?.try_reserve(records)? {
+            Some(batch) => Ok(batch.commit()?),
+            None => Err(too_many("records", records)),
+        }
+    })
+}
+
+/// Waits until there is a record, at most `timeout_ms` milliseconds; 0 asks once. `*out` is the address of the oldest one for
+/// the CPU and for GPUs, `*count` how many follow each other there, at most `most`: 0 if none came, or the producer
+/// is gone (egm_ring_is_alone()) and has left none. They stay until egm_ring_release().
+///
+/// Fails with ::EGM_DAMAGED if the other side has written a counter that cannot be.
+///
+/// # Safety
+/// `side` is null or a side that no other call uses; `out` and `count` are null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_ring_peek(
+    side: *mut egm_ring_side,
+    most: usize,
+    timeout_ms: u64,
+    out: *mut *const c_void,
+    count: *mut usize,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let side = unsafe { args::object_mut(side, "side")? };
+        let (out, count) = (args::out(out, "out")?, args::out(count, "count")?);
+        let consumer = side.kind.consumer()?;
+        let records = consumer.peek_until(most, deadline(timeout_ms))?;
+        // SAFETY: the caller's promise.
+        unsafe {
+            out.write(pointer(records.device_ptr().0).cast_const());
+            count.write(records.len());
+        }
+        Ok(())
+    })
+}
+
+/// Gives the room of the oldest `records` to the producer: at most as many as egm_ring_peek() has found last.
+///
+/// # Safety
+/// `side` is null or a side that no other call uses. Work of GPUs that reads the records has ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_ring_release(side: *mut egm_ring_side, records: usize) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let side = unsafe { args::object_mut(side, "side")? };
+        let found = side.kind.consumer()?.peek(records)?;
+        if found.len() < records {
+            return Err(too_many("records", records));
+        }
+        Ok(found.release()?)
+    })
+}
+
+fn too_many(what: &'static str, records: usize) -> Failure {
+    Failure::invalid(what, format!("{records} are more than there are"))
+}
+
+/// Hands a side to kernels: `*out` is what they pass to egmem_ring_open_producer() or egmem_ring_open_consumer(). Until
+/// egm_ring_to_cpu() the CPU neither writes nor reads records through it. It does no harm to a side that kernels have.
+///
+/// # Safety
+/// `side` is null or a side that no other call uses; `out` is null or may be written. One kernel at a time uses the side, and
+/// ends before the side is destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_ring_to_gpu(
+    side: *mut egm_ring_side,
+    out: *mut *mut c_void,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let side = unsafe { args::object_mut(side, "side")? };
+        let out = args::out(out, "out")?;
+        side.kind = match mem::replace(&mut side.kind, Kind::Lost) {
+            Kind::Producer(side) => Kind::GpuProducer(side.into_gpu()),
+            Kind::Consumer(side) => Kind::GpuConsumer(side.into_gpu()),
+            other => other,
+        };
+        let address = match &side.kind {
+            Kind::GpuProducer(side) => side.device_ptr(),
+            Kind::GpuConsumer(side) => side.device_ptr(),
+            other => return Err(other.refused("one that was not lost")),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { out.write(pointer(address.0)) };
+        Ok(())
+    })
+}
+
+/// Gives a side back to the CPU. No kernel may use it any more.
+///
+/// Fails with ::EGM_DAMAGED if a counter has a value that it cannot have; only egm_ring_destroy() is left then.
+///
+/// # Safety
+/// `side` is null or a side that no other call uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_ring_to_cpu(side: *mut egm_ring_side) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let side = unsafe { args::object_mut(side, "side")? };
+        side.kind = match mem::replace(&mut side.kind, Kind::Lost) {
+            Kind::GpuProducer(side) => Kind::Producer(side.into_cpu()?),
+            Kind::GpuConsumer(side) => Kind::Consumer(side.into_cpu()?),
+            Kind::Lost => return Err(Kind::Lost.refused("one that was not lost")),
+            cpu => cpu,
+        };
+        Ok(())
+    })
+}
+
+/// Says whether the other side was destroyed, or the process that has it has ended: no record will come, or be released. Records
+/// that it committed before are still there: ask this first, and take records until there are none afterwards.
+///
+/// # Safety
+/// `side` is null or a side that no other call changes; `out` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_ring_is_alone(
+    side: *const egm_ring_side,
+    out: *mut bool,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let side = unsafe { args::object(side, "side")? };
+        let out = args::out(out, "out")?;
+        let is_alone = match &side.kind {
+            Kind::Producer(side) => side.is_alone(),
+            Kind::Consumer(side) => side.is_alone(),
+            Kind::GpuProducer(side) => side.is_alone(),
+            Kind::GpuConsumer(side) => side.is_alone(),
+            lost @ Kind::Lost => return Err(lost.refused("one that was not lost")),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { out.write(is_alone) };
+        Ok(())
+    })
+}
+
+/// Tells what a side knows. The CPU has it.
+///
+/// # Safety
+/// `side` is null or a side that no other call changes; `out` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_ring_get_info(
+    side: *const egm_ring_side,
+    out: *mut egm_ring_info,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let side = unsafe { args::object(side, "side")? };
+        let out = args::out(out, "out")?;
+        let (record_bytes, records, count) = match &side.kind {
+            Kind::Producer(side) => (side.record_bytes(), side.capacity(), side.committed()),
+            Kind::Consumer(side) => (side.record_bytes(), side.capacity(), side.released()),
+            other => return Err(other.refused("one that the CPU has")),
+        };
+        let info = egm_ring_info {
+            record_bytes,
+            records: records as u64,
+            count,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { out.write(info) };
+        Ok(())
+    })
+}
+
+/// Sends the other side of a ring, which nobody has, to another process, which calls egm_ring_receive(). The side was given no
+/// pointer by egm_ring_create(), or was destroyed, or the process that had it has ended: the next one goes on where that one
+/// stopped. Of a side that a kernel had, first wait for the end of the process itself: until then the kernel may still run.
+///
+/// Fails with ::EGM_STILL_HELD while somebody has the side, ::EGM_DAMAGED, ::EGM_INVALID_ARGUMENT for a ring without
+/// ::EGM_SHAREABLE; ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
+///
+/// # Safety
+/// `side` is null or a side that no other call uses; `channel` is null or a channel.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_ring_share(
+    side: *mut egm_ring_side,
+    channel: *const egm_channel,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let side = unsafe { args::object_mut(side, "side")? };
+        // SAFETY: the caller's promise.
+        let channel = unsafe { args::object(channel, "channel")? };
+        let mut channel = channel.sender();
+        match &mut side.kind {
+            Kind::Producer(side) => side.share_consumer(&mut channel)?,
+            Kind::GpuProducer(side) => side.share_consumer(&mut channel)?,
+            Kind::Consumer(side) => side.share_producer(&mut channel)?,
+            Kind::GpuConsumer(side) => side.share_producer(&mut channel)?,
+            lost @ Kind::Lost => return Err(lost.refused("one that was not lost")),
+        }
+        Ok(())
+    })
+}
+
+/// Waits for a side of a ring from another process, of the kind `which`: ::EGM_RING_PRODUCER or ::EGM_RING_CONSUMER. It is mapped
+/// for the CPU and every GPU that can reach it. egm_ring_get_info() tells the size of its records.
+///
+/// Fails with ::EGM_TIMED_OUT, after which the call may be made again if no byte had arrived; ::EGM_INVALID_ARGUMENT for another
+/// message, ::EGM_DAMAGED, ::EGM_PEER_LOST, ::EGM_PROTOCOL, and others of the driver.
+///
+/// # Safety
+/// `channel` is null or a channel; `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_ring_receive(
+    channel: *const egm_channel,
+    driver: *const egm_driver,
+    which: i32,
+    out: *mut *mut egm_ring_side,
+) -> egm_status {
+    call_that_allocates(|| {
+        // SAFETY: the caller's promise.
+        let channel = unsafe { args::object(channel, "channel")? };
+        // SAFETY: the caller's promise.
+        let driver = unsafe { args::object(driver, "driver")? };
+        let out = args::out(out, "out")?;
+        let (driver, options) = (&driver.driver, ImportOptions::new());
+        let mut channel = channel.receiver();
+        let kind = match which {
+            EGM_RING_PRODUCER => {
+                Kind::Producer(Producer::receive_untyped(driver, &mut channel, options)?)
+            }
+            EGM_RING_CONSUMER => {
+                Kind::Consumer(Consumer::receive_untyped(driver, &mut channel, options)?)
+            }
+            other => {
+                let why = format!("{other}; valid: EGM_RING_PRODUCER, EGM_RING_CONSUMER");
+                return Err(Failure::invalid("which", why));
+            }
+        };
+        // SAFETY: the caller's promise.
+        unsafe { args::give(out, side(kind)) };
+        Ok(())
+    })
+}
+
+/// Drops a side: the other one is alone then. Records that were committed stay in the ring. A null pointer is left alone.
+///
+/// # Safety
+/// `side` is null, or a side that no thread uses during the call or afterwards: not destroyed yet. Kernels that use it have
+/// ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_ring_destroy(side: *mut egm_ring_side) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        drop(unsafe { args::take(side) });
+        Ok(())
+    })
+}
