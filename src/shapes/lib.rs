@@ -4,11 +4,12 @@
 //!   copied.
 //! - [`Stripes`] cuts one range into parts at several locations in turn, with a front elsewhere if need be: on host nodes,
 //!   on GPUs, or on both. The result is a [`Buffer`].
-//! - [`Ring`] is a bounded queue between the CPU and GPUs, whose memory is mapped twice so that no batch is split.
+//! - [`Ring`] is a bounded queue between the CPU and GPUs, also of two processes, whose memory is mapped twice so that no batch is split.
 //! - [`Appender`] takes the output of kernels that cannot say before how much it will be.
 //! - [`Replicated`] is read-mostly data with a copy on each of several nodes and GPUs.
 //!
-//! With the feature `share`, the module `sharing` maps growing vectors in other processes.
+//! With the feature `share`, the module `sharing` maps growing vectors in other processes, a process hands one side of a ring to
+//! another, and replicated data have readers in other processes.
 //!
 //! Programs depend on the crate `egmem`, which re-exports the items that they need.
 #![deny(missing_docs)]

@@ -574,6 +574,54 @@ fn a_child_changes_nothing_in_its_parents_shapes() {
     });
 }
 
+/// A child that drops its copies of the sides of a ring, and of replicated data, cuts none of its parent's links.
+#[cfg(feature = "portable")]
+#[test]
+fn a_child_cuts_no_link_of_its_parents() {
+    use egmem::shapes::replicated::ReplicatedView;
+    use egmem::shapes::{Consumer, Replicated, Ring};
+    use egmem::share::{Channel, ImportOptions, Peers};
+
+    alone("a_child_cuts_no_link_of_its_parents", || {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let channel = |stream| Channel::new(stream, &Peers::same_user()).unwrap();
+        let (mut channel, mut others) = (channel(one), channel(other));
+        let Ring { mut producer, .. } = {
+            let options = Ring::<u64>::on(NodeId(0)).records(10);
+            options.shareable().create(&driver).unwrap()
+        };
+        producer.share_consumer(&mut channel).unwrap();
+        let options = ImportOptions::new();
+        let mut consumer = Consumer::<u64>::receive(&driver, &mut others, options.clone()).unwrap();
+        let data = Replicated::on([NodeId(0)]).shareable();
+        let data = data.create(&driver, &[1_u64]).unwrap();
+        data.share(&mut channel).unwrap();
+        let view = ReplicatedView::<u64>::receive(&driver, &mut others, options).unwrap();
+        let replica = view.local(NodeId(0)).unwrap();
+        let mut held = Some((producer, consumer, data, view, replica));
+        in_a_child(
+            || {
+                let (mut producer, mut consumer, data, view, replica) = held.take().unwrap();
+                assert!(producer.try_push(2).is_err() && consumer.try_pop().is_err());
+                assert!(producer.share_consumer(&mut channel).is_err());
+                assert!(data.share(&mut channel).is_err() && view.local(NodeId(0)).is_err());
+                drop((producer, consumer, data, view, replica));
+            },
+            libc::exit,
+        );
+        let (data, view, replica);
+        (producer, consumer, data, view, replica) = held.unwrap();
+        assert!(!producer.is_alone() && !consumer.is_alone() && !view.is_alone());
+        assert!(producer.try_push(3).unwrap());
+        assert_eq!(consumer.try_pop(), Ok(Some(3)));
+        assert_eq!((data.publish(&[2]), replica.get(0)), (Ok(2), Ok(1)));
+        assert!(data.publish(&[3]).is_err());
+        drop(replica);
+        assert_eq!(data.publish(&[3]), Ok(3));
+    });
+}
+
 /// A child drops a tier, and the values that hold its pages, while another thread of the parent uses it.
 #[cfg(feature = "portable")]
 #[test]

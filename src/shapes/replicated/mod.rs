@@ -5,8 +5,11 @@ mod near;
 mod options;
 mod plan;
 mod publish;
+mod readers;
 mod replica;
 mod version;
+#[cfg(feature = "share")]
+mod view;
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -19,9 +22,12 @@ use crate::{Buffer, Error, Result, Stream};
 
 pub use options::ReplicatedOptions;
 pub use replica::Replica;
+#[cfg(feature = "share")]
+pub use view::ReplicatedView;
 
 use near::Near;
 use plan::Wave;
+use readers::Readers;
 use version::Version;
 
 /// Data with a copy on each of several host nodes and GPUs, which are replaced as a whole: tables, weights, routes.
@@ -98,6 +104,8 @@ pub struct Replicated<T> {
     /// For each place that is a GPU.
     streams: Vec<Option<Stream>>,
     staging: Option<Arc<Buffer>>,
+    /// In other processes.
+    readers: Readers,
     elements: PhantomData<fn() -> T>,
 }
 
@@ -121,7 +129,8 @@ impl<T> Replicated<T> {
             need: Access::Read,
         })?;
         let current = lock(&self.current);
-        Ok(Replica::new(Arc::clone(&self.versions[*current]), place))
+        let version = Arc::clone(&self.versions[*current]);
+        Ok(Replica::new(version, place))
     }
 
     /// Returns the number of the newest version: 1 is the first.

@@ -8,6 +8,7 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use super::Replicated;
 use super::near::Near;
 use super::plan::waves;
+use super::readers::Readers;
 use super::version::Version;
 use crate::driver::{Access, Location};
 use crate::ledger::{AllocPath, Label, Site};
@@ -23,6 +24,7 @@ const STAGING: u64 = 64 << 20;
 pub struct ReplicatedOptions<T> {
     places: Vec<Location>,
     overcommit: bool,
+    shareable: bool,
     label: Option<Label>,
     elements: PhantomData<fn() -> T>,
 }
@@ -33,6 +35,7 @@ impl<T: AnyBitPattern + NoUninit> Replicated<T> {
         ReplicatedOptions {
             places: places.into_iter().map(Into::into).collect(),
             overcommit: false,
+            shareable: false,
             label: None,
             elements: PhantomData,
         }
@@ -43,6 +46,12 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
     /// Sets whether to ask the driver for more memory than a node has free.
     pub const fn overcommit(mut self, on: bool) -> Self {
         self.overcommit = on;
+        self
+    }
+
+    /// Makes the copies shareable, so that other processes can read them: see `Replicated::share`. By default they are not.
+    pub const fn shareable(mut self) -> Self {
+        self.shareable = true;
         self
     }
 
@@ -73,7 +82,10 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
         for _ in 0..2 {
             let mut buffers = Vec::with_capacity(self.places.len());
             for &place in &self.places {
-                let options = self.copy_at(&topology, place).bytes(bytes);
+                let mut options = self.copy_at(&topology, place).bytes(bytes);
+                if self.shareable {
+                    options = options.shareable();
+                }
                 buffers.push(Arc::new(
                     self.named(options, site.clone()).allocate(driver)?,
                 ));
@@ -109,6 +121,7 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
             waves,
             streams,
             staging,
+            readers: Readers::default(),
             elements: PhantomData,
         };
         replicated.publish(values)?;

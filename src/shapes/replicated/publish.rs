@@ -7,6 +7,7 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use egmem_core::Transfer;
 use egmem_core::per_driver::lock;
 
+use super::readers::Readers;
 use super::version::Version;
 use super::{Replicated, hosts};
 use crate::{Buffer, Error, Result};
@@ -47,11 +48,13 @@ impl<T: AnyBitPattern + NoUninit> Replicated<T> {
         let _publishing = lock(&self.publishing);
         let current = *lock(&self.current);
         let (old, spare) = (&self.versions[current], &self.versions[1 - current]);
-        wait_for_readers(spare, timeout)?;
+        let slot = 1 - current;
+        wait_for_readers(spare, (&self.readers, slot), timeout)?;
         self.write(spare, bytemuck::cast_slice(values))?;
         let epoch = old.epoch() + 1;
         spare.set_epoch(epoch);
-        *lock(&self.current) = 1 - current;
+        *lock(&self.current) = slot;
+        self.readers.show(epoch);
         Ok(epoch)
     }
 
@@ -146,18 +149,23 @@ fn finish(version: &Version, copies: Vec<Copy>) -> Result<()> {
 }
 
 /// Waits until a version has no readers. One that is lost is not waited for.
-fn wait_for_readers(version: &Arc<Version>, timeout: Duration) -> Result<()> {
+fn wait_for_readers(
+    version: &Arc<Version>,
+    (others, slot): (&Readers, usize),
+    timeout: Duration,
+) -> Result<()> {
     version.expect_not_lost()?;
     let start = Instant::now();
     let [mut pause, longest] = PAUSES;
     loop {
-        let holders = version.holders()?;
+        let mut holders = version.holders()?;
+        holders.extend(others.holders(slot));
         if holders.is_empty() {
             return Ok(());
         }
         let left = timeout.saturating_sub(start.elapsed());
         if left.is_zero() {
-            return Err(Version::still_held(holders));
+            return Err(<Version>::still_held(holders));
         }
         std::thread::sleep(pause.min(left));
         pause = longest.min(2 * pause);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
-use super::version::Version;
+use super::version::{Copy, Source};
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory, check_range};
 use crate::{Error, Result, Stream};
@@ -21,7 +21,7 @@ use crate::{Error, Result, Stream};
 /// the work of a stream without waiting. Otherwise the next but one version may overwrite the memory
 /// that the work reads.
 pub struct Replica<T> {
-    version: Arc<Version>,
+    version: Arc<dyn Source>,
     place: usize,
     elements: PhantomData<fn() -> T>,
 }
@@ -33,7 +33,7 @@ impl<T> Clone for Replica<T> {
 }
 
 impl<T> Replica<T> {
-    pub(super) const fn new(version: Arc<Version>, place: usize) -> Self {
+    pub(super) const fn new(version: Arc<dyn Source>, place: usize) -> Self {
         Self {
             version,
             place,
@@ -41,8 +41,8 @@ impl<T> Replica<T> {
         }
     }
 
-    fn buffer(&self) -> &crate::Buffer {
-        &self.version.buffers()[self.place]
+    fn buffer(&self) -> &dyn Copy {
+        self.version.copy(self.place)
     }
 
     /// Returns the version's number: 1 is the first.

@@ -1,5 +1,6 @@
 //! One version of the data, in every copy.
 
+use std::fmt::Debug;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU64, fence};
 use std::sync::{Arc, Mutex};
@@ -8,6 +9,7 @@ use egmem_core::per_driver::lock;
 use egmem_core::teardown::log_lost;
 
 use crate::driver::{Driver, Relaxed as RelaxedCaptures};
+use crate::memory::{CpuMemory, Memory};
 use crate::{Buffer, Error, Event, Result, Stream};
 
 /// Events of this many uses are kept before those that have passed are looked for.
@@ -16,8 +18,8 @@ const MANY: usize = 16;
 /// A buffer in each place, and its readers: replicas have clones of its `Arc`, GPU work that outlives its replica an
 /// event.
 #[derive(Debug)]
-pub(super) struct Version {
-    buffers: Vec<Arc<Buffer>>,
+pub(super) struct Version<B = Arc<Buffer>> {
+    buffers: Vec<B>,
     driver: Driver,
     epoch: AtomicU64,
     /// Behind GPU work that may still read.
@@ -26,8 +28,8 @@ pub(super) struct Version {
     is_lost: AtomicBool,
 }
 
-impl Version {
-    pub(super) fn new(driver: &Driver, buffers: Vec<Arc<Buffer>>) -> Self {
+impl<B> Version<B> {
+    pub(super) fn new(driver: &Driver, buffers: Vec<B>) -> Self {
         Self {
             buffers,
             driver: driver.clone(),
@@ -37,7 +39,7 @@ impl Version {
         }
     }
 
-    pub(super) fn buffers(&self) -> &[Arc<Buffer>] {
+    pub(super) fn buffers(&self) -> &[B] {
         &self.buffers
     }
 
@@ -89,9 +91,18 @@ impl Version {
         if replicas > 0 {
             holders.push(format!("replicas of epoch {}: {replicas}", self.epoch()));
         }
+        let pending = self.pending_work()?;
+        if pending > 0 {
+            holders.push(format!("GPU work on epoch {}: {pending}", self.epoch()));
+        }
+        Ok(holders)
+    }
+
+    /// Returns how many uses by GPU work, of those that outlive their replicas, have not passed.
+    pub(super) fn pending_work(&self) -> Result<usize> {
         let mut pending = lock(&self.pending);
         if pending.is_empty() {
-            return Ok(holders);
+            return Ok(0);
         }
         let _captures = RelaxedCaptures::new(&self.driver);
         let mut index = 0;
@@ -101,14 +112,7 @@ impl Version {
                 false => index += 1,
             }
         }
-        if !pending.is_empty() {
-            holders.push(format!(
-                "GPU work on epoch {}: {}",
-                self.epoch(),
-                pending.len()
-            ));
-        }
-        Ok(holders)
+        Ok(pending.len())
     }
 
     pub(super) fn still_held(holders: Vec<String>) -> Error {
@@ -119,7 +123,33 @@ impl Version {
     }
 }
 
-impl Drop for Version {
+/// A version that replicas read.
+pub(super) trait Source: Debug + Send + Sync {
+    /// Returns its number.
+    fn epoch(&self) -> u64;
+    /// Returns the copy in a place.
+    fn copy(&self, place: usize) -> &dyn Copy;
+    /// Counts everything submitted to `stream` so far as reading it until it has run.
+    fn read_by(&self, stream: &Stream) -> Result<()>;
+}
+
+/// Memory that a copy is.
+pub(super) trait Copy: Memory + CpuMemory {}
+impl<M: Memory + CpuMemory> Copy for M {}
+
+impl Source for Version {
+    fn epoch(&self) -> u64 {
+        Self::epoch(self)
+    }
+    fn copy(&self, place: usize) -> &dyn Copy {
+        &*self.buffers[place]
+    }
+    fn read_by(&self, stream: &Stream) -> Result<()> {
+        Self::read_by(self, stream)
+    }
+}
+
+impl<B> Drop for Version<B> {
     /// Waits for GPU work that reads it. Where the driver does not say that the work has ended, the memory is not
     /// unmapped.
     fn drop(&mut self) {

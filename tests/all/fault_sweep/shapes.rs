@@ -79,19 +79,31 @@ pub const OPERATIONS: &[Operation] = &[
     }),
     #[cfg(feature = "portable")]
     ("growable that another process follows", |driver| {
-        // Only the driver's own failure counts, not the other end's report of it.
-        followed(driver).map_err(|error| error.memory().expect("the driver's error").clone())
+        followed(driver).map_err(of_memory)
+    }),
+    #[cfg(feature = "portable")]
+    ("ring with another process", |driver| {
+        ring_shared(driver).map_err(of_memory)
+    }),
+    #[cfg(feature = "portable")]
+    ("replicated data in another process", |driver| {
+        replicated_shared(driver).map_err(of_memory)
     }),
 ];
+
+/// Only the driver's own failure counts, not the other end's report of it.
+#[cfg(feature = "portable")]
+fn of_memory(error: egmem::share::Error) -> egmem::Error {
+    error.memory().expect("the driver's error").clone()
+}
 
 /// A vector's export and its view, in one thread: the socket's buffer has the updates.
 #[cfg(feature = "portable")]
 fn followed(driver: &Driver) -> egmem::share::Result<()> {
     use egmem::shapes::sharing::{GrowableExport, GrowableView};
-    use egmem::share::{Channel, ImportOptions, Peers};
-    let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
-    let one = Channel::new(one, &Peers::same_user())?;
-    let mut other = Channel::new(other, &Peers::same_user())?;
+    use egmem::share::ImportOptions;
+
+    let (one, mut other) = channels()?;
     let options = Growable::<u64>::on(NodeId(0))
         .max_len(1 << 20)
         .step(2 * MIB);
@@ -106,4 +118,55 @@ fn followed(driver: &Driver) -> egmem::share::Result<()> {
     view.follow(&mut other)?;
     assert_eq!(view.get(300_000)?, 2);
     Ok(())
+}
+
+/// Both ends in one thread: the sockets' buffers have the messages.
+#[cfg(feature = "portable")]
+fn ring_shared(driver: &Driver) -> egmem::share::Result<()> {
+    use egmem::shapes::{Consumer, Producer};
+    use egmem::share::ImportOptions;
+
+    best_handle_types(driver, NodeId(0).into())?;
+    let (mut channel, mut others) = channels()?;
+    let Ring { mut producer, .. } = Ring::<u64>::on(NodeId(0)).shareable().create(driver)?;
+    producer.share_consumer(&mut channel)?;
+    let mut consumer = Consumer::<u64>::receive(driver, &mut others, ImportOptions::new())?;
+    assert!(producer.try_push(7)?);
+    drop(producer);
+    consumer.share_producer(&mut channel)?;
+    let mut producer = Producer::<u64>::receive(driver, &mut others, ImportOptions::new())?;
+    assert!(producer.try_push(8)?);
+    assert_eq!(
+        (consumer.try_pop()?, consumer.try_pop()?),
+        (Some(7), Some(8))
+    );
+    Ok(())
+}
+
+#[cfg(feature = "portable")]
+fn replicated_shared(driver: &Driver) -> egmem::share::Result<()> {
+    use egmem::shapes::replicated::ReplicatedView;
+    use egmem::share::{ImportOptions, best_handle_types};
+
+    best_handle_types(driver, NodeId(0).into())?;
+    let (mut channel, mut others) = channels()?;
+    let data = Replicated::on([NodeId(0)]).shareable();
+    let data = data.create(driver, &[1_u64; 100])?;
+    data.share(&mut channel)?;
+    let view = ReplicatedView::<u64>::receive(driver, &mut others, ImportOptions::new())?;
+    let stream = Stream::new(driver, 0)?;
+    let replica = view.local(Location::Device(0))?;
+    replica.release_after(&stream).map_err(|kept| kept.1)?;
+    data.publish(&[2; 100])?;
+    assert_eq!(view.local(NodeId(0))?.get(99)?, 2);
+    Ok(())
+}
+
+#[cfg(feature = "portable")]
+fn channels() -> egmem::share::Result<(egmem::share::Channel, egmem::share::Channel)> {
+    use egmem::share::{Channel, Peers};
+
+    let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let peers = Peers::same_user();
+    Ok((Channel::new(one, &peers)?, Channel::new(other, &peers)?))
 }

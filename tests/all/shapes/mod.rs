@@ -15,6 +15,8 @@ mod leaked;
 mod linked;
 mod model;
 mod replicated;
+#[cfg(feature = "portable")]
+mod replicated_shared;
 mod ring;
 #[cfg(feature = "portable")]
 mod ring_deaths;
@@ -118,7 +120,7 @@ on_both! {
 
 #[cfg(feature = "portable")]
 mod shared {
-    use super::{growable_shared, on_both, ring_shared};
+    use super::{growable_shared, on_both, replicated_shared, ring_shared};
 
     on_both! {
         egmem::Machine::gh200x4();
@@ -129,6 +131,14 @@ mod shared {
             collected_records_are_followed,
             a_reader_gets_no_right_to_write,
             what_cannot_be_followed_is_refused,
+        }
+        replicated_shared {
+            another_process_reads_every_version,
+            a_version_that_another_process_reads_stays,
+            gpu_work_of_another_process_reads_its_version,
+            no_reader_elsewhere_sees_a_torn_version,
+            a_reader_that_writes_garbage_is_waited_for,
+            data_that_cannot_be_are_not_received,
         }
         ring_shared {
             a_side_is_handed_on,

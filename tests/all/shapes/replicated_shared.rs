@@ -1,0 +1,349 @@
+//! Replicated data that other processes read: both ends in one process, and readers that are killed and stopped.
+
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use egmem::driver::{Access, Call, Code, Location};
+use egmem::shapes::Replicated;
+use egmem::shapes::replicated::ReplicatedView;
+use egmem::share::{self, Channel, ImportOptions, Listener, Peers, Shared};
+use egmem::{Buffer, Driver, Error, Machine, Stream};
+use egmem_tests::drivers::{cuda_or, is_cuda_required};
+
+use crate::shapes::ring_shared::channels;
+use crate::shapes::{node, nothing_held};
+
+/// More than a granule.
+const LEN: usize = 300_000;
+const LATER: Duration = Duration::from_secs(600);
+
+fn values(epoch: u64) -> Vec<u64> {
+    vec![epoch; LEN]
+}
+
+/// GPU 0 and its host node.
+fn places(driver: &Driver) -> [Location; 2] {
+    [Location::Device(0), node(driver).into()]
+}
+
+fn data(driver: &Driver) -> Replicated<u64> {
+    let options = Replicated::on(places(driver)).shareable();
+    options.create(driver, &values(1)).unwrap()
+}
+
+fn view(driver: &Driver, data: &Replicated<u64>) -> ReplicatedView<u64> {
+    let (mut channel, mut others) = channels();
+    data.share(&mut channel).unwrap();
+    ReplicatedView::receive(driver, &mut others, ImportOptions::new()).unwrap()
+}
+
+fn is_held(error: &Error) -> bool {
+    matches!(error, Error::StillHeld { holders, .. } if holders.iter().any(|who| who.contains("process")))
+}
+
+pub fn another_process_reads_every_version(driver: &Driver) {
+    let data = data(driver);
+    let view = view(driver, &data);
+    assert_eq!((view.len(), view.epoch()), (LEN, 1));
+    let stream = Stream::new(driver, 0).unwrap();
+    let seen = Buffer::near(driver, 0, (LEN * 8) as u64).unwrap();
+    for epoch in 1..6 {
+        if epoch > 1 {
+            assert_eq!(data.publish(&values(epoch)), Ok(epoch));
+        }
+        for place in places(driver) {
+            let replica = view.local(place).unwrap();
+            assert_eq!((replica.epoch(), replica.location()), (epoch, place));
+            stream
+                .copy(&seen, 0, &replica, 0, (LEN * 8) as u64)
+                .unwrap();
+            for index in [0, LEN / 2, LEN - 1] {
+                assert_eq!(seen.get(8 * index as u64), Ok(epoch), "{place}");
+            }
+        }
+        let refused = stream.copy(&view.local(Location::Device(0)).unwrap(), 0, &seen, 0, 8);
+        assert!(
+            matches!(refused, Err(Error::NotAccessible { .. })),
+            "{refused:?}"
+        );
+    }
+    assert!(!view.is_alone());
+    // What was read last stays.
+    let replica = view.local(node(driver)).unwrap();
+    drop(data);
+    assert!(view.is_alone());
+    assert_eq!(
+        (replica.get(7), view.local(node(driver)).unwrap().get(8)),
+        (Ok(5), Ok(5))
+    );
+    drop((view, replica, stream, seen));
+    nothing_held(driver);
+}
+
+pub fn a_version_that_another_process_reads_stays(driver: &Driver) {
+    let data = data(driver);
+    let (first, second) = (view(driver, &data), view(driver, &data));
+    let old = first.local(node(driver)).unwrap();
+    let more = old.clone();
+    assert_eq!(data.publish(&values(2)), Ok(2));
+    for replica in [old, more] {
+        assert!(is_held(&data.publish(&values(3)).unwrap_err()));
+        assert_eq!((replica.epoch(), replica.get(LEN - 1)), (1, Ok(1)));
+    }
+    assert_eq!(data.publish(&values(3)), Ok(3));
+    // Newer replicas are in nobody's way, and a view that goes with its replica is not waited for.
+    let new = second.local(node(driver)).unwrap();
+    assert_eq!((new.epoch(), data.publish(&values(4))), (3, Ok(4)));
+    assert!(is_held(&data.publish(&values(5)).unwrap_err()));
+    let waiting = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| data.publish_within(&values(5), LATER));
+        drop((new, second));
+        waiting.join().unwrap()
+    });
+    assert_eq!(
+        (waiting, first.local(node(driver)).unwrap().epoch()),
+        (Ok(5), 5)
+    );
+}
+
+pub fn gpu_work_of_another_process_reads_its_version(driver: &Driver) {
+    let data = data(driver);
+    let view = view(driver, &data);
+    let stream = Stream::new(driver, 0).unwrap();
+    let seen = Buffer::near(driver, 0, (LEN * 8) as u64).unwrap();
+    let replica = view.local(Location::Device(0)).unwrap();
+    // SAFETY: `release_after` keeps the version until the copy has run, and `seen` lives until then.
+    unsafe { stream.copy_async(seen.device_ptr(), replica.device_ptr(), (LEN * 8) as u64) }
+        .unwrap();
+    if let Some(sim) = driver.sim() {
+        sim.fail(Call::EventQuery, 1, Code::NOT_READY);
+    }
+    replica.release_after(&stream).unwrap();
+    assert_eq!(data.publish(&values(2)), Ok(2));
+    let mut is_waited_for = false;
+    while let Err(error) = data.publish(&values(3)) {
+        assert!(is_held(&error), "{error}");
+        is_waited_for = true;
+        // The other process says that the work has ended when it looks.
+        assert_eq!(view.local(node(driver)).unwrap().epoch(), 2);
+    }
+    assert!(is_waited_for || !driver.is_simulated());
+    stream.synchronize().unwrap();
+    assert_eq!(
+        (seen.get(0), seen.get(8 * (LEN as u64 - 1))),
+        (Ok(1_u64), Ok(1_u64))
+    );
+}
+
+/// Two readers take versions while they are replaced as fast as it goes.
+pub fn no_reader_elsewhere_sees_a_torn_version(driver: &Driver) {
+    let data = data(driver);
+    let views = [view(driver, &data), view(driver, &data)];
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for view in &views {
+            let is_over = &is_over;
+            scope.spawn(move || {
+                let mut last = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    let replica = view.local(node(driver)).unwrap();
+                    assert!(replica.epoch() >= last);
+                    last = replica.epoch();
+                    for index in [0, LEN - 1, fastrand::usize(0..LEN), LEN / 2] {
+                        assert_eq!(replica.get(index), Ok(last), "{index}");
+                    }
+                }
+            });
+        }
+        for epoch in 2..60 {
+            assert_eq!(data.publish_within(&values(epoch), LATER), Ok(epoch));
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+}
+
+/// A reader whose words say anything is waited for until it is gone; a publisher whose epoch is anything is read safely.
+pub fn a_reader_that_writes_garbage_is_waited_for(driver: &Driver) {
+    let data = data(driver);
+    let (mut channel, mut others) = channels();
+    data.share(&mut channel).unwrap();
+    others.receive_text(128).unwrap();
+    let mut offers: Vec<_> = (0..5).map(|_| others.receive().unwrap()).collect();
+    let control = offers.pop().unwrap().import(driver, ImportOptions::new());
+    let (control, link) = (control.unwrap(), others.receive_link().unwrap());
+    control.fill(0xff).unwrap();
+    assert_eq!(
+        data.publish(&values(2)).map_err(|error| is_held(&error)),
+        Err(true)
+    );
+    drop(link);
+    assert_eq!(data.publish(&values(2)), Ok(2));
+
+    // A publisher of one place, by hand.
+    let (mut channel, mut others) = channels();
+    channel.send_text("egmem-replicated 1 8 10 1").unwrap();
+    let shared = [80, 80, 512].map(|bytes| memory(driver, bytes));
+    for memory in &shared {
+        channel.send(memory, Access::ReadWrite).unwrap();
+    }
+    let _link = channel.send_link().unwrap();
+    let options = ImportOptions::new();
+    let view = ReplicatedView::<u64>::receive(driver, &mut others, options).unwrap();
+    shared[1].put_word(72, 7).unwrap();
+    for word in [u64::MAX, 0, 1 << 63, 77] {
+        shared[2].put_word(0, word).unwrap();
+        let replica = view.local(node(driver)).unwrap();
+        assert_eq!((replica.epoch(), view.epoch()), (word, word));
+        assert_eq!(replica.get(9), Ok(7 * (word & 1)));
+        assert_eq!(shared[2].word(128 * (1 + (word & 1))), Ok(1));
+        drop(replica);
+        assert_eq!(shared[2].word(128 * (1 + (word & 1))), Ok(0));
+    }
+}
+
+fn memory(driver: &Driver, bytes: u64) -> Shared {
+    let buffer = Buffer::on(node(driver)).bytes(bytes).shareable();
+    buffer.allocate(driver).unwrap().into()
+}
+
+pub fn data_that_cannot_be_are_not_received(driver: &Driver) {
+    let (mut channel, mut others) = channels();
+    let options = Replicated::on(places(driver));
+    let error = options
+        .create(driver, &values(1))
+        .unwrap()
+        .share(&mut channel)
+        .unwrap_err();
+    assert!(
+        matches!(error, share::Error::Memory(Error::InvalidArgument { .. })),
+        "{error}"
+    );
+    for (text, sizes, is_right) in [
+        ("8 10 1", [80, 80, 512], true),
+        ("4 10 1", [40, 40, 512], false),
+        ("8 10 1", [80, 88, 512], false),
+        ("8 10 1", [80, 80, 511], false),
+        ("8 18446744073709551615 1", [80, 80, 512], false),
+    ] {
+        channel
+            .send_text(&format!("egmem-replicated 1 {text}"))
+            .unwrap();
+        for bytes in sizes {
+            channel
+                .send(&memory(driver, bytes), Access::ReadWrite)
+                .unwrap();
+        }
+        channel.send_link().unwrap();
+        let options = ImportOptions::new();
+        let view = ReplicatedView::<u64>::receive(driver, &mut others, options);
+        assert_eq!(view.is_ok(), is_right, "{text}: {view:?}");
+    }
+    for text in [
+        "",
+        "egmem-replicated 1 8 0 1",
+        "egmem-replicated 1 8 10 0",
+        "egmem-replicated 1 8 10 257",
+        "egmem-replicated 1 8 10 1 1",
+    ] {
+        channel.send_text(text).unwrap();
+        let options = ImportOptions::new();
+        let error = ReplicatedView::<u64>::receive(driver, &mut others, options).unwrap_err();
+        assert!(
+            matches!(error, share::Error::Memory(Error::InvalidArgument { .. })),
+            "{error}"
+        );
+    }
+    nothing_held(driver);
+}
+
+/// The child's variable: where the parent listens.
+const AT: &str = "EGMEM_TEST_REPLICATED_AT";
+
+fn driver() -> Driver {
+    cuda_or(Machine::gh200())
+}
+
+/// Reads versions until it is killed; says which it reads.
+#[test]
+fn child() {
+    let Ok(at) = std::env::var(AT) else { return };
+    let driver = driver();
+    let mut channel = Channel::connect(&at, Peers::same_user()).unwrap();
+    let said = channel.receive().unwrap();
+    let said = said.import(&driver, ImportOptions::new()).unwrap();
+    let view = ReplicatedView::<u64>::receive(&driver, &mut channel, ImportOptions::new()).unwrap();
+    let node = node(&driver);
+    while !view.is_alone() {
+        let replica = view.local(node).unwrap();
+        let epoch = replica.epoch();
+        said.put(0, epoch).unwrap();
+        for index in [0, LEN - 1, fastrand::usize(0..LEN)] {
+            assert_eq!(replica.get(index), Ok(epoch));
+        }
+    }
+}
+
+struct Reader(Child);
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Readers are killed, and some were stopped before: what they had is free again, and no version is torn.
+#[test]
+fn killed_readers_hold_nothing() {
+    use std::os::unix::process::ExitStatusExt;
+
+    let fewer = if is_cuda_required() { 5 } else { 20 };
+    let deaths = std::env::var("EGMEM_RING_DEATHS").map_or(fewer, |deaths| deaths.parse().unwrap());
+    let driver = driver();
+    let data = data(&driver);
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let mut listener = Listener::bind(&socket, Peers::same_user()).unwrap();
+    listener.set_timeout(LATER).unwrap();
+    let said = memory(&driver, 8);
+    let mut epoch = 1;
+    for death in 0..deaths {
+        let child = egmem_tests::child(module_path!(), "child")
+            .env(AT, &socket)
+            .stdout(Stdio::null())
+            .spawn();
+        let mut reader = Reader(child.unwrap());
+        let mut channel = listener.accept().unwrap();
+        said.put_word(0, 0).unwrap();
+        channel.send(&said, Access::ReadWrite).unwrap();
+        data.share(&mut channel).unwrap();
+        while said.word(0).unwrap() == 0 {
+            std::thread::yield_now();
+        }
+        for _ in 0..fastrand::u64(1..4) {
+            epoch += 1;
+            assert_eq!(data.publish_within(&values(epoch), LATER), Ok(epoch));
+        }
+        if death % 2 == 1 {
+            // SAFETY: the child was not waited for, so the number is its own.
+            assert_eq!(
+                unsafe { libc::kill(reader.0.id() as i32, libc::SIGSTOP) },
+                0
+            );
+            // It may have stopped with a version of which the second next cannot be written.
+            for _ in 0..3 {
+                match data.publish(&values(epoch + 1)) {
+                    Ok(_) => epoch += 1,
+                    Err(error) => assert!(is_held(&error), "{error}"),
+                }
+            }
+        }
+        reader.0.kill().unwrap();
+        assert_eq!(reader.0.wait().unwrap().signal(), Some(libc::SIGKILL));
+        for _ in 0..2 {
+            epoch += 1;
+            assert_eq!(data.publish_within(&values(epoch), LATER), Ok(epoch));
+        }
+    }
+}
