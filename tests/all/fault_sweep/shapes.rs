@@ -124,7 +124,7 @@ fn followed(driver: &Driver) -> egmem::share::Result<()> {
 #[cfg(feature = "portable")]
 fn ring_shared(driver: &Driver) -> egmem::share::Result<()> {
     use egmem::shapes::{Consumer, Producer};
-    use egmem::share::ImportOptions;
+    use egmem::share::{ImportOptions, best_handle_types};
 
     best_handle_types(driver, NodeId(0).into())?;
     let (mut channel, mut others) = channels()?;

@@ -326,11 +326,10 @@ fn killed_readers_hold_nothing() {
             assert_eq!(data.publish_within(&values(epoch), LATER), Ok(epoch));
         }
         if death % 2 == 1 {
+            let pid = reader.0.id() as i32;
             // SAFETY: the child was not waited for, so the number is its own.
-            assert_eq!(
-                unsafe { libc::kill(reader.0.id() as i32, libc::SIGSTOP) },
-                0
-            );
+            let result = unsafe { libc::kill(pid, libc::SIGSTOP) };
+            assert_eq!(result, 0);
             // It may have stopped with a version of which the second next cannot be written.
             for _ in 0..3 {
                 match data.publish(&values(epoch + 1)) {
