@@ -141,7 +141,7 @@ impl HeapInner {
             self.with_core(visitor, |core| {
                 for full in waiting.chain([full]) {
                     let strays = full.offsets().iter().filter(|&&at| !core.give_last(at));
-                    self.counters.note_strays(strays.count());
+                    self.reports.count_unknown_frees(strays.count());
                 }
             });
         });
@@ -204,9 +204,12 @@ impl HeapInner {
             self.grower.look(core);
             Some(piece)
         };
-        self.with_memory(bytes, align, attempt).inspect_err(|_| {
+        let taken = self.with_memory(bytes, align, attempt);
+        self.tell();
+        if taken.is_err() {
             self.counters.failed.fetch_add(1, Relaxed);
-        })
+        }
+        taken
     }
 
     /// Frees a block that neither its user nor a GPU uses any more.
@@ -343,14 +346,14 @@ impl HeapInner {
 
     fn give(&self, core: &mut Core, offset: u64) {
         if !core.give(offset) {
-            self.counters.note_strays(1);
+            self.reports.count_unknown_frees(1);
         }
     }
 
     #[inline]
     pub(super) fn give_range(&self, core: &mut Core, node: RangeId) {
         if !core.free(node) {
-            self.counters.note_strays(1);
+            self.reports.count_unknown_frees(1);
         }
     }
 
@@ -358,7 +361,7 @@ impl HeapInner {
     fn give_ranges(&self, core: &mut Core, ranges: &[Extent]) {
         let strays = ranges.len() - core.free_all(ranges);
         if strays > 0 {
-            self.counters.note_strays(strays);
+            self.reports.count_unknown_frees(strays);
         }
     }
 
@@ -374,9 +377,6 @@ impl HeapInner {
     /// Reports the findings made under locks. The caller holds no lock of the heap.
     pub(super) fn tell(&self) {
         tell_refusal();
-        self.counters.tell_strays();
-        if let Some(watch) = &self.watch {
-            watch.tell();
-        }
+        self.reports.tell();
     }
 }

@@ -83,6 +83,7 @@ fn run(heap: &Weak<HeapInner>, signal: &Signal) {
             } else {
                 is_short(&heap, signal);
             }
+            heap.tell();
             grown = Instant::now();
         } else if grown.elapsed() > QUIET {
             signal.awake.store(false, Relaxed);
@@ -165,6 +166,7 @@ impl Decay {
             Ok(bytes) => tracing::debug!(bytes, "memory that was idle went back"),
             Err(error) => tracing::warn!(%error, "idle memory does not go back"),
         }
+        heap.tell();
     }
 }
 

@@ -24,8 +24,10 @@ use crate::{Error, Progress, Result};
 /// GPU can damage it.
 ///
 /// The program's global allocator provides memory for the metadata, sometimes while the heap holds its locks,
-/// so a global allocator must not allocate from a heap. The heap also logs some of the driver's errors while
-/// it holds them, so a `tracing` subscriber must not use the heap that logs: it may deadlock.
+/// so a global allocator must not allocate from a heap. The heap's own events (target `egmem_heap`) are logged with
+/// no lock held: a `tracing` subscriber may use the heap then. Driver calls and their errors (`egmem_core`,
+/// `egmem_driver`) are logged within the calls, some of which the heap makes while it holds locks: a subscriber
+/// that uses the heap then may deadlock.
 ///
 /// A child that is forked without `exec` may drop handles and blocks, which frees nothing, and may terminate,
 /// also by `exit`. It gets nothing else from a heap of its parent: threads that the child does not have may

@@ -12,6 +12,7 @@ use super::deferred::Deferral;
 use super::facts::Facts;
 use super::options::HeapOptions;
 use super::piece::Piece;
+use super::reports::Reports;
 use super::signal::Signal;
 use crate::Result;
 use crate::driver::Driver;
@@ -47,6 +48,7 @@ pub(super) struct HeapInner {
     #[cfg(feature = "share")]
     pub(super) shares: super::share::Shares,
     pub(super) counters: Counters,
+    pub(super) reports: Arc<Reports>,
 }
 
 impl HeapInner {
@@ -55,9 +57,11 @@ impl HeapInner {
         backing: Backing,
         options: &HeapOptions,
     ) -> Result<Arc<Self>> {
+        member::forget_members_in_children();
         let core = Core::new(backing.start().0, backing.limit())?;
         let facts = Facts::new(driver, &backing, options);
-        let watch = |debug| Watch::new(debug, &facts);
+        let reports = Arc::clone(backing.reports());
+        let watch = |debug| Watch::new(debug, &facts, &reports);
         let watch = options.debug.clone().map(watch);
         let inner = |this: &Weak<Self>| Self {
             this: Weak::clone(this),
@@ -68,11 +72,12 @@ impl HeapInner {
             core: Reserved::new(core),
             front: Front::new(options.thread_cache, facts.limit),
             supply: Supply::new(backing, options.plan.growth.unwrap_or_default()),
-            deferral: Deferral::new(driver),
+            deferral: Deferral::new(driver, &reports),
             grower: Arc::new(Signal::new(options.grow_ahead)),
             #[cfg(feature = "share")]
             shares: super::share::Shares::default(),
             counters: Counters::default(),
+            reports,
             facts,
         };
         Ok(Arc::new_cyclic(inner))

@@ -34,6 +34,7 @@ mod picture;
 mod piece;
 mod raw;
 mod release;
+mod reports;
 mod resize;
 mod room;
 mod shards;

@@ -134,6 +134,7 @@ impl HeapInner {
         } else if let Some(watch) = &self.watch {
             watch.tell_leaks();
         }
+        self.tell();
     }
 
     /// Releases all memory. There are no blocks left; waits for the GPU work that freed blocks name.

@@ -161,7 +161,7 @@ impl HeapInner {
             if watch.free(piece.offset, true, &|left| self.take_back_left(&left)) {
                 this.count_freed(piece.bytes);
             }
-            watch.tell();
+            this.tell();
             return;
         }
         // SAFETY: the caller promises that the block is no longer used.
@@ -170,6 +170,7 @@ impl HeapInner {
             unsafe { self.free(piece) }
         } else if let Some(this) = self.this.upgrade() {
             this.note_freed_later(piece.bytes);
+            this.tell();
         }
     }
 
@@ -203,7 +204,10 @@ impl HeapInner {
             Ok(()) => true,
             Err(error) => {
                 // Leaking the block is better than letting its next owner read the bytes.
-                tracing::error!(%error, bytes = piece.bytes, "a block cannot be scrubbed and is withheld from reuse");
+                let bytes = piece.bytes;
+                self.reports.add(move || {
+                    tracing::error!(%error, bytes, "a block cannot be scrubbed and is withheld from reuse");
+                });
                 false
             }
         }

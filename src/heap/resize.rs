@@ -99,7 +99,11 @@ impl HeapInner {
         match self.in_own_shard(offset, |own| own.shard.extend(node, bytes)) {
             Ok(extended) => extended,
             Err(0) => {
-                self.in_core(|core| core.extend(node, bytes)) || self.grow_behind(node, bytes)
+                self.in_core(|core| core.extend(node, bytes)) || {
+                    let grown = self.grow_behind(node, bytes);
+                    self.tell();
+                    grown
+                }
             }
             Err(_) => false,
         }
@@ -155,7 +159,9 @@ impl HeapInner {
             (Ok(Some(grown)), Ok(backing)) => self.with_new(backing, grown).extend(node, bytes),
             (Ok(_), _) => false,
             (Err(error), _) => {
-                tracing::debug!(%error, "a block does not grow in place");
+                self.reports.add(move || {
+                    tracing::debug!(%error, "a block does not grow in place");
+                });
                 false
             }
         }

@@ -170,7 +170,7 @@ impl HeapInner {
             return false;
         }
         if !own.shard.free(extent.node()) {
-            self.counters.note_strays(1);
+            self.reports.count_unknown_frees(1);
         }
         let free = own.shard.free_bytes();
         local.kept.note_shard(free);

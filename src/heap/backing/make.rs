@@ -137,7 +137,7 @@ impl Backing {
         let mapping = match self.reservation.map(start, &memory) {
             Ok(mapping) => mapping,
             Err(error) => {
-                self.release_or_log(memory);
+                self.release_or_report(memory);
                 return Err(error);
             }
         };

@@ -36,6 +36,7 @@ pub(crate) use shape::{Beside, Want};
 pub(crate) use supply::{Locked, Supply};
 
 use crate::driver::{Access, DevicePtr, Driver, Location};
+use crate::reports::Reports;
 use crate::vmm::{Mapped, MappedPart, PhysicalMemory, Reservation};
 use crate::{Error, Result};
 use plan::{Settled, Site};
@@ -120,6 +121,7 @@ pub(crate) struct Backing {
     /// Addresses of growth that was begun.
     claims: Vec<Range<u64>>,
     counts: DriverCounts,
+    reports: Arc<Reports>,
 }
 
 impl Backing {
@@ -162,6 +164,7 @@ impl Backing {
             step: settled.shape.chunk,
             claims: Vec::new(),
             counts: DriverCounts::default(),
+            reports: Arc::default(),
             settled,
         })
     }
@@ -225,6 +228,11 @@ impl Backing {
         (offset < chunk.range().end).then_some(chunk)
     }
 
+    /// Returns what was found under the lock that callers hold.
+    pub(crate) const fn reports(&self) -> &Arc<Reports> {
+        &self.reports
+    }
+
     /// Returns the counts of driver calls so far.
     pub(crate) const fn counts(&self) -> DriverCounts {
         self.counts
@@ -285,12 +293,18 @@ impl Backing {
         Some(error)
     }
 
-    /// As [`release`](Self::release), but logs the error.
-    fn release_or_log(&mut self, memory: PhysicalMemory) {
+    /// As [`release`](Self::release), but reports the error.
+    fn release_or_report(&mut self, memory: PhysicalMemory) {
         let bytes = memory.size().padded();
         if let Some(error) = self.release(memory) {
-            log_not_released(bytes, &error);
+            self.report_not_released(bytes, error);
         }
+    }
+
+    fn report_not_released(&self, bytes: u64, error: Error) {
+        self.reports.add(move || {
+            tracing::warn!(bytes, %error, "memory that is not mapped cannot be released yet");
+        });
     }
 
     /// Gives back a chunk that did not become part of the heap. If the driver refuses, the chunk is kept for
@@ -304,11 +318,13 @@ impl Backing {
         let bytes = chunk.bytes();
         match self.retire(chunk) {
             (None, None) => {}
-            (None, Some(error)) => log_not_released(bytes, &error),
+            (None, Some(error)) => self.report_not_released(bytes, error),
             (Some(chunk), error) => {
                 let range = chunk.range();
                 if let Some(error) = error {
-                    tracing::warn!(?range, %error, "a chunk that is no memory of the heap cannot be unmapped yet");
+                    self.reports.add(move || {
+                        tracing::warn!(?range, %error, "a chunk that is no memory of the heap cannot be unmapped yet");
+                    });
                 }
                 self.dead.push(chunk);
             }
@@ -318,7 +334,7 @@ impl Backing {
     /// Retries to give back memory that the driver refused to take.
     fn sweep(&mut self) {
         for memory in std::mem::take(&mut self.strays) {
-            self.release_or_log(memory);
+            self.release_or_report(memory);
         }
         for chunk in std::mem::take(&mut self.dead) {
             self.discard(chunk);
@@ -333,8 +349,4 @@ fn is_out_of_addresses(error: &Error) -> bool {
         Error::System { kind, .. } => *kind == ErrorKind::OutOfMemory,
         _ => false,
     }
-}
-
-fn log_not_released(bytes: u64, error: &Error) {
-    tracing::warn!(bytes, %error, "memory that is not mapped cannot be released yet");
 }

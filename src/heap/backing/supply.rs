@@ -18,8 +18,10 @@ use crate::{Error, Growth, Result};
 pub(crate) struct Supply {
     /// `None` once all memory is given back.
     backing: Mutex<Option<Backing>>,
-    /// How many threads wait for the lock, or sleep until growth has ended and then need it.
+    /// How many threads wait for the lock.
     waiting: AtomicUsize,
+    /// How many threads sleep until growth has ended, and wait for the lock from then on. Changes only under the lock.
+    sleeping: AtomicUsize,
     /// Growth that other threads may wait for has ended.
     grown: Condvar,
     /// How often growth has ended. Changes only under the lock.
@@ -39,6 +41,7 @@ impl Supply {
         Self {
             backing: Mutex::new(Some(backing)),
             waiting: AtomicUsize::new(0),
+            sleeping: AtomicUsize::new(0),
             grown: Condvar::new(),
             endings: AtomicUsize::new(0),
             growth,
@@ -107,18 +110,26 @@ impl Locked<'_> {
 
     /// Wakes the threads that wait for growth of another to end.
     pub(crate) fn growth_ended(&self) {
+        let sleeping = self.supply.sleeping.swap(0, Relaxed);
+        self.supply.waiting.fetch_add(sleeping, Relaxed);
         self.supply.endings.fetch_add(1, Relaxed);
         self.supply.grown.notify_all();
     }
 
-    /// Rests after a chunk that took this long, as [`Growth`] says, and lets threads that wait for the lock have it; those that
-    /// wait for this growth to end count too. With neither, returns at once: in a pause, calls of other processes could begin.
-    pub(crate) fn release(&mut self, took: Duration) {
-        let mut rest = self.supply.growth.rest_after(took);
-        if self.supply.waiting.load(Relaxed) > 0 {
-            // A thread that wakes up for the lock takes longer than this thread takes to lock it again.
-            rest = rest.max(took / 50);
+    /// Returns the rest after a chunk that took this long.
+    pub(crate) fn rest_after(&self, took: Duration) -> Duration {
+        let rest = self.supply.growth.rest_after(took);
+        if self.supply.waiting.load(Relaxed) == 0 {
+            return rest;
         }
+        // A thread that wakes up for the lock takes longer than this thread takes to lock it again.
+        rest.max(took / 50)
+    }
+
+    /// Rests after a chunk that took this long, as [`Growth`] says, and lets threads that wait for the lock have it. With
+    /// neither, returns at once: in a pause, calls of other processes could begin.
+    pub(crate) fn release(&mut self, took: Duration) {
+        let rest = self.rest_after(took);
         if rest.is_zero() {
             return;
         }
@@ -139,7 +150,7 @@ impl Locked<'_> {
         }
         if let Some(mut guard) = self.guard.take() {
             let supply = self.supply;
-            supply.waiting.fetch_add(1, Relaxed);
+            supply.sleeping.fetch_add(1, Relaxed);
             let endings = supply.endings.load(Relaxed);
             while supply.endings.load(Relaxed) == endings {
                 let woken = supply.grown.wait(guard);

@@ -36,7 +36,6 @@ pub(crate) struct Member {
 impl Member {
     /// Creates a member of the heap with the number `id`, which the process `born` created.
     pub(crate) fn new(heap: Weak<dyn Home>, id: u64, born: Generation) -> Self {
-        forget_members_in_children();
         let local = Local::new();
         Self {
             heap,
@@ -177,9 +176,10 @@ fn join(heap: &impl Home) -> Option<*const Member> {
     joined.ok().flatten()
 }
 
-/// Makes a forked child find no member of its parent's, so that [`with`] need not ask which process it runs in.
+/// Makes forked children find no member of their parents', so that [`with`] need not ask which process it runs in. Called
+/// before a process has its first member.
 #[cfg(not(any(loom, miri)))]
-fn forget_members_in_children() {
+pub(crate) fn forget_members_in_children() {
     extern "C" fn in_child() {
         publish(&[]);
     }
@@ -197,7 +197,7 @@ fn forget_members_in_children() {
 
 /// Neither forks.
 #[cfg(any(loom, miri))]
-fn forget_members_in_children() {}
+pub(crate) fn forget_members_in_children() {}
 
 /// Makes `table` the one that this thread searches.
 fn publish(table: &[Entry]) {
@@ -274,6 +274,7 @@ mod tests {
     #[cfg(not(miri))]
     #[test]
     fn a_forked_child_finds_no_member_of_its_parents() {
+        forget_members_in_children();
         let club = Club::new(12_345);
         assert_eq!((visit(&club), visit(&club)), (Some(1), Some(2)));
         // SAFETY: the child's thread uses what only this thread uses, and the C library's allocator, and ends.

@@ -8,17 +8,11 @@ use super::site::Origin;
 use super::{BlockInfo, Damage, DamageKind, DamageReport, DebugOptions, Seen};
 use crate::bytes::ByteAccess;
 use crate::driver::DevicePtr;
+use crate::reports::Reports;
 use crate::{Error, Result};
 
 /// How many findings are kept for the next check.
 const KEPT: usize = 1000;
-
-/// A finding under the lock, reported later.
-pub(super) enum News {
-    Damage(Box<Damage>),
-    /// The bytes of the block at an offset cannot be reached.
-    Trouble(&'static str, Error, u64),
-}
 
 pub(super) struct State {
     pub(super) options: Arc<DebugOptions>,
@@ -26,8 +20,7 @@ pub(super) struct State {
     pub(super) start: u64,
     pub(super) table: Table,
     pub(super) bytes: ByteAccess,
-    /// Findings not reported yet.
-    pub(super) news: Vec<News>,
+    pub(super) reports: Arc<Reports>,
     /// Damage for the next check.
     pub(super) kept: DamageReport,
 }
@@ -44,15 +37,21 @@ impl State {
             if let Err(error) = unsafe { self.bytes.fill(start, bytes, *byte) } {
                 record.written = false;
                 let what = "a block's guards cannot be written, so it is not checked";
-                self.news.push(News::Trouble(what, error, record.offset));
+                self.report_trouble(what, error, record.offset);
             }
         }
+    }
+
+    /// Reports that the bytes of the block at an offset cannot be reached.
+    fn report_trouble(&self, trouble: &'static str, error: Error, offset: u64) {
+        let report = move || tracing::warn!(%error, offset, "{trouble}");
+        self.reports.add(report);
     }
 
     pub(super) fn look_or_note(&mut self, record: &Record, seen: Seen) {
         if let Err(error) = self.look(record, seen) {
             let what = "a block cannot be checked";
-            self.news.push(News::Trouble(what, error, record.offset));
+            self.report_trouble(what, error, record.offset);
         }
     }
 
@@ -129,6 +128,12 @@ impl State {
         } else {
             self.kept.more += 1;
         }
-        self.news.push(News::Damage(Box::new(damage)));
+        let told = self.options.on_damage.clone();
+        self.reports.add(move || {
+            tracing::error!(%damage, "a heap's debug mode has found damage");
+            if let Some(told) = told {
+                (told.0)(&damage);
+            }
+        });
     }
 }

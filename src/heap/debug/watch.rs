@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex};
 
 use super::record::{Fit, Record, RecordState, Table};
 use super::site::Origin;
-use super::state::{News, State};
+use super::state::State;
 use super::{BlockInfo, DamageKind, DamageReport, DebugOptions, LeakReport, Seen};
 use crate::bytes::ByteAccess;
 use crate::facts::Facts;
 use crate::per_driver::lock;
 use crate::piece::Piece;
+use crate::reports::Reports;
 use crate::{Error, Result};
 
 type Place = &'static Location<'static>;
@@ -32,10 +33,11 @@ impl Left {
 pub(crate) struct Watch {
     options: Arc<DebugOptions>,
     state: Mutex<State>,
+    reports: Arc<Reports>,
 }
 
 impl Watch {
-    pub(crate) fn new(options: DebugOptions, facts: &Facts) -> Self {
+    pub(crate) fn new(options: DebugOptions, facts: &Facts, reports: &Arc<Reports>) -> Self {
         let options = Arc::new(options);
         Self {
             options: Arc::clone(&options),
@@ -44,9 +46,10 @@ impl Watch {
                 start: facts.start,
                 table: Table::default(),
                 bytes: ByteAccess::new(facts),
-                news: Vec::new(),
+                reports: Arc::clone(reports),
                 kept: DamageReport::default(),
             }),
+            reports: Arc::clone(reports),
         }
     }
 
@@ -65,8 +68,6 @@ impl Watch {
     ) -> Result<Piece> {
         let fit = Fit::of(bytes, align, self.options.guard);
         let taken = take(fit.bytes, align);
-        // Reports on the blocks that left quarantine for it.
-        self.tell();
         let outer = taken.map_err(|mut error| {
             if let Error::HeapFull {
                 requested, guards, ..
@@ -104,7 +105,7 @@ impl Watch {
         };
         state.table.insert(record);
         drop(state);
-        self.tell();
+        self.reports.tell();
         Ok(piece)
     }
 
@@ -186,7 +187,7 @@ impl Watch {
         self.leave(&mut state, 0, Seen::Ended, &|_| {});
         state.bytes.close();
         drop(state);
-        self.tell();
+        self.reports.tell();
     }
 
     /// Returns the block at an address that is about to be freed, for callers that know only the address.
@@ -220,7 +221,7 @@ impl Watch {
             }
         };
         drop(guard);
-        self.tell();
+        self.reports.tell();
         found
     }
 
@@ -234,7 +235,7 @@ impl Watch {
         }
         state.table.blocks = blocks;
         drop(state);
-        self.tell();
+        self.reports.tell();
         result?;
         let report = std::mem::take(&mut lock(&self.state).kept);
         if report.damage.is_empty() {
@@ -242,29 +243,6 @@ impl Watch {
         }
         let report = Box::new(report);
         Err(Error::HeapDamaged { report })
-    }
-
-    /// Reports the findings. The caller holds no lock of the heap.
-    pub(crate) fn tell(&self) {
-        loop {
-            let news = std::mem::take(&mut lock(&self.state).news);
-            if news.is_empty() {
-                return;
-            }
-            for news in news {
-                match news {
-                    News::Damage(damage) => {
-                        tracing::error!(%damage, "a heap's debug mode has found damage");
-                        if let Some(told) = &self.options.on_damage {
-                            (told.0)(&damage);
-                        }
-                    }
-                    News::Trouble(trouble, error, offset) => {
-                        tracing::warn!(%error, offset, "{trouble}");
-                    }
-                }
-            }
-        }
     }
 
     /// Returns the blocks in use, by age.

@@ -1,12 +1,13 @@
 //! The queue under its locks: the threads that collect from it take turns, and the heap ends between two turns.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::Deferred;
 use crate::Result;
 use crate::driver::Driver;
 use crate::per_driver::lock;
+use crate::reports::Reports;
 
 /// A heap's blocks that wait for GPU work.
 ///
@@ -33,9 +34,9 @@ pub(crate) struct Deferral<T: Copy> {
 }
 
 impl<T: Copy> Deferral<T> {
-    pub(crate) fn new(driver: &Driver) -> Self {
+    pub(crate) fn new(driver: &Driver, reports: &Arc<Reports>) -> Self {
         Self {
-            deferred: Mutex::new(Some(Deferred::new(driver))),
+            deferred: Mutex::new(Some(Deferred::new(driver, reports))),
             collecting: Mutex::default(),
             waiting: Mutex::default(),
             awaited: AtomicUsize::new(0),

@@ -30,6 +30,7 @@ use std::thread::ThreadId;
 
 pub(crate) use self::deferral::Deferral;
 use crate::driver::{Driver, Relaxed, StreamHandle};
+use crate::reports::Reports;
 use crate::stream::{Event, Held, Stream};
 use crate::teardown::log_lost;
 use crate::{Error, Result};
@@ -58,6 +59,7 @@ pub(crate) struct Deferred<T: Copy> {
     spares: HashMap<i32, Vec<Event>>,
     /// How many payloads wait: they are too many to count under the lock.
     pending: usize,
+    reports: Arc<Reports>,
 }
 
 /// What orders the batches of a queue.
@@ -122,13 +124,14 @@ impl WorkState {
 }
 
 impl<T: Copy> Deferred<T> {
-    pub(crate) fn new(driver: &Driver) -> Self {
+    pub(crate) fn new(driver: &Driver, reports: &Arc<Reports>) -> Self {
         Self {
             driver: driver.clone(),
             queues: HashMap::new(),
             lost: Vec::new(),
             spares: HashMap::new(),
             pending: 0,
+            reports: Arc::clone(reports),
         }
     }
 
@@ -283,7 +286,9 @@ impl<T: Copy> Deferred<T> {
             !queue.is_empty()
         });
         if self.lost.len() > lost_before {
-            tracing::warn!("memory no longer waits for a GPU's work: the GPU is lost");
+            self.reports.add(|| {
+                tracing::warn!("memory no longer waits for a GPU's work: the GPU is lost");
+            });
         }
         if !self.lost.is_empty() {
             let over = if waits {
@@ -310,6 +315,7 @@ impl<T: Copy> Deferred<T> {
             lost: std::mem::take(&mut self.lost),
             spares: HashMap::new(),
             pending: std::mem::take(&mut self.pending),
+            reports: Arc::clone(&self.reports),
         }
     }
 

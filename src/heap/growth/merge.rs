@@ -59,7 +59,9 @@ impl HeapInner {
                 self.core().add(chunk, false);
                 kept = kept.or(Some(refused));
             } else if let Some(error) = refused {
-                tracing::warn!(%error, "memory of a chunk that went back cannot be released yet");
+                self.reports.add(move || {
+                    tracing::warn!(%error, "memory of a chunk that went back cannot be released yet");
+                });
             }
         }
         self.front.budget.follow(backing.backed());

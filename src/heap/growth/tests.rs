@@ -196,6 +196,36 @@ fn a_thread_that_waited_for_growth_gets_the_lock_between_two_chunks_of_the_next(
 }
 
 #[test]
+fn growth_does_not_rest_for_a_thread_that_waits_until_it_has_ended() {
+    let options = Heap::on(NodeId(0)).limit(64 << 20);
+    with_growth_begun(options, 12 << 20, |heap, order| {
+        let supply = &heap.inner().supply;
+        let has_lock = AtomicBool::new(false);
+        let took = Duration::from_secs(1);
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let mut locked = supply.locked();
+                has_lock.store(true, SeqCst);
+                locked.wait_for_others(Error::invalid("heap", "a test's"))
+            });
+            while !has_lock.load(SeqCst) {
+                thread::yield_now();
+            }
+            // The other thread holds the lock until it sleeps.
+            let mut locked = supply.locked();
+            assert_eq!(locked.rest_after(took), Duration::ZERO);
+            let backing = locked.backing().unwrap();
+            drop(backing.deliver(order));
+            locked.growth_ended();
+            assert_eq!(locked.rest_after(took), took / 50);
+            drop(locked);
+            waits.join().unwrap().unwrap();
+            assert_eq!(supply.locked().rest_after(took), Duration::ZERO);
+        });
+    });
+}
+
+#[test]
 fn while_growth_rests_others_grow_and_use_nothing_of_it() {
     let options = Heap::on(NodeId(0)).limit(64 << 20);
     with_growth_begun(options, 16 << 20, |heap, mut order| {

@@ -24,6 +24,7 @@ impl Listener {
         let heap = self.heap.clone();
         std::thread::spawn(move || {
             let _ = heap.live_blocks();
+            let _ = (heap.collect(), heap.backed());
             drop(heap.allocate(layout(5000)));
             let _ = done.send(());
         });
@@ -33,7 +34,7 @@ impl Listener {
 
 impl Subscriber for Listener {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN
+        *metadata.level() <= Level::WARN && metadata.target().starts_with("egmem_heap")
     }
     fn event(&self, _: &Event<'_>) {
         let went = self.uses_the_heap().recv_timeout(Duration::from_secs(300));
@@ -109,6 +110,54 @@ fn a_double_free_is_logged_once_with_no_lock_held() {
             // The thread's cached blocks go back.
             heap.trim().unwrap();
         }
+    });
+    assert_eq!(told, [true]);
+}
+
+#[test]
+fn an_unscrubbed_block_is_logged_with_no_lock_held() {
+    let driver = simulated();
+    let heap = on(&driver).access(Location::Host, Access::None);
+    let heap = heap.scrub_on_free(true).build(&driver).unwrap();
+    let stream = Stream::new(&driver, 0).unwrap();
+    let block = heap.allocate(layout(100)).unwrap();
+    block.free_after(&stream).unwrap();
+    stream.synchronize().unwrap();
+    let sim = driver.sim().unwrap();
+    let told = warnings(&heap, || {
+        sim.fail(Call::MemsetD8Async, 1, Code::INVALID_VALUE);
+        assert_eq!(heap.collect(), Ok(1));
+    });
+    assert_eq!(told, [true]);
+}
+
+#[test]
+fn a_lost_gpu_is_logged_with_no_lock_held() {
+    let driver = simulated();
+    let heap = on(&driver).build(&driver).unwrap();
+    let stream = Stream::new(&driver, 0).unwrap();
+    let block = heap.allocate(layout(100)).unwrap();
+    block.free_after(&stream).unwrap();
+    let told = warnings(&heap, || {
+        let sim = driver.sim().unwrap();
+        sim.fail(Call::EventQuery, 1, Code::ILLEGAL_ADDRESS);
+        let _ = heap.collect();
+    });
+    assert_eq!(told, [true]);
+}
+
+#[test]
+fn memory_that_the_driver_does_not_release_is_logged_with_no_lock_held() {
+    let driver = simulated();
+    let heap = on(&driver).build(&driver).unwrap();
+    heap.reserve(16 * MIB).unwrap();
+    let sim = driver.sim().unwrap();
+    let told = warnings(&heap, || {
+        // Each release is tried twice: that of the first chunk, and again before the second goes back.
+        for _ in 0..4 {
+            sim.fail(Call::MemRelease, 1, Code::NOT_PERMITTED);
+        }
+        assert_eq!(heap.trim(), Ok(16 * MIB));
     });
     assert_eq!(told, [true]);
 }

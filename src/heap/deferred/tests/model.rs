@@ -80,7 +80,7 @@ impl World {
         Self {
             gpus,
             events: DEVICES.map(event).into(),
-            deferred: Deferred::new(&driver),
+            deferred: Deferred::new(&driver, &Arc::default()),
             streams,
             waiting: HashMap::new(),
             next: 0,

@@ -6,7 +6,7 @@ use crate::driver::{Call, Code};
 fn what_was_freed_passes_with_the_work_before_it_and_not_with_what_came_later() {
     let (gpus, driver) = Gpus::new(1);
     let stream = gpus.busy(&driver, 0);
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     deferred.after_one(&stream, 1).unwrap();
     gpus.work(&stream);
     deferred.after_stream(&stream, &mut vec![2, 3]).unwrap();
@@ -22,7 +22,7 @@ fn what_was_freed_passes_with_the_work_before_it_and_not_with_what_came_later() 
 fn a_list_is_taken_and_not_copied_and_a_refused_one_stays() {
     let (gpus, driver) = Gpus::new(1);
     let stream = gpus.busy(&driver, 0);
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     let mut list: Vec<u64> = (0..1000).collect();
     let (at, all) = (list.as_ptr(), list.clone());
     gpus.fail(Call::EventRecord, Code::UNKNOWN);
@@ -39,7 +39,7 @@ fn a_list_is_taken_and_not_copied_and_a_refused_one_stays() {
 fn streams_pass_on_their_own() {
     let (gpus, driver) = Gpus::new(2);
     let streams = [0, 0, 1].map(|device| gpus.busy(&driver, device));
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     for (i, stream) in streams.iter().enumerate() {
         deferred.after_one(stream, i).unwrap();
     }
@@ -53,7 +53,7 @@ fn streams_pass_on_their_own() {
 fn a_poll_asks_one_event_of_a_stream_that_has_not_gone_on() {
     let (gpus, driver) = Gpus::new(1);
     let stream = gpus.busy(&driver, 0);
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     assert!(poll(&mut deferred).is_empty());
     assert_eq!(gpus.count(Call::ThreadExchangeStreamCaptureMode), 0);
     (0..100).for_each(|i| deferred.after_one(&stream, i).unwrap());
@@ -70,7 +70,7 @@ fn a_poll_asks_one_event_of_a_stream_that_has_not_gone_on() {
 fn events_are_used_again_and_destroyed_in_the_end() {
     let (gpus, driver) = Gpus::new(2);
     let streams = [0, 1].map(|device| gpus.busy(&driver, device));
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     for round in 0..10 {
         streams.iter().for_each(|stream| gpus.work(stream));
         for stream in streams.iter().chain(&streams) {
@@ -93,7 +93,7 @@ fn events_are_used_again_and_destroyed_in_the_end() {
 fn a_stream_that_is_captured_is_refused_and_left_alone() {
     let (gpus, driver) = Gpus::new(1);
     let stream = gpus.busy(&driver, 0);
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     deferred.after_one(&stream, 1).unwrap();
     gpus.capture(&stream, true);
     let invalid = |error| matches!(error, Error::InvalidArgument { what: "stream", .. });
@@ -118,7 +118,7 @@ fn an_event_that_was_captured_is_refused() {
     let event = Arc::new(Event::new(&driver, 0, false).unwrap());
     gpus.capture(&stream, true);
     event.record(&stream).unwrap();
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     let error = deferred.after_event(Arc::clone(&event), 1).unwrap_err();
     assert_eq!(error.code(), Some(Code::CAPTURED_EVENT));
     assert_eq!(deferred.pending(), 0);
@@ -132,7 +132,7 @@ fn captures_of_other_threads_are_kept_out_of_the_way_of() {
     let stream = gpus.busy(&driver, 0);
     let event = Arc::new(Event::new(&driver, 0, false).unwrap());
     event.record(&stream).unwrap();
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     deferred.after_one(&stream, 1).unwrap();
     deferred.after_event(event, 2).unwrap();
     assert!(poll(&mut deferred).is_empty());
@@ -148,7 +148,7 @@ fn an_events_mark_stays_while_memory_waits_for_it() {
     let (slow, idle) = (gpus.busy(&driver, 0), Stream::new(&driver, 0).unwrap());
     let event = Arc::new(Event::new(&driver, 0, false).unwrap());
     event.record(&slow).unwrap();
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     deferred.after_event(Arc::clone(&event), 1).unwrap();
     deferred.after_event(Arc::clone(&event), 2).unwrap();
     let error = event.record(&idle).unwrap_err();
@@ -170,7 +170,7 @@ fn an_events_mark_stays_while_memory_waits_for_it() {
 fn events_pass_in_whatever_order() {
     let (gpus, driver) = Gpus::new(2);
     let streams = [0, 1, 0].map(|device| gpus.busy(&driver, device));
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     for (i, stream) in streams.iter().enumerate() {
         let event = Event::new(&driver, stream.device(), false).unwrap();
         event.record(stream).unwrap();
@@ -188,7 +188,7 @@ fn another_drivers_stream_and_event_are_refused() {
     let ((gpus, driver), (_, other)) = (Gpus::new(1), Gpus::new(1));
     let stream = gpus.busy(&driver, 0);
     let event = Arc::new(Event::new(&driver, 0, false).unwrap());
-    let mut deferred = Deferred::new(&other);
+    let mut deferred = Deferred::new(&other, &Arc::default());
     let error = deferred.after_one(&stream, 1).unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { .. }));
     let error = deferred.after_event(event, 1).unwrap_err();
@@ -220,7 +220,7 @@ fn the_only_gpu_lost_has_no_work_left() {
     let stream = gpus.busy(&driver, 0);
     let event = Arc::new(Event::new(&driver, 0, false).unwrap());
     event.record(&stream).unwrap();
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     deferred.after_one(&stream, 1).unwrap();
     deferred.after_event(Arc::clone(&event), 2).unwrap();
     gpus.lose(0);
@@ -235,7 +235,7 @@ fn the_only_gpu_lost_has_no_work_left() {
 fn what_waited_for_a_lost_gpu_waits_for_the_others_that_it_may_have_waited_for() {
     let (gpus, driver) = Gpus::new(3);
     let streams = [0, 1, 2].map(|device| gpus.busy(&driver, device));
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     for (i, stream) in streams.iter().enumerate() {
         deferred.after_one(stream, i).unwrap();
     }
@@ -262,7 +262,7 @@ fn each_call_may_fail_and_nothing_is_lost() {
     ] {
         let (gpus, driver) = Gpus::new(1);
         let stream = gpus.busy(&driver, 0);
-        let mut deferred = Deferred::new(&driver);
+        let mut deferred = Deferred::new(&driver, &Arc::default());
         gpus.fail(call, Code::OUT_OF_MEMORY);
         let error = deferred.after_one(&stream, 1).unwrap_err();
         assert_eq!(error.code(), Some(Code::OUT_OF_MEMORY), "{call}");
@@ -274,7 +274,7 @@ fn each_call_may_fail_and_nothing_is_lost() {
     }
     for (call, wait) in [(Call::EventQuery, false), (Call::EventSynchronize, true)] {
         let (gpus, driver) = Gpus::new(1);
-        let mut deferred = Deferred::new(&driver);
+        let mut deferred = Deferred::new(&driver, &Arc::default());
         for i in 0..2 {
             let stream = Stream::new(&driver, 0).unwrap();
             deferred.after_one(&stream, i).unwrap();
@@ -303,7 +303,7 @@ fn what_is_taken_can_be_put_back_in_its_place() {
         let stream = gpus.busy(&driver, 0);
         let event = Arc::new(Event::new(&driver, 0, false).unwrap());
         event.record(&stream).unwrap();
-        let mut deferred = Deferred::new(&driver);
+        let mut deferred = Deferred::new(&driver, &Arc::default());
         let put = match after_event {
             true => deferred.after_event(Arc::clone(&event), 1),
             false => deferred.after_one(&stream, 1),
@@ -331,7 +331,7 @@ fn what_is_taken_can_be_put_back_in_its_place() {
 fn dropping_waits() {
     let (gpus, driver) = Gpus::new(2);
     let streams = [0, 1].map(|device| gpus.busy(&driver, device));
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     deferred.after_one(&streams[0], ()).unwrap();
     let event = Event::new(&driver, 1, false).unwrap();
     event.record(&streams[1]).unwrap();

@@ -33,7 +33,7 @@ fn byte(buffer: &Buffer, index: usize) -> u8 {
 fn nothing_comes_back_before_its_work_has_run() {
     let (driver, buffer) = setup();
     let streams = [0, 0, 3].map(|device| Stream::new(&driver, device).unwrap());
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     for (i, stream) in streams.iter().enumerate() {
         fill(stream, &buffer, i, 7);
         deferred.after_one(stream, i).unwrap();
@@ -55,7 +55,7 @@ fn an_event_of_a_stream_that_waits_for_another_gpu() {
     fill(&second, &buffer, 1, 8);
     let event = Arc::new(Event::new(&driver, 3, false).unwrap());
     event.record(&second).unwrap();
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     deferred.after_event(Arc::clone(&event), 1).unwrap();
     assert_eq!(poll(&mut deferred), [1]);
     assert_eq!([0, 1].map(|i| byte(&buffer, i)), [7, 8]);
@@ -68,7 +68,7 @@ fn dropping_waits_and_gives_back_every_event() {
     let sim = driver.sim().unwrap();
     let stream = Stream::new(&driver, 1).unwrap();
     let before = sim.held();
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     fill(&stream, &buffer, 0, 7);
     deferred.after_one(&stream, 0).unwrap();
     drop(deferred);
@@ -95,7 +95,7 @@ fn each_call_is_made_to_fail_once() {
         let sim = driver.sim().unwrap();
         let streams = [0, 1].map(|device| Stream::new(&driver, device).unwrap());
         let held = sim.held();
-        let mut deferred = Deferred::new(&driver);
+        let mut deferred = Deferred::new(&driver, &Arc::default());
         let (mut freed, mut refused, mut passed) = (Vec::new(), Vec::new(), Vec::new());
         sim.fail(call, nth, Code::UNKNOWN);
         for (i, stream) in streams.iter().cycle().take(6).enumerate() {
@@ -136,7 +136,7 @@ fn each_call_is_made_to_fail_once() {
 fn a_lost_gpu_keeps_nothing_for_good() {
     let (driver, buffer) = setup();
     let [bad, good] = [0, 1].map(|device| Stream::new(&driver, device).unwrap());
-    let mut deferred = Deferred::new(&driver);
+    let mut deferred = Deferred::new(&driver, &Arc::default());
     let gone = Buffer::on(NodeId(0))
         .bytes(BYTES)
         .access_by([Location::Device(0), Location::Device(1)])
