@@ -35,8 +35,7 @@ use crate::{Error, Progress, Result};
 /// [`Error::InvalidArgument`], and numbers are 0.
 ///
 /// If a seccomp filter refuses `membarrier(2)` after the heap was built, calls that take other threads'
-/// caches ([`stats`](Self::stats), [`trim`](Self::trim), the heap's end) take milliseconds, at most about 50
-/// plus one for each CPU, and start a thread that moves from CPU to CPU meanwhile.
+/// caches ([`stats`](Self::stats), [`trim`](Self::trim), the heap's end) take 50 ms.
 ///
 /// ```
 /// use std::alloc::Layout;

@@ -30,7 +30,7 @@ pub(crate) use {
 pub(crate) enum Fence {
     /// Both sides execute the processor's fence.
     Mutual,
-    /// The heavy side calls `membarrier`, or [replaces it](every_cpu) if the kernel refuses it later.
+    /// The heavy side calls `membarrier`, or [waits](membarrier::wait) if the kernel refuses it later.
     #[cfg(not(any(loom, miri)))]
     Membarrier,
 }
@@ -41,7 +41,7 @@ impl Fence {
     pub(crate) fn of_process() -> Self {
         #[cfg(not(any(loom, miri)))]
         {
-            if every_cpu::was_needed() {
+            if membarrier::was_refused() {
                 return Fence::Mutual;
             }
             static KNOWN: std::sync::OnceLock<Fence> = std::sync::OnceLock::new();
@@ -70,8 +70,7 @@ impl Fence {
         }
     }
 
-    /// The rare side's fence: some microseconds, or milliseconds if `membarrier` worked once and is refused
-    /// now.
+    /// The rare side's fence: some microseconds, or 50 ms if `membarrier` worked once and is refused now.
     pub(crate) fn heavy(self) {
         fence(Ordering::SeqCst);
         match self {
@@ -84,7 +83,7 @@ impl Fence {
                 let fenced = membarrier::all_threads()
                     || (membarrier::register() && membarrier::all_threads());
                 if !fenced {
-                    every_cpu::barrier();
+                    membarrier::wait();
                 }
             }
         }
@@ -95,7 +94,7 @@ impl Fence {
         match self {
             Fence::Mutual => true,
             #[cfg(not(any(loom, miri)))]
-            Fence::Membarrier => !every_cpu::was_needed(),
+            Fence::Membarrier => !membarrier::was_refused(),
         }
     }
 }
@@ -103,15 +102,57 @@ impl Fence {
 /// Logs once that the kernel refuses `membarrier`. The caller holds no lock of the heap.
 pub(crate) fn tell_refusal() {
     #[cfg(not(any(loom, miri)))]
-    every_cpu::tell();
+    membarrier::tell_refusal();
 }
-
-#[cfg(not(any(loom, miri)))]
-mod every_cpu;
 
 /// `membarrier(2)`; see also Documentation/scheduler/membarrier.rst of Linux.
 #[cfg(not(any(loom, miri)))]
 mod membarrier {
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use std::time::Duration;
+
+    /// How long the heavy side waits where the kernel refuses the call.
+    const DRAIN: Duration = Duration::from_millis(50);
+
+    static REFUSED: AtomicBool = AtomicBool::new(false);
+    static TOLD: AtomicBool = AtomicBool::new(false);
+
+    /// Returns whether the kernel refused the call after it had allowed it.
+    pub(super) fn was_refused() -> bool {
+        REFUSED.load(Relaxed)
+    }
+
+    /// Waits until each light side that passed its fence before the call has its earlier stores in the caches, where the
+    /// caller sees them.
+    ///
+    /// A light side that has read its word before the caller's store has issued its own store before that read, which the
+    /// compiler fence keeps in this order. So at worst the store is in its CPU's store buffer, behind older ones. A store buffer
+    /// has some tens of entries, which leave as fast as the CPU gets their cache lines: in nanoseconds, and with every
+    /// CPU after the same lines in microseconds. Whatever stops a CPU for longer drains the buffer: an interrupt, a change
+    /// of threads, an exit to a hypervisor, and on x86 system management mode. Neither architecture bounds the time by
+    /// a number (on Arm, stores are visible in finite time). This is five of Linux's longest timer periods. Heaps built from
+    /// now on use [`Fence::Mutual`](super::Fence::Mutual), and locks are not reserved any more.
+    ///
+    /// Rejected: a thread that moves from CPU to CPU, so that each thread is switched out once, needs `/proc` and
+    /// `sched_setaffinity`, and waits too where a filter refuses these; `mprotect` interrupts other CPUs on some processors
+    /// only; signals need a handler, and handlers belong to the program.
+    #[cold]
+    pub(super) fn wait() {
+        REFUSED.store(true, Relaxed);
+        std::thread::sleep(DRAIN);
+        super::fence(super::Ordering::SeqCst);
+    }
+
+    /// Logs the refusal, the first time.
+    pub(super) fn tell_refusal() {
+        if was_refused() && !TOLD.swap(true, Relaxed) {
+            tracing::warn!(
+                "membarrier(2) is refused, and it was allowed when the first heap was built: heaps take 50 ms where \
+                 they need it; allow it in the filter of system calls, or install the filter first"
+            );
+        }
+    }
+
     /// `MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED`: announces that this process will use the command below.
     pub(super) fn register() -> bool {
         command(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)
@@ -224,14 +265,9 @@ mod tests {
         process.status().unwrap().success()
     }
 
-    /// Makes the kernel answer these calls of this thread with EPERM. Returns whether that worked: emulators
-    /// of Linux have no seccomp filters.
-    fn refuse(calls: [libc::c_long; 2]) -> bool {
-        answer(calls, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32)
-    }
-
-    /// As [`refuse`], with another action of a filter.
-    fn answer(calls: [libc::c_long; 2], action: u32) -> bool {
+    /// Makes the kernel answer `membarrier` with EPERM. Returns whether that worked: emulators of Linux have no seccomp
+    /// filters.
+    fn refuse_membarrier() -> bool {
         let statement = |code: u32, yes: u8, no: u8, k: u32| libc::sock_filter {
             code: code as u16, // all below 2^16
             jt: yes,
@@ -239,12 +275,12 @@ mod tests {
             k,
         };
         let equals = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+        let refusal = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
         let mut filter = [
             // A filter's input begins with the call's number.
             statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-            statement(equals, 1, 0, calls[0] as u32),
-            statement(equals, 0, 1, calls[1] as u32),
-            statement(libc::BPF_RET | libc::BPF_K, 0, 0, action),
+            statement(equals, 0, 1, libc::SYS_membarrier as u32),
+            statement(libc::BPF_RET | libc::BPF_K, 0, 0, refusal),
             statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
         ];
         let program = libc::sock_fprog {
@@ -259,16 +295,12 @@ mod tests {
         }
     }
 
-    fn refuse_membarrier() -> bool {
-        refuse([libc::SYS_membarrier; 2])
-    }
-
     #[test]
     fn a_forked_child_has_the_heavy_fence() {
         if Fence::of_process() == Fence::Membarrier {
             assert!(in_a_child(|| {
                 Fence::Membarrier.heavy();
-                !every_cpu::was_needed()
+                !membarrier::was_refused()
             }));
         }
     }
@@ -290,45 +322,13 @@ mod tests {
         }
         let falls_back = |fence: Fence| {
             fence.heavy();
-            every_cpu::was_needed()
+            membarrier::was_refused()
         };
         let test = "a_refusal_later_on_is_made_up_for";
-        assert!(in_a_process(test, "walk", || refuse_membarrier()
+        assert!(in_a_process(test, "membarrier", || refuse_membarrier()
             && falls_back(Fence::Membarrier)
             && Fence::of_process() == Fence::Mutual));
         assert!(in_a_process(test, "mutual", || refuse_membarrier()
             && !falls_back(Fence::Mutual)));
-        let calls = [libc::SYS_membarrier, libc::SYS_sched_setaffinity];
-        assert!(in_a_process(test, "wait", || refuse(calls)
-            && falls_back(Fence::Membarrier)));
-    }
-
-    /// A thread that leaves its set of CPUs may not get it back.
-    #[test]
-    fn a_barrier_moves_no_thread_of_its_caller() {
-        static MOVED: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(0);
-        extern "C" fn note(_: libc::c_int) {
-            // SAFETY: takes no arguments.
-            let thread = unsafe { libc::syscall(libc::SYS_gettid) };
-            MOVED.store(thread as i32, Ordering::Relaxed);
-        }
-        let trap = || answer([libc::SYS_sched_setaffinity; 2], libc::SECCOMP_RET_TRAP);
-        if !in_a_child(trap) {
-            return println!("skipped: no seccomp filters here");
-        }
-        assert!(in_a_process(
-            "a_barrier_moves_no_thread_of_its_caller",
-            "",
-            || {
-                // SAFETY: the handler makes one system call and stores a number.
-                unsafe { libc::signal(libc::SIGSYS, note as *const () as libc::sighandler_t) };
-                let trapped = trap();
-                every_cpu::barrier();
-                // SAFETY: takes no arguments.
-                let own = unsafe { libc::syscall(libc::SYS_gettid) };
-                let moved = MOVED.load(Ordering::Relaxed);
-                trapped && moved != 0 && i64::from(moved) != own
-            }
-        ));
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use egmem::driver::{Access, Call, Code, Location};
+use egmem::Stream;
 use egmem::heap::debug::DebugOptions;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
