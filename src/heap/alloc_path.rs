@@ -121,9 +121,9 @@ impl HeapInner {
         } = local;
         self.with_core(visitor, |core| {
             self.take_leaving(core, medium);
-            let extent = core.allocate_soon(bytes, align)?;
+            let extent = core.allocate(bytes, align)?;
             for _ in 0..more {
-                let Some(extent) = core.allocate_soon(bytes, 1) else {
+                let Some(extent) = core.allocate(bytes, 1) else {
                     break;
                 };
                 medium.push(extent);

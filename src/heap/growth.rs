@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::backing::{Backing, Beside, Chunk, Locked, Want};
 use super::cache::{Inside, member};
 use super::classes::SLAB;
-use super::core::{Core, GRANULE, Request};
+use super::core::{Core, GRANULE};
 use super::inner::HeapInner;
 use super::limits::{Pressure, Relief, SoftLimit};
 use crate::error::NoRoom;
@@ -17,9 +17,6 @@ use crate::{Error, Result};
 /// How long background growth releases the lock after each step: much shorter than a step of the default
 /// size.
 const BETWEEN_STEPS: Duration = Duration::from_micros(100);
-
-/// How often a thread spins when it lets others have the core: for a microsecond.
-const SPINS: u32 = 64;
 
 impl HeapInner {
     /// Returns the result of `attempt`, after making room if necessary. The caller holds a handle.
@@ -53,7 +50,7 @@ impl HeapInner {
         align: u64,
         attempt: &impl Fn(&mut Core) -> Option<R>,
     ) -> Result<R> {
-        let found = self.attempt_in_turns(bytes, align, attempt);
+        let found = attempt(&mut self.core());
         if let Some(found) = found.or_else(|| self.after_own_cache(attempt)) {
             return Ok(found);
         }
@@ -124,27 +121,6 @@ impl HeapInner {
         }
     }
 
-    /// Returns the result of `attempt`. Other threads have the core between the parts of a long search for it.
-    fn attempt_in_turns<R>(
-        &self,
-        bytes: u64,
-        align: u64,
-        attempt: &impl Fn(&mut Core) -> Option<R>,
-    ) -> Option<R> {
-        let request = Request::new(bytes, align);
-        let mut turns = 0;
-        loop {
-            let mut core = self.core();
-            if turns >= core.enough_turns() || !core.search_on(&request) {
-                return attempt(&mut core);
-            }
-            drop(core);
-            turns += 1;
-            // A waiting thread that spins comes in. The processor is not given away: that may take milliseconds.
-            (0..SPINS).for_each(|_| std::hint::spin_loop());
-        }
-    }
-
     /// Adds memory until the attempt succeeds, or returns the soft limit that this would exceed.
     fn grow_for<'a, R>(
         &self,
@@ -174,7 +150,7 @@ impl HeapInner {
                     // The attempt comes before another thread can take the new memory. If there is none, the core has
                     // room, unless another thread took it.
                     let mut core = self.with_new(locked.backing()?, grown.unwrap_or_default());
-                    if let Some(found) = attempt(&mut core) {
+                    if let Some(found) = core.exhaustively(attempt) {
                         return Ok(ControlFlow::Break(found));
                     }
                     continue;

@@ -7,7 +7,6 @@ mod pages;
 mod ranges;
 mod refusals;
 mod resize;
-mod search;
 mod shard;
 mod slabs;
 mod spans;
@@ -31,6 +30,9 @@ use self::refusals::Refusals;
 use self::slabs::Slabs;
 use super::classes::{CLASSES, Class, PAGE};
 use crate::{Error, Result};
+
+/// How many free ranges are searched before the heap grows: some 10 µs. It searches all before it refuses.
+const LOOKS: usize = if cfg!(test) { 3 } else { 1024 };
 
 /// The block at an offset.
 #[cfg(test)]
@@ -56,6 +58,8 @@ pub(super) struct Core {
     shards: Vec<Shard>,
     /// The most memory, in bytes.
     limit: u64,
+    /// Whether each search looks at all free ranges.
+    exhaustive: bool,
     /// Whether adjacent memory does not join: the heap then replaces idle memory and holes by one piece for a large block.
     replaces: bool,
 }
@@ -79,6 +83,7 @@ impl Core {
             refusals: Refusals::default(),
             shards: Vec::new(),
             limit,
+            exhaustive: false,
             replaces: false,
         })
     }
@@ -114,35 +119,14 @@ impl Core {
         Self::range_granules(bytes).checked_mul(GRANULE)
     }
 
-    /// Allocates a range of at least `bytes`, at an address that is a multiple of `align`, a power of two.
-    pub(super) fn allocate(&mut self, bytes: u64, align: u64) -> Option<Extent> {
-        self.allocate_within(bytes, align, usize::MAX)
-    }
-
-    /// As [`allocate`](Self::allocate), unless the search for a free range takes long.
-    #[inline]
-    pub(super) fn allocate_soon(&mut self, bytes: u64, align: u64) -> Option<Extent> {
-        self.allocate_within(bytes, align, search::SLICE)
-    }
-
+    /// Allocates a range of at least `bytes`, at an address that is a multiple of `align`, a power of two. Outside
+    /// [`exhaustively`](Self::exhaustively) it may miss a range that fits among more than [`LOOKS`] that do not.
     #[inline(never)]
-    fn allocate_within(&mut self, bytes: u64, align: u64, looks: usize) -> Option<Extent> {
+    pub(super) fn allocate(&mut self, bytes: u64, align: u64) -> Option<Extent> {
+        let looks = if self.exhaustive { usize::MAX } else { LOOKS };
         let extent = self.ranges.allocate(bytes.max(PAGE), align, looks)?;
         self.mark_high_water();
         Some(extent)
-    }
-
-    /// Searches some of the free ranges for a request. Returns whether [`allocate`](Self::allocate) would search
-    /// for long, and may be called again to shorten that.
-    pub(super) fn search_on(&mut self, request: &Request) -> bool {
-        request.class().is_none() && self.ranges.search_on(request.size, request.align)
-    }
-
-    /// Returns how many calls of [`search_on`](Self::search_on) are enough for any request, unless other threads
-    /// change many ranges or replace its result.
-    pub(super) fn enough_turns(&self) -> usize {
-        // A search may go back to a list's front.
-        2 * self.ranges.nodes.count / search::SLICE + 2
     }
 
     /// Returns a shard without memory, which belongs to this core.
@@ -220,18 +204,19 @@ impl Core {
         freed.sum()
     }
 
-    /// Calls `f` when memory is so short that small blocks are worth a search of all free ranges.
-    pub(super) fn thoroughly<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> R {
-        self.slabs.thorough = true;
+    /// Calls `f` when memory is so short that a search of all free ranges is worthwhile.
+    pub(super) fn exhaustively<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> R {
+        self.exhaustive = true;
         let result = f(self);
-        self.slabs.thorough = false;
+        self.exhaustive = false;
         result
     }
 
     /// Writes the offsets of blocks of `class` to `out`; returns their number. It is smaller only if memory
-    /// runs out. Outside [`thoroughly`](Self::thoroughly) it may be smaller although single pages are free.
+    /// runs out. Outside [`exhaustively`](Self::exhaustively) it may be smaller although single pages are free.
     pub(super) fn fill(&mut self, class: Class, out: &mut [u64]) -> usize {
-        let filled = self.slabs.fill(class, &mut self.ranges, &self.pages, out);
+        let Self { ranges, pages, .. } = self;
+        let filled = self.slabs.fill(class, ranges, pages, out, self.exhaustive);
         self.mark_high_water();
         filled
     }

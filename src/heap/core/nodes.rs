@@ -5,7 +5,6 @@ use std::hint::select_unpredictable;
 use std::io;
 
 use super::bins::{self, GROWABLE_END, Occupied};
-use super::search::Searches;
 use super::table::{Ahead, Growth, View};
 use spare::{BATCH, Spare};
 
@@ -39,6 +38,27 @@ impl RangeId {
     #[inline]
     pub(crate) const fn from_number(number: u32) -> Self {
         Self(number)
+    }
+}
+
+/// The extent that a free range must have room for, in granules.
+#[derive(Clone, Copy)]
+pub(super) struct Need {
+    pub(super) size: u32,
+    /// A power of two.
+    pub(super) align: u64,
+    /// The address of offset 0, which alignment applies to; less than `align`.
+    pub(super) origin: u64,
+}
+
+impl Need {
+    /// Returns the granules in a range before its first multiple of the alignment.
+    pub(super) fn gap(&self, node: &Node) -> u64 {
+        (node.start + self.origin).wrapping_neg() & (self.align - 1)
+    }
+
+    fn fits(&self, node: &Node) -> bool {
+        self.gap(node) + u64::from(self.size) <= u64::from(node.size)
     }
 }
 
@@ -105,7 +125,6 @@ pub(super) struct Nodes {
     pub(super) heads: Box<[RangeId; GROWABLE_END + 1]>,
     vacant: RangeId,
     pub(super) occupied: Occupied,
-    pub(super) searches: Searches,
     spare: Spare,
     /// How many nodes there are, without the sentinel, and how many of them are not vacant.
     owned: usize,
@@ -133,7 +152,6 @@ impl Nodes {
             heads: Box::new([RangeId::NONE; GROWABLE_END + 1]),
             vacant: RangeId::NONE,
             occupied: Occupied::new(),
-            searches: Searches::new(),
             spare: Spare::new(),
             owned: 0,
             count: 0,
@@ -290,11 +308,7 @@ impl Nodes {
         this.after = first;
         this.state = NodeState::Free;
         this.bin = bin as u16;
-        let size = this.size;
         self.occupied.set(bin);
-        if size >= self.searches.least {
-            self.note(node);
-        }
     }
 
     /// Takes a node out of its list: it is in use.
@@ -326,6 +340,52 @@ impl Nodes {
         let found = select_unpredictable(self.get(first).size >= size, first, next);
         // Not if there is none, and not always at a growable end.
         (self.get(found).size >= size).then_some(found)
+    }
+
+    /// Returns a free range that fits, at a growable end last. Searches at most `looks` ranges, by ascending bins, if
+    /// [`pick`](Self::pick) finds none.
+    pub(super) fn find(&self, need: Need, looks: usize) -> Option<RangeId> {
+        // A range of this size has room for the block at the first multiple of `align`, wherever that lies.
+        let ample = u32::try_from(u64::from(need.size) + need.align - 1);
+        let fits = |&node: &RangeId| need.fits(self.get(node));
+        let near = self.pick(need.size).filter(fits);
+        near.or_else(|| self.pick(ample.ok()?))
+            .or_else(|| self.from_bin_of(need.size).take(looks).find(fits))
+    }
+
+    /// Iterates over the nodes of a bin, the latest first.
+    fn list(&self, bin: usize) -> impl Iterator<Item = RangeId> {
+        let mut node = self.heads[bin];
+        std::iter::from_fn(move || {
+            let this = node;
+            node = self.get(this).after;
+            (this != self.none).then_some(this)
+        })
+    }
+
+    /// Iterates over the free nodes of a size's bin and all later ones.
+    fn from_bin_of(&self, size: u32) -> impl Iterator<Item = RangeId> {
+        let mut from = bins::bin_of(size);
+        let bins = std::iter::from_fn(move || {
+            let bin = self.occupied.next(from)?;
+            from = bin + 1;
+            Some(bin)
+        });
+        bins.flat_map(|bin| self.list(bin))
+    }
+
+    /// Iterates over the free nodes of at least `size` granules, by ascending bins.
+    pub(super) fn at_least(&self, size: u32) -> impl Iterator<Item = RangeId> {
+        let nodes = self.from_bin_of(size);
+        nodes.filter(move |&node| self.get(node).size >= size)
+    }
+
+    /// Returns the size of the largest among the first `looks` nodes of the last bin and as many at growable
+    /// ends.
+    pub(super) fn largest(&self, looks: usize) -> u32 {
+        let bins = self.occupied.last().into_iter().chain([GROWABLE_END]);
+        let nodes = bins.flat_map(|bin| self.list(bin).take(looks));
+        nodes.map(|node| self.get(node).size).max().unwrap_or(0)
     }
 
     /// Returns the table's size, in bytes.

@@ -8,8 +8,7 @@ use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
 
-use super::nodes::{NodeState, Nodes, RangeId};
-use super::search::{Found, Need, SLICE};
+use super::nodes::{Need, NodeState, Nodes, RangeId};
 use crate::classes::PAGE;
 
 /// The unit of sizes and offsets here, in bytes.
@@ -161,26 +160,17 @@ impl Ranges {
         align: u64,
         looks: usize,
     ) -> Option<Extent> {
-        let need = self.need(bytes, align)?;
-        match self.nodes.find(need, looks) {
-            Found::One(node) => Some(self.take_aligned(node, need)),
-            Found::Nothing | Found::Unfinished => None,
+        if bytes > MAX_RANGE {
+            return None;
         }
-    }
-
-    /// Searches some ranges for a request; returns whether more have to be searched to serve or refuse it.
-    pub(super) fn search_on(&mut self, bytes: u64, align: u64) -> bool {
-        let need = self.need(bytes, align);
-        need.is_some_and(|need| self.nodes.find(need, SLICE) == Found::Unfinished)
-    }
-
-    fn need(&self, bytes: u64, align: u64) -> Option<Need> {
         let align = align.max(GRANULE) >> LOG_GRANULE;
-        (bytes <= MAX_RANGE).then_some(Need {
+        let need = Need {
             size: bytes.div_ceil(GRANULE) as u32,
             align,
             origin: self.origin & (align - 1),
-        })
+        };
+        let node = self.nodes.find(need, looks)?;
+        Some(self.take_aligned(node, need))
     }
 
     /// Returns the first offset from `offset` on whose address is a multiple of `align`, in bytes.

@@ -99,7 +99,7 @@ impl Core {
         }
         let idle = self.free_bytes() + self.slabs.free + self.slabs.ends + outside.bytes;
         let idle = idle + self.replaceable();
-        if request.size > idle || self.slabs_cannot_serve(request, outside) {
+        if request.size > idle {
             return true;
         }
         let given = self.given();
@@ -114,9 +114,10 @@ impl Core {
         holds
     }
 
-    /// Returns whether a request for a range, which the core has just refused, would still fail if all small
-    /// blocks kept outside returned, and only such blocks are: they can free whole slabs alone.
-    fn slabs_cannot_serve(&self, request: &Request, outside: Outside) -> bool {
+    /// Returns whether a request for a range, which the core has just refused [after a search of all
+    /// ranges](Self::exhaustively), would still fail if all small blocks kept outside returned, and only such blocks are:
+    /// they can free whole slabs alone.
+    pub(crate) fn slabs_cannot_serve(&self, request: &Request, outside: Outside) -> bool {
         if outside.larger || request.class.is_some() || self.replaces {
             return false;
         }
@@ -156,7 +157,7 @@ impl Core {
         sum
     }
 
-    /// Remembers a request that nothing satisfies, found by a [full](Self::thoroughly) search with nothing
+    /// Remembers a request that nothing satisfies, found by an [exhaustive](Self::exhaustively) search with nothing
     /// kept outside.
     pub(crate) fn remember_refusal(&mut self, request: Request) {
         let last = self.refusals.last.take();

@@ -40,8 +40,6 @@ pub(super) struct Slabs {
     pub(super) given: u64,
     /// Bytes at the ends of slabs, too few for a block.
     pub(super) ends: u64,
-    /// Whether memory is so short that a search of all ranges is worthwhile.
-    pub(super) thorough: bool,
 }
 
 /// How many ranges are searched for a slab while memory can still be added.
@@ -57,23 +55,23 @@ impl Slabs {
             free: 0,
             given: 0,
             ends: 0,
-            thorough: false,
         }
     }
 
     /// Writes the offsets of free blocks to `out`; returns their number. It is smaller only if memory runs
-    /// out. Unless `thorough`, it may be smaller although single pages are free.
+    /// out. Unless `exhaustive`, it may be smaller although single pages are free.
     pub(super) fn fill(
         &mut self,
         class: Class,
         ranges: &mut Ranges,
         pages: &PageMap,
         out: &mut [u64],
+        exhaustive: bool,
     ) -> usize {
         let mut filled = 0;
         while filled < out.len() {
             let last = self.partial[class.index()].last().copied();
-            let Some(id) = last.or_else(|| self.add(class, ranges, pages)) else {
+            let Some(id) = last.or_else(|| self.add(class, ranges, pages, exhaustive)) else {
                 break;
             };
             filled += self.slabs[id.0 as usize].take(&mut out[filled..]);
@@ -86,13 +84,20 @@ impl Slabs {
         filled
     }
 
-    fn add(&mut self, class: Class, ranges: &mut Ranges, pages: &PageMap) -> Option<SlabId> {
+    fn add(
+        &mut self,
+        class: Class,
+        ranges: &mut Ranges,
+        pages: &PageMap,
+        exhaustive: bool,
+    ) -> Option<SlabId> {
         // Falls back to smaller slabs if no range is large enough; the last is a page.
         for blocks in class.slabs(self.totals[class.index()]) {
             let bytes = class.slab_bytes(blocks);
-            let looks = match self.thorough && bytes == PAGE {
-                true => usize::MAX,
-                false => LOOKS,
+            let looks = if exhaustive && bytes == PAGE {
+                usize::MAX
+            } else {
+                LOOKS
             };
             if let Some(extent) = ranges.allocate_slowly(bytes, PAGE, looks) {
                 return Some(self.insert(class, blocks, extent, pages));

@@ -191,7 +191,6 @@ impl Ranges {
         }
         assert_eq!((free, total), (self.free, self.total));
         assert_eq!(self.nodes.at_least(1).count(), free_nodes);
-        self.nodes.check_searches();
         assert_eq!(self.nodes.count, ranges + 2 * self.spans.len());
     }
 }

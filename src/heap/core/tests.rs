@@ -101,9 +101,6 @@ impl Both {
             Step::Add(chunk) => self.add(chunk),
             Step::Remove(chunk) => self.remove(chunk),
             Step::Allocate(bytes, log) => self.allocate(bytes, 1 << log),
-            Step::Search(bytes, log) => {
-                self.core.search_on(&Request::new(bytes, 1 << log));
-            }
             Step::Fill(class, count) => self.fill(Class::all().nth(class).unwrap(), count),
             Step::Free(which) => self.free_nth(which),
             Step::Give(which) => self.give_nth(which),
@@ -146,7 +143,7 @@ impl Both {
         let mut found = self.core.allocate(bytes, align);
         if found.is_none() {
             self.core.release_empty_slabs();
-            found = self.core.allocate(bytes, align);
+            found = self.core.exhaustively(|core| core.allocate(bytes, align));
         }
         let Some(extent) = found else {
             // Bytes between the blocks of a slab are free only in the model.
@@ -169,7 +166,7 @@ impl Both {
 
     fn fill(&mut self, class: Class, count: usize) {
         let mut out = vec![0; count];
-        let filled = self.core.thoroughly(|core| core.fill(class, &mut out));
+        let filled = self.core.exhaustively(|core| core.fill(class, &mut out));
         for &offset in &out[..filled] {
             assert_eq!(self.core.at(offset), Some(Found::Small(class)));
             self.model.take(offset..offset + class.bytes());
@@ -263,7 +260,6 @@ enum Step {
     Add(u64),
     Remove(u64),
     Allocate(u64, u32),
-    Search(u64, u32),
     Fill(usize, usize),
     Free(usize),
     Give(usize),
@@ -279,7 +275,6 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0_u64..12).prop_map(Step::Add),
         2 => (0_u64..12).prop_map(Step::Remove),
         8 => (bytes(), log()).prop_map(|(bytes, log)| Step::Allocate(bytes, log)),
-        4 => (few(), log()).prop_map(|(bytes, log)| Step::Search(bytes, log)),
         2 => (0..CLASSES, 1_usize..70).prop_map(|(class, count)| Step::Fill(class, count)),
         8 => index().prop_map(Step::Free),
         60 => index().prop_map(Step::Give),
@@ -318,27 +313,6 @@ impl Numbers {
     }
 }
 
-/// The turns that are enough grow with the heap, and are few in a small one.
-#[test]
-fn a_search_alone_ends_within_enough_turns() {
-    let mut core = Core::new(0, 1 << 30).unwrap();
-    core.add(0..CHUNK, true);
-    let blocks: Vec<Extent> = std::iter::from_fn(|| core.allocate(PAGE, 1)).collect();
-    for block in blocks.iter().skip(1).step_by(2) {
-        core.free(block.node());
-    }
-    let request = Request::new(PAGE, 2 * PAGE);
-    let mut turns = 1;
-    while core.search_on(&request) {
-        turns += 1;
-    }
-    let enough = core.enough_turns();
-    assert!(
-        turns > 100 && turns <= enough && enough <= 5 * turns,
-        "{turns} of {enough}"
-    );
-}
-
 #[test]
 #[cfg_attr(
     egmem_slow,
@@ -353,12 +327,7 @@ fn it_agrees_with_a_plain_map_for_a_million_operations() {
             match numbers.below(100) {
                 0 => both.add(numbers.below(12)),
                 1 => both.remove(numbers.below(12)),
-                2..6 => {
-                    let bytes = [9_000, 70_000, 900_000][numbers.below(3) as usize];
-                    let request = Request::new(bytes, 1 << (12 + numbers.below(5)));
-                    both.core.search_on(&request);
-                }
-                6..9 => {
+                2..9 => {
                     let bytes = [9_000, 70_000, 900_000][numbers.below(3) as usize];
                     both.allocate(bytes, 1 << (12 + numbers.below(5)));
                 }

@@ -30,8 +30,15 @@ impl HeapInner {
             if let Some(found) = attempt(&mut core) {
                 return Some(found);
             }
-            if core.rules_out(&request, self.front.outside(&members, &request)) {
+            let outside = self.front.outside(&members, &request);
+            if core.rules_out(&request, outside) {
                 return None;
+            }
+            if request.class().is_none() {
+                let found = core.exhaustively(attempt);
+                if found.is_some() || core.slabs_cannot_serve(&request, outside) {
+                    return found;
+                }
             }
         }
         self.after_all_caches(Some(request), attempt)
@@ -75,7 +82,7 @@ impl HeapInner {
         self.empty_depots(&mut core);
         self.open_posts(&mut core);
         core.release_empty_slabs();
-        let found = core.thoroughly(attempt);
+        let found = core.exhaustively(attempt);
         if let (None, Some(request)) = (&found, request) {
             core.remember_refusal(request);
         }

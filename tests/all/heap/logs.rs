@@ -4,8 +4,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use egmem::driver::{Access, Call, Code, Location};
 use egmem::Stream;
+use egmem::driver::{Access, Call, Code, Location};
 use egmem::heap::debug::DebugOptions;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};

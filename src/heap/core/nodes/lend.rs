@@ -14,8 +14,7 @@ impl Nodes {
     /// Returns another list of nodes in the same table, for a shard, without any.
     pub(in crate::core) fn split(&mut self) -> Self {
         // SAFETY: nodes change lists in `lend`, `give_back` and `take_over`, which have exclusive references
-        // to both, and links lead to nodes of the same list, as what `searches` remembers does: `forget_used` comes
-        // before another list gets a node. An index that comes from outside, to free or resize
+        // to both, and links lead to nodes of the same list. An index that comes from outside, to free or resize
         // a range, is used with the list that has the node: the heap keeps record of each shard's addresses.
         // Only unsafe code can free a range of its own making.
         let nodes = unsafe { self.nodes.split() };
@@ -28,7 +27,6 @@ impl Nodes {
 
     /// Notes that `nodes` nodes of `other` are this list's now: vacant but in no list, or neighbours in memory.
     pub(in crate::core) fn take_over(&mut self, other: &mut Self, nodes: usize) {
-        other.forget_used();
         self.nodes.learn(&other.nodes);
         self.owned += nodes;
         self.count += nodes;
@@ -48,7 +46,6 @@ impl Nodes {
             found = self.spare.take(false);
         }
         let (batch, nodes) = found.unwrap_or_else(|| (self.extend() / MORE, u64::MAX));
-        self.forget_used();
         other.nodes.learn(&self.nodes);
         other.enlist(batch, nodes);
         let more = nodes.count_ones() as usize;

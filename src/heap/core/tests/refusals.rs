@@ -48,11 +48,11 @@ impl Kept {
         let met = |core: &mut Core| match Class::of(bytes, align) {
             Some(class) => {
                 let mut out = [0];
-                let filled = core.thoroughly(|core| core.fill(class, &mut out));
+                let filled = core.exhaustively(|core| core.fill(class, &mut out));
                 (filled == 1).then(|| assert!(core.give(out[0]))).is_some()
             }
             None => {
-                let found = core.allocate(bytes, align);
+                let found = core.exhaustively(|core| core.allocate(bytes, align));
                 found
                     .inspect(|found| assert!(core.free(found.node())))
                     .is_some()
@@ -61,7 +61,9 @@ impl Kept {
         if met(core) {
             return;
         }
-        let ruled_out = core.rules_out(&request, self.outside(Class::of(bytes, align)));
+        let outside = self.outside(request.class());
+        let ruled_out = core.rules_out(&request, outside)
+            || request.class().is_none() && core.slabs_cannot_serve(&request, outside);
         self.ruled_out += u64::from(ruled_out);
         self.give_all(core);
         let found = met(core);
@@ -179,16 +181,23 @@ fn a_request_that_an_emptied_slab_could_serve_is_not_ruled_out() {
         larger,
         of_class: false,
     };
-    let request = |bytes| Request::new(bytes, 1);
+    let rules_out = |core: &mut Core, bytes, outside| {
+        let request = Request::new(bytes, 1);
+        core.rules_out(&request, outside) || core.slabs_cannot_serve(&request, outside)
+    };
     assert!(core.allocate(2 * SIZE, 1).is_none());
     // The slab has a page.
-    assert!(!core.rules_out(&request(2 * SIZE + PAGE), outside(512, false)));
-    assert!(core.rules_out(&request(2 * SIZE + PAGE), outside(511, false)));
-    assert!(core.rules_out(&request(2 * SIZE + PAGE + 1), outside(512, false)));
+    assert!(!rules_out(&mut core, 2 * SIZE + PAGE, outside(512, false)));
+    assert!(rules_out(&mut core, 2 * SIZE + PAGE, outside(511, false)));
+    assert!(rules_out(
+        &mut core,
+        2 * SIZE + PAGE + 1,
+        outside(512, false)
+    ));
     // Blocks above the small ones may lie anywhere.
-    let two_pages = request(2 * SIZE + 2 * PAGE);
-    assert!(core.rules_out(&two_pages, outside(2 * PAGE, false)));
-    assert!(!core.rules_out(&two_pages, outside(2 * PAGE, true)));
+    let two_pages = 2 * SIZE + 2 * PAGE;
+    assert!(rules_out(&mut core, two_pages, outside(2 * PAGE, false)));
+    assert!(!rules_out(&mut core, two_pages, outside(2 * PAGE, true)));
     assert!(core.give(cached[0]));
     core.release_empty_slabs();
     assert!(core.allocate(2 * SIZE + PAGE, 1).is_some());
