@@ -19,9 +19,6 @@ const LOOK: Duration = Duration::from_millis(1);
 /// After this long without growth the thread sleeps until it is woken.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// How many nodes to keep spare; more are prepared when half of them are used.
-const SPARE: usize = 4096;
-
 /// Starts the threads that the heap asks for: one for background growth, one that gives idle memory back.
 ///
 /// # Errors
@@ -62,16 +59,6 @@ fn run(heap: &Weak<HeapInner>, signal: &Signal) {
     let mut grown = Instant::now();
     while signal.wait() {
         let Some(heap) = heap.upgrade() else { return };
-        // The kernel's page faults for the heap's own table take time, so the core's lock is not held meanwhile.
-        if signal.spare.load(Relaxed) < SPARE / 2 {
-            let ahead = heap.core().prepare(SPARE);
-            if let Some(ahead) = ahead {
-                ahead.populate();
-                let mut core = heap.core();
-                core.prepared(&ahead);
-                signal.spare.store(core.spare_nodes(), Relaxed);
-            }
-        }
         let mut pause = LOOK;
         if signal.free.load(Relaxed) < signal.ahead && is_short(&heap, signal) {
             if let Err(error) = heap.add_memory(signal.ahead, true, |_, _| Ok(())) {
@@ -274,22 +261,5 @@ mod tests {
         drop(block);
         let after: [u64; 20] = looks(&heap, &mut decay, 0);
         assert_eq!(after[19], 0);
-    }
-
-    #[test]
-    fn the_tables_grow_ahead_too() {
-        let driver = Driver::simulated(Machine::gh200()).unwrap();
-        let heap = Heap::on(NodeId(0))
-            .limit(64 << 20)
-            .chunk(8 << 20)
-            .grow_ahead(8 << 20)
-            .build(&driver)
-            .unwrap();
-        let end = Instant::now() + Duration::from_secs(60);
-        // The first chunk uses some.
-        while heap.inner().core().spare_nodes() < SPARE - 8 {
-            assert!(Instant::now() < end, "no spare nodes");
-            thread::sleep(Duration::from_millis(1));
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! How allocating threads wake the background threads.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,10 +13,8 @@ pub(super) struct Signal {
     pub(super) ahead: u64,
     /// Whether the thread is awake or about to be, in which case the lock is not needed.
     pub(super) awake: AtomicBool,
-    /// The free bytes and spare nodes when memory was last taken. The thread reads them without blocking
-    /// allocations.
+    /// The free bytes when memory was last taken. The thread reads them without blocking allocations.
     pub(super) free: AtomicU64,
-    pub(super) spare: AtomicUsize,
     /// Whether the threads are to stop.
     ended: Mutex<bool>,
     changed: Condvar,
@@ -28,7 +26,6 @@ impl Signal {
             ahead,
             awake: AtomicBool::new(true),
             free: AtomicU64::new(0),
-            spare: AtomicUsize::new(0),
             ended: Mutex::new(false),
             changed: Condvar::new(),
         }
@@ -40,7 +37,6 @@ impl Signal {
         if self.ahead > 0 {
             let free = core.free_bytes();
             self.free.store(free, Relaxed);
-            self.spare.store(core.spare_nodes(), Relaxed);
             if free < self.ahead && !self.awake.swap(true, Relaxed) {
                 // So that this comes before the thread looks at `awake`, or after it sleeps.
                 drop(lock(&self.ended));

@@ -9,7 +9,7 @@ use super::kept::Kept;
 use super::load::Load;
 use super::local::Tally;
 use super::magazine::Magazine;
-use super::members::Members;
+use super::member::Members;
 use super::shards::{Post, Shards};
 use crate::classes::{CLASSES, Class};
 use crate::core::{Outside, Request};

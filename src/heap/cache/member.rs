@@ -1,31 +1,23 @@
 //! A thread's membership in a heap, found without a lock.
 
 use std::cell::{Cell, RefCell};
+use std::ops::DerefMut;
 use std::sync::{Arc, Weak};
 
 use super::biased::Biased;
 use super::kept::Kept;
-use super::local::Local;
+use super::local::{Local, Tally};
+use crate::classes::Class;
+use crate::core::Outside;
 use crate::fork::Generation;
-
-/// The heap that threads are members of.
-pub(crate) trait Home: Send + Sync {
-    /// Returns the heap's number: unique in this process, never reused, at least 1.
-    fn id(&self) -> u64;
-
-    /// Returns a member for the calling thread, or `None` if the heap is closed or caches nothing.
-    fn join(&self) -> Option<Arc<Member>>;
-
-    /// Returns the cache of the calling thread, which ends, to the core.
-    fn leave(&self, member: &Arc<Member>);
-}
+use crate::inner::HeapInner;
 
 /// A thread's cache of one heap, which other threads can take.
 ///
 /// The thread owns it until the thread ends or joins another heap. So a member must not keep the heap's
 /// tables, its driver and its users' closures alive.
 pub(crate) struct Member {
-    heap: Weak<dyn Home>,
+    heap: Weak<HeapInner>,
     id: u64,
     born: Generation,
     pub(crate) local: Biased<Local>,
@@ -34,13 +26,13 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Creates a member of the heap with the number `id`, which the process `born` created.
-    pub(crate) fn new(heap: Weak<dyn Home>, id: u64, born: Generation) -> Self {
+    /// Creates the calling thread's member of a heap.
+    pub(crate) fn new(heap: &HeapInner) -> Self {
         let local = Local::new();
         Self {
-            heap,
-            id,
-            born,
+            heap: heap.this.clone(),
+            id: heap.facts.id,
+            born: heap.facts.born,
             kept: Arc::clone(&local.kept),
             local: Biased::new(local),
         }
@@ -54,6 +46,36 @@ impl Member {
         }
         // SAFETY: the thread is the only owner and is not inside: only `find` calls this, before it enters.
         unsafe { self.local.owner(|local| local.closed) }
+    }
+}
+
+/// The threads that use a heap.
+#[derive(Default)]
+pub(crate) struct Members {
+    pub(crate) list: Vec<Arc<Member>>,
+    /// Counts of threads that have left or never joined.
+    pub(crate) tally: Tally,
+    /// Keeps a closed heap alive for its remaining blocks.
+    pub(crate) orphan: Option<Arc<HeapInner>>,
+    pub(crate) closed: bool,
+}
+
+impl Members {
+    /// Returns a bound of the contents of all threads' caches, without taking them: each thread may have `larger` bytes of
+    /// larger blocks.
+    pub(crate) fn kept(&self, larger: u64, class: Option<Class>) -> Outside {
+        let kept = self.list.iter().map(|member| &*member.kept);
+        Outside {
+            bytes: kept.clone().map(|kept| kept.bytes(larger)).sum(),
+            larger: kept.clone().any(Kept::has_larger),
+            of_class: class
+                .is_some_and(|class| kept.clone().any(|kept| kept.has(Kept::small(class)))),
+        }
+    }
+
+    /// Takes the caches of all threads.
+    pub(crate) fn hold_all(&self) -> Vec<impl DerefMut<Target = Local>> {
+        Biased::hold_all(self.list.iter().map(|member| &member.local))
     }
 }
 
@@ -102,8 +124,8 @@ impl Drop for Memberships {
 /// Calls `f` with the calling thread's cache of `heap`. Returns `None` also if the heap is closed, and while
 /// the thread ends: then nothing is cached.
 #[inline]
-pub(crate) fn with<R>(heap: &impl Home, f: impl FnOnce(&mut Local) -> Option<R>) -> Option<R> {
-    let id = heap.id();
+pub(crate) fn with<R>(heap: &HeapInner, f: impl FnOnce(&mut Local) -> Option<R>) -> Option<R> {
+    let id = heap.facts.id;
     let near = NEAR_MEMBERS.with(|near| {
         // SAFETY: only this thread accesses the cell, and nothing runs between the read and its use.
         unsafe { (*near.as_ptr())[id as usize % NEAR] }
@@ -127,8 +149,8 @@ pub(crate) fn with<R>(heap: &impl Home, f: impl FnOnce(&mut Local) -> Option<R>)
 
 /// Finds or creates the member when it is not in the direct-mapped table.
 #[inline(never)]
-fn find(heap: &impl Home) -> Option<*const Member> {
-    let id = heap.id();
+fn find(heap: &HeapInner) -> Option<*const Member> {
+    let id = heap.facts.id;
     let member = match known(id) {
         Some(member) => member,
         None => join(heap)?,
@@ -159,7 +181,7 @@ fn known(id: u64) -> Option<*const Member> {
 }
 
 #[cold]
-fn join(heap: &impl Home) -> Option<*const Member> {
+fn join(heap: &HeapInner) -> Option<*const Member> {
     let joined = MEMBERSHIPS.try_with(|all| {
         // Already borrowed only if a global allocator allocates from a heap: it goes without a cache. No
         // other user code runs in here, because dropping a member drops no heap.
@@ -221,116 +243,83 @@ impl All {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::Mutex;
-
     use super::*;
+    use crate::driver::NodeId;
+    use crate::{Driver, Heap, Machine};
 
-    /// Counts how often threads joined.
-    struct Club {
-        id: u64,
-        this: Weak<Self>,
-        members: Mutex<Vec<Arc<Member>>>,
-        left: Mutex<u64>,
-    }
-
-    impl Club {
-        fn new(id: u64) -> Arc<Self> {
-            Arc::new_cyclic(|this| Self {
-                id,
-                this: Weak::clone(this),
-                members: Mutex::default(),
-                left: Mutex::default(),
-            })
-        }
-    }
-
-    impl Home for Club {
-        fn id(&self) -> u64 {
-            self.id
-        }
-
-        fn join(&self) -> Option<Arc<Member>> {
-            let member = Member::new(self.this.clone(), self.id, Generation::current());
-            let member = Arc::new(member);
-            self.members.lock().unwrap().push(Arc::clone(&member));
-            Some(member)
-        }
-
-        fn leave(&self, member: &Arc<Member>) {
-            assert_eq!(member.id, self.id);
-            *self.left.lock().unwrap() += 1;
-        }
+    fn heap(driver: &Driver) -> Heap {
+        Heap::on(NodeId(0)).limit(2 << 20).build(driver).unwrap()
     }
 
     /// Counts a visit in the thread's cache and returns how many there were.
-    fn visit(club: &Club) -> Option<u64> {
-        with(club, |local| {
-            local.tally.allocate(club.id);
-            assert_eq!(local.tally.allocated_bytes, local.tally.allocated * club.id);
-            Some(local.tally.allocated)
+    fn visit(heap: &HeapInner) -> Option<u32> {
+        with(heap, |local| {
+            local.fetched += 1;
+            Some(local.fetched)
         })
     }
 
-    #[cfg(not(miri))]
     #[test]
     fn a_forked_child_finds_no_member_of_its_parents() {
-        forget_members_in_children();
-        let club = Club::new(12_345);
-        assert_eq!((visit(&club), visit(&club)), (Some(1), Some(2)));
+        let heap = heap(&Driver::simulated(Machine::gh200()).unwrap());
+        let inner = heap.inner();
+        assert_eq!((visit(inner), visit(inner)), (Some(1), Some(2)));
         // SAFETY: the child's thread uses what only this thread uses, and the C library's allocator, and ends.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "fork: {}", std::io::Error::last_os_error());
         if child == 0 {
-            let joined_anew = visit(&club) == Some(1);
+            let has_none = visit(inner).is_none();
             // SAFETY: ends the child without running the parent's exit handlers.
-            unsafe { libc::_exit(i32::from(!joined_anew)) }
+            unsafe { libc::_exit(i32::from(!has_none)) }
         }
         let mut status = -1;
         // SAFETY: `status` is a local variable, and no other thread waits for the child.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(status, 0);
-        assert_eq!(visit(&club), Some(3));
+        assert_eq!(visit(inner), Some(3));
     }
 
     #[test]
     fn each_of_many_heaps_has_one_member_of_a_thread() {
-        // Numbers that collide in tables of each size up to 256.
-        let clubs: Vec<_> = (1..=200)
-            .map(|n| Club::new(n % 20 * 256 + n / 20 + 1))
-            .collect();
-        let visits = |expected: u64| {
-            let all = clubs.iter().chain(clubs.iter().rev());
-            all.enumerate().for_each(|(at, club)| {
-                let more = 1 + (at >= clubs.len()) as u64;
-                assert_eq!(visit(club), Some(expected + more));
-            });
-        };
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        // So many that some have the same place in a table of each size.
+        let all: Vec<Heap> = (0..1600).map(|_| heap(&driver)).collect();
+        let mut heaps: Vec<Heap> = all.into_iter().step_by(8).collect();
         std::thread::scope(|scope| {
             let visits = scope.spawn(|| {
-                visits(0);
-                visits(2);
-                // Every third one closes; the next that joins drops their members.
-                let closed = clubs.iter().step_by(3);
-                for club in closed.clone() {
-                    let members = std::mem::take(&mut *club.members.lock().unwrap());
-                    members[0].local.hold().closed = true;
-                    let weak = Arc::downgrade(&members[0]);
-                    drop(members);
-                    assert_eq!((visit(club), weak.strong_count()), (None, 1));
-                }
-                assert_eq!(visit(&Club::new(9999)), Some(1));
-                for (at, club) in clubs.iter().enumerate().filter(|(at, _)| at % 3 != 0) {
-                    assert_eq!(visit(club), Some(5), "{at}");
-                }
-                // Joins again, as no heap does that was closed.
-                closed.for_each(|club| assert_eq!(visit(club), Some(1)));
+                let visit_all = |expected: u32| {
+                    for (at, heap) in heaps.iter().chain(heaps.iter().rev()).enumerate() {
+                        let more = 1 + u32::from(at >= heaps.len());
+                        assert_eq!(visit(heap.inner()), Some(expected + more));
+                    }
+                };
+                visit_all(0);
+                visit_all(2);
             });
             // Until its members have left.
             visits.join().unwrap();
         });
-        for (at, club) in clubs.iter().enumerate() {
-            assert_eq!(club.members.lock().unwrap().len(), 1);
-            assert_eq!(*club.left.lock().unwrap(), 1, "{at}");
+        assert!(heaps.iter().all(|heap| heap.stats().threads == 0));
+        heaps
+            .iter()
+            .for_each(|heap| assert_eq!(visit(heap.inner()), Some(1)));
+        // Every third one closes; the next that joins drops their members.
+        let inners: Vec<_> = heaps.iter().map(|heap| Arc::clone(heap.inner())).collect();
+        let members = inners.iter().map(|heap| {
+            let members = crate::per_driver::lock(&heap.front.members);
+            Arc::downgrade(&members.list[0])
+        });
+        let members: Vec<Weak<Member>> = members.collect();
+        let is_closed = |at: usize| at % 3 == 0;
+        let mut at = 0;
+        heaps.retain(|_| (!is_closed(at), at += 1).0);
+        for (at, heap) in inners.iter().enumerate() {
+            assert_eq!(visit(heap), (!is_closed(at)).then_some(2));
+        }
+        assert_eq!(visit(heap(&driver).inner()), Some(1));
+        for (at, heap) in inners.iter().enumerate() {
+            assert_eq!(members[at].strong_count() == 0, is_closed(at));
+            assert_eq!(visit(heap), (!is_closed(at)).then_some(3));
         }
     }
 }

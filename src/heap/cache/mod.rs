@@ -21,7 +21,6 @@ mod local;
 mod magazine;
 mod medium;
 pub(crate) mod member;
-mod members;
 mod reserved;
 mod shards;
 pub(crate) mod sync;
@@ -34,7 +33,7 @@ pub(crate) use self::{
     local::{Local, Tally},
     magazine::Magazine,
     medium::{MAX_CACHED, Medium},
-    member::{Home, Member},
+    member::Member,
     reserved::{Inside, Reserved, Visitor},
     shards::{Own, UNIT},
 };

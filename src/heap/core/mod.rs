@@ -23,7 +23,6 @@ pub(super) use pages::{Owner, PageMap};
 pub(super) use ranges::{Extent, GRANULE, MAX_RANGE};
 pub(super) use refusals::{Outside, Request};
 pub(super) use shard::Shard;
-pub(super) use table::Ahead;
 
 use self::ranges::Ranges;
 use self::refusals::Refusals;
@@ -300,22 +299,6 @@ impl Core {
     /// Returns the free bytes outside slabs.
     pub(super) fn free_bytes(&self) -> u64 {
         self.ranges.free_bytes()
-    }
-
-    /// Returns how many more ranges fit before the kernel has to provide memory for the table.
-    #[inline]
-    pub(super) fn spare_nodes(&self) -> usize {
-        self.ranges.nodes.spare()
-    }
-
-    /// Returns the part of the table to populate so that `more` further ranges have memory.
-    pub(super) fn prepare(&mut self, more: usize) -> Option<Ahead> {
-        self.ranges.nodes.prepare(more)
-    }
-
-    /// Notes that `ahead` is populated.
-    pub(super) fn prepared(&mut self, ahead: &Ahead) {
-        self.ranges.nodes.prepared(ahead);
     }
 
     /// Returns the bytes of slabs' free blocks, and of their unusable ends.

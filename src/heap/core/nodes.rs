@@ -1,11 +1,10 @@
 //! The table of ranges: each is a node linked to its neighbours in memory; free ones are in lists by size.
 
-use std::alloc::{Layout, handle_alloc_error};
 use std::hint::select_unpredictable;
 use std::io;
 
 use super::bins::{self, GROWABLE_END, Occupied};
-use super::table::{Ahead, Growth, View};
+use super::table::View;
 use spare::{BATCH, Spare};
 
 mod lend;
@@ -116,9 +115,8 @@ const MORE: usize = BATCH;
 /// All nodes, or a shard's, in one common table, so that nodes keep their indexes when they
 /// move between the two.
 pub(super) struct Nodes {
+    /// The core alone adds nodes to the table; it [lends](Self::lend) some to shards.
     nodes: View<Node>,
-    /// `None` for a shard's: the core adds nodes to the table and [lends](Self::lend) them.
-    growth: Option<Growth>,
     /// The end of each bin's list: a sentinel that can be read and written like any other node.
     pub(super) none: RangeId,
     /// The first of each bin's list.
@@ -138,16 +136,14 @@ impl Nodes {
     /// The kernel's error if it has no addresses for that many.
     pub(super) fn new(most: usize) -> io::Result<Self> {
         let most = most.saturating_add(2).next_multiple_of(MORE);
-        let (nodes, growth) = View::new(most)?;
-        let mut this = Self::of(nodes, Some(growth));
+        let mut this = Self::of(View::new(most)?);
         this.set_sentinel();
         Ok(this)
     }
 
-    fn of(nodes: View<Node>, growth: Option<Growth>) -> Self {
+    fn of(nodes: View<Node>) -> Self {
         Self {
             nodes,
-            growth,
             none: RangeId::NONE,
             heads: Box::new([RangeId::NONE; GROWABLE_END + 1]),
             vacant: RangeId::NONE,
@@ -225,37 +221,13 @@ impl Nodes {
     /// Adds a batch to the table, linked but in no list; returns its index.
     fn extend(&mut self) -> usize {
         let first = self.nodes.len();
-        let Some(growth) = &mut self.growth else {
-            // Unreachable: shards check that they have a vacant node.
-            handle_alloc_error(Layout::new::<Node>());
-        };
-        self.nodes.extend(growth, MORE, |index| Node {
+        self.nodes.extend(MORE, |index| Node {
             next: RangeId::at(index + 1),
             ..VACANT
         });
         self.nodes[first + MORE - 1].next = RangeId::NONE;
         self.owned += if first == 0 { MORE - 1 } else { MORE };
         first
-    }
-
-    /// Returns how many more nodes fit before the kernel has to provide memory.
-    #[inline]
-    pub(super) fn spare(&self) -> usize {
-        let growth = self.growth.as_ref();
-        self.vacancies() + growth.map_or(0, |growth| self.nodes.spare(growth))
-    }
-
-    /// Returns the part of the table to populate so that `more` further nodes have memory; a shard has none.
-    pub(super) fn prepare(&mut self, more: usize) -> Option<Ahead> {
-        let growth = self.growth.as_mut()?;
-        Some(self.nodes.prepare(growth, more))
-    }
-
-    /// Notes that `ahead` is populated.
-    pub(super) fn prepared(&mut self, ahead: &Ahead) {
-        if let Some(growth) = &mut self.growth {
-            growth.prepared(ahead);
-        }
     }
 
     /// Adds a node between `next` and the one before it.
@@ -390,8 +362,7 @@ impl Nodes {
 
     /// Returns the table's size, in bytes.
     pub(super) fn metadata(&self) -> usize {
-        let table = self.growth.as_ref().map_or(0, Growth::bytes);
-        table + size_of::<Occupied>() + size_of_val(&*self.heads)
+        self.nodes.bytes() + size_of::<Occupied>() + size_of_val(&*self.heads)
     }
 }
 
@@ -411,27 +382,5 @@ mod tests {
         assert_eq!((add(&mut nodes), add(&mut nodes)), (b, a));
         assert!(add(&mut nodes).index() > b.index());
         assert_eq!(nodes.count, 3);
-    }
-
-    #[test]
-    fn spare_nodes_are_counted_until_none_is_left() {
-        let mut nodes = Nodes::new(1 << 20).unwrap();
-        let add = |nodes: &mut Nodes| nodes.add(0, 1, RangeId::NONE, RangeId::NONE);
-        let node = add(&mut nodes);
-        nodes.retire(node);
-        let before = nodes.spare();
-        let ahead = nodes.prepare(before + 1).unwrap();
-        ahead.populate();
-        nodes.prepared(&ahead);
-        let spare = nodes.spare();
-        assert!(spare > before);
-        let bytes = nodes.metadata();
-        for left in (0..spare).rev() {
-            assert!(add(&mut nodes).index() > 0);
-            assert_eq!(nodes.spare(), left);
-        }
-        assert_eq!(nodes.metadata(), bytes);
-        add(&mut nodes);
-        assert!(nodes.metadata() > bytes);
     }
 }

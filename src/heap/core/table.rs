@@ -7,11 +7,8 @@ use std::ops::{Index, IndexMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// How many bytes get memory at a time. A multiple of all kernel page sizes.
+/// How many bytes become writable, and get memory, at a time. A multiple of all kernel page sizes.
 const READY: usize = 64 << 10;
-/// How many bytes become writable at a time: a system call that allocates no memory yet.
-const OPEN: usize = 2 << 20;
-
 /// Elements in a row, at addresses that are reserved for the maximum. Memory is added as elements are,
 /// [`READY`] bytes at a time.
 ///
@@ -20,6 +17,8 @@ const OPEN: usize = 2 << 20;
 pub(super) struct View<T> {
     cells: Cells<T>,
     mapping: Arc<Mapping<T>>,
+    /// How many bytes are writable and have memory; `None` in all views but the first.
+    ready: Option<usize>,
 }
 
 /// The addresses, and the elements there.
@@ -28,14 +27,6 @@ struct Mapping<T> {
     /// This many bytes are reserved.
     room: usize,
     owns: PhantomData<T>,
-}
-
-/// How far a table has grown.
-pub(super) struct Growth {
-    /// The kernel has been asked to populate this many bytes.
-    ready: usize,
-    /// This many bytes are writable.
-    open: usize,
 }
 
 /// A table's address and the number of its elements, or of the first of them. In a local variable it is not
@@ -58,19 +49,12 @@ pub(super) struct Elements<'a, T> {
     borrows: PhantomData<&'a mut T>,
 }
 
-/// Part of a table to populate; the thread that asks the kernel for it needs no lock.
-pub(crate) struct Ahead {
-    start: usize,
-    bytes: usize,
-    ready: usize,
-}
-
 impl<T: Copy> View<T> {
     /// Creates an empty table for at most `most` elements.
     ///
     /// # Errors
     /// The kernel's error if it has no addresses for them.
-    pub(super) fn new(most: usize) -> io::Result<(Self, Growth)> {
+    pub(super) fn new(most: usize) -> io::Result<Self> {
         const { assert!(size_of::<T>() > 0 && align_of::<T>() <= 4096) };
         let room = most
             .checked_mul(size_of::<T>())
@@ -86,11 +70,11 @@ impl<T: Copy> View<T> {
         }
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let owns = PhantomData;
-        let view = Self {
+        Ok(Self {
             cells: Cells { start, len: 0 },
             mapping: Arc::new(Mapping { start, room, owns }),
-        };
-        Ok((view, Growth { ready: 0, open: 0 }))
+            ready: Some(0),
+        })
     }
 
     /// Returns another view of the table.
@@ -102,6 +86,7 @@ impl<T: Copy> View<T> {
         Self {
             cells: self.cells,
             mapping: Arc::clone(&self.mapping),
+            ready: None,
         }
     }
 
@@ -110,24 +95,41 @@ impl<T: Copy> View<T> {
         self.cells.len = self.cells.len.max(other.cells.len);
     }
 
-    /// Adds `more` elements, each made by `make` from its index. Only for the first view, with its growth.
+    /// Adds `more` elements, each made by `make` from its index. Only for the first view.
     ///
     /// Aborts, as a Vec does, if the kernel has no memory left or the table is full.
-    pub(super) fn extend(&mut self, growth: &mut Growth, more: usize, make: impl Fn(usize) -> T) {
+    pub(super) fn extend(&mut self, more: usize, make: impl Fn(usize) -> T) {
         let first = self.cells.len;
         let end = first.saturating_add(more).saturating_mul(size_of::<T>());
-        if end > growth.ready {
-            self.open(growth, end);
-            let ahead = self.ahead(growth, end);
-            ahead.populate();
-            growth.prepared(&ahead);
+        if self.ready.is_none_or(|ready| end > ready) && !self.populate(end) {
+            handle_alloc_error(Layout::new::<T>());
         }
         for index in first..first + more {
-            // SAFETY: `open` made the addresses up to `end` writable; they belong to this table, and no view
+            // SAFETY: `populate` made the addresses up to `end` writable; they belong to this table, and no view
             // can access elements beyond the length yet.
             unsafe { self.cells.start.add(index).write(make(index)) };
         }
         self.cells.len += more;
+    }
+
+    /// Makes the bytes before `end` writable, and the kernel provide memory for them: one call takes less than the faults would.
+    fn populate(&mut self, end: usize) -> bool {
+        let end = end.checked_next_multiple_of(READY);
+        let Some((ready, end)) = self.ready.zip(end.filter(|&end| end <= self.mapping.room)) else {
+            return false;
+        };
+        // SAFETY: within the reserved addresses, where nothing has been written yet.
+        let from = unsafe { self.cells.start.as_ptr().cast::<u8>().add(ready) };
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: as above.
+        if unsafe { libc::mprotect(from.cast(), end - ready, access) } != 0 {
+            return false;
+        }
+        // A kernel that cannot (before Linux 5.14), or has no memory, provides it or fails when it is written.
+        // SAFETY: changes no byte.
+        unsafe { libc::madvise(from.cast(), end - ready, libc::MADV_POPULATE_WRITE) };
+        self.ready = Some(end);
+        true
     }
 
     /// Returns how many elements there are, in all views, if this is the first.
@@ -141,50 +143,9 @@ impl<T: Copy> View<T> {
         self.len() <= self.mapping.room / size_of::<T>() / 2
     }
 
-    /// Returns the part to populate so that `more` further elements have memory; it may be written meanwhile.
-    pub(super) fn prepare(&self, growth: &mut Growth, more: usize) -> Ahead {
-        let most = self.mapping.room / size_of::<T>();
-        let end = self.len().saturating_add(more).min(most) * size_of::<T>();
-        self.open(growth, end);
-        self.ahead(growth, end)
-    }
-
-    /// Returns how many elements fit in memory that is populated.
-    #[inline]
-    pub(super) fn spare(&self, growth: &Growth) -> usize {
-        growth.ready / size_of::<T>() - self.len()
-    }
-
-    fn ahead(&self, growth: &Growth, end: usize) -> Ahead {
-        let ready = end.next_multiple_of(READY);
-        Ahead {
-            start: self.cells.start.addr().get() + growth.ready,
-            bytes: ready.saturating_sub(growth.ready),
-            ready,
-        }
-    }
-
-    /// Makes the bytes before `end` writable.
-    fn open(&self, growth: &mut Growth, end: usize) {
-        if end <= growth.open {
-            return;
-        }
-        let (start, room) = (growth.open, self.mapping.room);
-        let open = end.max(start + OPEN).next_multiple_of(READY).min(room);
-        // SAFETY: within the reserved addresses, where nothing has been written yet.
-        let done = end <= room
-            && unsafe {
-                let from = self.cells.start.as_ptr().cast::<u8>().add(start);
-                libc::mprotect(
-                    from.cast(),
-                    open - start,
-                    libc::PROT_READ | libc::PROT_WRITE,
-                ) == 0
-            };
-        if !done {
-            handle_alloc_error(Layout::new::<T>());
-        }
-        growth.open = open;
+    /// Returns how many bytes have memory, if this is the first view.
+    pub(super) fn bytes(&self) -> usize {
+        self.ready.unwrap_or(0)
     }
 
     /// Borrows the elements.
@@ -254,31 +215,6 @@ impl<T: Copy> IndexMut<usize> for Elements<'_, T> {
     }
 }
 
-impl Growth {
-    /// Notes that `ahead` is populated.
-    pub(super) fn prepared(&mut self, ahead: &Ahead) {
-        self.ready = self.ready.max(ahead.ready);
-    }
-
-    /// Returns the table's size, in bytes.
-    pub(super) fn bytes(&self) -> usize {
-        self.ready
-    }
-}
-
-impl Ahead {
-    /// Makes the kernel populate the memory. A kernel that cannot (before Linux 5.14), or has no memory, does
-    /// so or fails when the memory is written.
-    pub(crate) fn populate(&self) {
-        if self.bytes > 0 {
-            // SAFETY: the call changes no byte, even if other memory is mapped at the addresses by now.
-            unsafe {
-                libc::madvise(self.start as *mut _, self.bytes, libc::MADV_POPULATE_WRITE);
-            }
-        }
-    }
-}
-
 impl<T> Drop for Mapping<T> {
     fn drop(&mut self) {
         // SAFETY: the mapping belongs to this table alone; its elements are Copy, so none needs dropping.
@@ -290,17 +226,17 @@ impl<T> Drop for Mapping<T> {
 mod tests {
     use super::*;
 
-    fn table(most: usize) -> (View<u64>, Growth) {
+    fn table(most: usize) -> View<u64> {
         View::new(most).unwrap()
     }
 
     #[test]
     fn elements_stay_where_they_are() {
-        let (mut table, mut growth) = table(1 << 20);
-        table.extend(&mut growth, 1, |index| index as u64);
+        let mut table = table(1 << 20);
+        table.extend(1, |index| index as u64);
         let first = &raw const table[0];
         for _ in 0..9 {
-            table.extend(&mut growth, 100_000, |index| index as u64);
+            table.extend(100_000, |index| index as u64);
         }
         assert_eq!((table.len(), &raw const table[0]), (900_001, first));
         assert!((0..900_001).all(|at| table[at] == at as u64));
@@ -309,45 +245,25 @@ mod tests {
     }
 
     #[test]
-    fn memory_comes_as_it_is_needed() {
-        let (mut table, mut growth) = table(1 << 33);
-        assert_eq!((growth.bytes(), table.spare(&growth)), (0, 0));
-        table.extend(&mut growth, 1, |_| 1);
-        assert_eq!(
-            (growth.bytes(), table.spare(&growth)),
-            (READY, READY / 8 - 1)
-        );
-        table.extend(&mut growth, READY / 8 - 1, |_| 1);
-        assert_eq!((growth.bytes(), table.spare(&growth)), (READY, 0));
-        let ahead = table.prepare(&mut growth, READY / 8 + 1);
-        assert_eq!((ahead.bytes, table.spare(&growth)), (2 * READY, 0));
-        ahead.populate();
-        growth.prepared(&ahead);
-        assert_eq!(table.spare(&growth), 2 * READY / 8);
-        table.extend(&mut growth, 2 * READY / 8, |_| 2);
-        assert_eq!((growth.bytes(), table.spare(&growth)), (3 * READY, 0));
-    }
-
-    #[test]
-    fn it_is_prepared_as_far_as_there_is_room() {
-        let (mut table, mut growth) = table(READY / 8 + 1);
-        let ahead = table.prepare(&mut growth, usize::MAX);
-        ahead.populate();
-        growth.prepared(&ahead);
-        assert_eq!(table.spare(&growth), 2 * READY / 8);
-        table.extend(&mut growth, 2 * READY / 8, |index| index as u64);
-        assert_eq!(table[2 * READY / 8 - 1], 2 * READY as u64 / 8 - 1);
-        assert_eq!(table.prepare(&mut growth, 1).bytes, 0);
+    fn memory_comes_as_it_is_needed_as_far_as_there_is_room() {
+        let mut table = table(READY / 8 + 1);
+        for (more, bytes) in [(0, 0), (1, READY), (READY / 8 - 1, READY), (1, 2 * READY)] {
+            table.extend(more, |_| 1);
+            assert_eq!(table.bytes(), bytes);
+        }
+        assert!(!table.populate(2 * READY + 1));
+        assert!(!table.populate(usize::MAX));
     }
 
     #[test]
     fn views_share_what_is_there_until_the_last_is_gone() {
-        let (mut one, mut growth) = table(1 << 20);
-        one.extend(&mut growth, 4, |_| 1);
+        let mut one = table(1 << 20);
+        one.extend(4, |_| 1);
         // SAFETY: elements 4 to 7 are the other's, the rest the first one's.
         let mut other = unsafe { one.split() };
-        one.extend(&mut growth, 4, |_| 2);
+        one.extend(4, |_| 2);
         other.learn(&one);
+        assert!(!other.populate(READY));
         one[0] = 3;
         other[4] = 5;
         drop(one);
@@ -357,8 +273,8 @@ mod tests {
     #[test]
     #[should_panic(expected = "no element 4 of 4")]
     fn an_element_that_does_not_exist_is_not_accessed() {
-        let (mut table, mut growth) = table(1 << 20);
-        table.extend(&mut growth, 4, |_| 1);
+        let mut table = table(1 << 20);
+        table.extend(4, |_| 1);
         table.elements()[4] = 1;
     }
 

@@ -18,7 +18,7 @@ impl Nodes {
         // a range, is used with the list that has the node: the heap keeps record of each shard's addresses.
         // Only unsafe code can free a range of its own making.
         let nodes = unsafe { self.nodes.split() };
-        let mut other = Self::of(nodes, None);
+        let mut other = Self::of(nodes);
         // Each change of a list writes to the sentinel, so no other list's node may be near.
         self.lend(&mut other);
         other.set_sentinel();
