@@ -3,7 +3,9 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::sync::tell_refusal;
-use super::cache::{Contents, Kept, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member};
+use super::cache::{
+    CacheBound, Contents, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member,
+};
 use super::classes::Class;
 use super::core::{Core, Extent, GRANULE, RangeId};
 use super::inner::HeapInner;
@@ -46,10 +48,7 @@ impl HeapInner {
     fn take_range(&self, local: &mut Local, bytes: u64, align: u64) -> Option<(u64, Key)> {
         let cached = bytes <= MAX_CACHED && align <= GRANULE;
         let size = Core::range_granules(bytes) as u32; // exact if the core has such a range
-        let found = match cached {
-            true => local.medium.pop(size),
-            false => None,
-        };
+        let found = if cached { local.medium.pop(size) } else { None };
         let found = match found {
             Some(found) => found,
             None => self.fetch(local, bytes, align)?,
@@ -73,21 +72,21 @@ impl HeapInner {
             return Some((found, Key::small(class)));
         }
         if class.may_be_range(align)
-            && local.grants[class.index()].is_rare()
+            && local.refills[class.index()].is_rare()
             && let Some(found) = self.take_range(local, bytes, align)
         {
             return Some(found);
         }
         // Before the blocks leave their present place.
-        local.kept.note(Kept::small(class));
+        local.bound.note(CacheBound::small(class));
         let shelf = &mut local.small[class.index()];
         match self.front.depots[class.index()].take() {
             Some(full) => shelf.load(full),
             None => {
                 let mut magazine = shelf.take_empty();
-                let grant = local.grants[class.index()].next(class);
+                let refill = local.refills[class.index()].next(class);
                 self.with_core(&mut local.visitor, |core| {
-                    magazine.fill(grant, |out| core.fill(class, out));
+                    magazine.fill(refill, |out| core.fill(class, out));
                 });
                 shelf.load(magazine);
             }
@@ -150,9 +149,10 @@ impl HeapInner {
     /// Notes whether threads share the core now. Returns how many more blocks than one to get.
     #[inline(never)]
     fn prepare_shared(&self, local: &mut Local, bytes: u64, align: u64, crowded: bool) -> u32 {
-        match crowded {
-            true => self.note_crowd(local),
-            false => local.crowded = 0,
+        if crowded {
+            self.note_crowd(local)
+        } else {
+            local.crowded = 0
         }
         local.medium.note_shares(crowded || local.shard.is_some());
         if bytes > MAX_CACHED || align > GRANULE {
@@ -224,7 +224,7 @@ impl HeapInner {
             match piece.key.kind() {
                 Kind::Small(class) => {
                     let shelf = &mut local.small[class.index()];
-                    if let Some(full) = shelf.push(class, piece.offset, &local.kept) {
+                    if let Some(full) = shelf.push(class, piece.offset, &local.bound) {
                         self.hand_on(&mut local.visitor, class, full);
                     }
                 }
@@ -242,7 +242,7 @@ impl HeapInner {
     fn keep(&self, local: &mut Local, piece: &Piece, node: RangeId) {
         let extent = Extent::new(piece.offset, node, piece.key.granules());
         // Cached here, the block would be missed where it is used again first.
-        if self.front.shards.are_used() && self.send_abroad(local, extent) {
+        if self.front.shards.are_used() && self.send_out(local, extent) {
             return;
         }
         let alone = self.front.budget.alone();
@@ -318,15 +318,14 @@ impl HeapInner {
         for magazine in contents.small {
             self.take_in(core, Load::Small(magazine));
         }
-        match self.front.shards.are_used() {
-            false => self.give_ranges(core, &contents.ranges),
-            true => contents
-                .ranges
-                .into_iter()
-                .for_each(|extent| self.give_or_send(core, extent)),
+        if self.front.shards.are_used() {
+            let ranges = contents.ranges.into_iter();
+            ranges.for_each(|extent| self.give_or_send(core, extent));
+        } else {
+            self.give_ranges(core, &contents.ranges);
         }
-        contents.kept.forget(u64::MAX);
-        contents.kept.note_shard(0);
+        contents.bound.forget(u64::MAX);
+        contents.bound.note_shard(0);
     }
 
     /// Returns the depots' blocks to the core.

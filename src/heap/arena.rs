@@ -120,9 +120,10 @@ impl Arena {
     #[cold]
     fn more(&self, state: &mut State, bytes: u64, align: u64) -> Result<u64> {
         let is_own = bytes > MOST / 2;
-        let size = match is_own {
-            true => bytes,
-            false => state.next.max(FIRST).max((2 * bytes).next_power_of_two()),
+        let size = if is_own {
+            bytes
+        } else {
+            state.next.max(FIRST).max((2 * bytes).next_power_of_two())
         };
         let layout = Layout::from_size_align(size as usize, align as usize).map_err(|_| {
             Error::invalid("size", format!("{size} bytes exceed the address space"))

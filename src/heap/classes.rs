@@ -30,9 +30,10 @@ impl Class {
         if bytes > MAX_SMALL {
             return None;
         }
-        match align > 16 {
-            false => Some(Self::fitting(bytes)),
-            true => Self::aligned(bytes, align),
+        if align > 16 {
+            Self::aligned(bytes, align)
+        } else {
+            Some(Self::fitting(bytes))
         }
     }
 
@@ -138,9 +139,10 @@ impl Class {
         let Shape { bytes, inverse } = SHAPES[self.index()];
         // Exact: offsets are below 2¹⁷, and the error of `inverse` is below 1.
         let index = (offset * inverse as u64) >> 32;
-        match index * bytes as u64 == offset {
-            true => Some(index as u32),
-            false => None,
+        if index * bytes as u64 == offset {
+            Some(index as u32)
+        } else {
+            None
         }
     }
 }

@@ -10,7 +10,7 @@ use super::cache::{Inside, member};
 use super::classes::SLAB;
 use super::core::{Core, GRANULE};
 use super::inner::HeapInner;
-use super::limits::{Pressure, Relief, SoftLimit};
+use super::options::{Pressure, Relief, SoftLimit};
 use crate::error::NoRoom;
 use crate::{Error, Result};
 
@@ -252,9 +252,10 @@ impl HeapInner {
             // In steps, so that threads that wait for memory have a turn after each; in advance, no more than
             // may still be added, or if that is nothing, 1 byte, which the backing refuses.
             let backing = locked.backing()?;
-            let room = match ahead {
-                true => backing.room_below(most.min(self.facts.limit)).max(1),
-                false => u64::MAX,
+            let room = if ahead {
+                backing.room_below(most.min(self.facts.limit)).max(1)
+            } else {
+                u64::MAX
             };
             let step = more.min(backing.chunk()).min(room);
             let began = Instant::now();
@@ -321,9 +322,10 @@ impl HeapInner {
             end = chunk.start;
             let backing = locked.backing()?;
             let (is_gone, refused) = backing.give_back(chunk.start);
-            match is_gone {
-                true => bytes += chunk.end - chunk.start,
-                false => self.core().add(chunk, backing.joins()),
+            if is_gone {
+                bytes += chunk.end - chunk.start
+            } else {
+                self.core().add(chunk, backing.joins())
             }
             self.front.budget.follow(backing.backed());
             error = error.or(refused);
@@ -346,7 +348,5 @@ impl HeapInner {
     }
 }
 
-mod caches;
-mod merge;
 #[cfg(test)]
 mod tests;

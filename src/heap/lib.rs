@@ -11,20 +11,16 @@ mod arena;
 
 mod backing;
 mod block;
-mod builder;
 mod bytes;
 mod cache;
 mod classes;
 mod core;
-mod counters;
 pub mod debug;
 mod deferred;
-mod facts;
 mod grower;
 mod growth;
 mod heap;
 mod inner;
-mod limits;
 mod membership;
 mod occupancy;
 mod on_stream;
@@ -32,15 +28,12 @@ mod options;
 #[cfg(feature = "pictures")]
 mod picture;
 mod piece;
-mod raw;
 mod release;
-mod reports;
 mod resize;
 mod room;
 mod shards;
 #[cfg(feature = "share")]
 mod share;
-mod signal;
 mod stats;
 
 pub use arena::{Arena, ArenaBlock};
@@ -48,11 +41,10 @@ pub use backing::DriverCounts;
 pub use block::{Block, NotFreed};
 pub use debug::DebugOptions;
 pub use heap::Heap;
-pub use limits::{Pressure, Relief};
 pub use occupancy::{Chunk, Occupancy, OccupancyTotals};
 pub use on_stream::{OnStream, StreamBlock};
-pub use options::HeapOptions;
-pub use raw::RawBlock;
+pub use options::{HeapOptions, Pressure, Relief};
+pub use piece::RawBlock;
 pub use release::NotAllFreed;
 pub use stats::{ClassStats, HeapStats};
 

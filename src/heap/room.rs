@@ -1,21 +1,34 @@
-//! The errors of a heap that has no room.
+//! What a heap does before it refuses a request: it empties the threads' caches, and replaces idle chunks, where that can help. And
+//! the errors of a heap that has no room.
 //!
-//! A program may run into these errors often, as a cache that evicts does: building one formats no text and
+//! Emptying stops every thread of the heap for a moment, and each has to refill its cache. A loop of requests that fail anyway
+//! would slow all other threads down. So a request is first compared with bounds that stop no thread, and refused if it
+//! cannot succeed. A program may run into these errors often, as a cache that evicts does: building one formats no text and
 //! scans no table.
+//!
+//! Where chunks do not join, a free chunk serves no block that is larger, however many lie side by side, and at the limit, or on a
+//! full node, nothing can be added. So before a request fails, chunks without a block go back to the machine and make
+//! place for one chunk.
 
-use super::classes::{Class, PAGE};
-use super::core::{Core, GRANULE, MAX_RANGE};
-use super::inner::HeapInner;
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::backing::Locked;
+use crate::classes::{Class, PAGE};
+use crate::core::{Core, GRANULE, MAX_RANGE, Request};
 use crate::error::NoRoom;
+use crate::inner::HeapInner;
+use crate::per_driver::lock;
 use crate::{Error, Growth, Result};
 
 impl HeapInner {
     /// Refuses a request that no amount of memory could satisfy.
     pub(super) fn check_possible(&self, bytes: u64, align: u64) -> Result<()> {
         // A block that can be shared lies in one chunk.
-        let most = match self.facts.exportable {
-            true => Growth::MAX_CHUNK,
-            false => MAX_RANGE,
+        let most = if self.facts.exportable {
+            Growth::MAX_CHUNK
+        } else {
+            MAX_RANGE
         };
         if bytes > most {
             let why = format!("it is {bytes} bytes");
@@ -30,17 +43,15 @@ impl HeapInner {
         }
         let first = self.facts.start.checked_next_multiple_of(align);
         let end = first.and_then(|first| first.checked_add(bytes));
-        match end.is_some_and(|end| end <= self.facts.start + self.facts.limit) {
-            true => Ok(()),
-            false => {
-                let (start, limit) = (self.facts.start, self.facts.limit);
-                let why = format!(
-                    "{bytes} bytes at a multiple of {align} lie nowhere in the heap's {limit} bytes of \
-                     addresses from {start:#x} on: take a smaller one, or a larger limit"
-                );
-                Err(Error::invalid("alignment", why))
-            }
+        if end.is_some_and(|end| end <= self.facts.start + self.facts.limit) {
+            return Ok(());
         }
+        let (start, limit) = (self.facts.start, self.facts.limit);
+        let why = format!(
+            "{bytes} bytes at a multiple of {align} lie nowhere in the heap's {limit} bytes of \
+             addresses from {start:#x} on: take a smaller one, or a larger limit"
+        );
+        Err(Error::invalid("alignment", why))
     }
 
     /// Returns [`Error::HeapFull`] with the core's numbers.
@@ -91,4 +102,153 @@ impl HeapInner {
         }
         error
     }
+}
+
+impl HeapInner {
+    /// Empties all caches and depots if that can help, and returns the result of `attempt`.
+    /// The request is for `bytes` at a multiple of `align`.
+    pub(super) fn after_caches_of_use<R>(
+        &self,
+        bytes: u64,
+        align: u64,
+        attempt: &impl Fn(&mut Core) -> Option<R>,
+    ) -> Option<R> {
+        let request = Request::new(bytes, align);
+        // The bounds do not cover the quarantine, which is emptied together with the caches.
+        if self.watch.is_none() {
+            let members = lock(&self.front.members);
+            // No block that was free when this began is missed: it is in the core, which is held, or in a
+            // cache, whose bound includes it until the core has it, or in the inbox, which has just been
+            // drained.
+            let mut core = self.core();
+            if let Some(found) = attempt(&mut core) {
+                return Some(found);
+            }
+            let outside = self.front.cached_bound(&members, &request);
+            if core.rules_out(&request, outside) {
+                return None;
+            }
+            if request.class().is_none() {
+                let found = core.exhaustively(attempt);
+                if found.is_some() || core.slabs_cannot_serve(&request, outside) {
+                    return found;
+                }
+            }
+        }
+        self.after_all_caches(Some(request), attempt)
+    }
+
+    /// Returns whether `bytes` could be free if the core had all cached blocks and `addable` more bytes were
+    /// backed.
+    pub(super) fn caches_may_make_up(&self, bytes: u64, addable: u64) -> bool {
+        let members = lock(&self.front.members);
+        let quarantined = self.watch.as_ref().map_or(0, |watch| watch.quarantined());
+        // Held while the caches are counted: blocks that leave them meanwhile would count in neither place.
+        let core = self.core();
+        let outside = self
+            .front
+            .cached_bound(&members, &Request::new(MAX_RANGE, 1));
+        let (free_in_slabs, ends) = core.slab_bytes();
+        let most = core.free_bytes() + outside.bytes + quarantined + free_in_slabs + ends;
+        bytes <= addable.saturating_add(most)
+    }
+
+    /// Returns all cached blocks, and those in depots, to the core.
+    pub(crate) fn empty_all_caches(&self) {
+        self.after_all_caches(None, &|_| None::<()>);
+    }
+
+    /// Empties all caches and returns the result of `attempt`, which serves the request, if any.
+    pub(super) fn after_all_caches<R>(
+        &self,
+        request: Option<Request>,
+        attempt: &impl Fn(&mut Core) -> Option<R>,
+    ) -> Option<R> {
+        self.counters.takings.fetch_add(1, Relaxed);
+        let members = lock(&self.front.members);
+        let mut held = members.hold_all();
+        // All caches are held until the core has their contents and this attempt has run: other threads wait,
+        // and cannot miss blocks that are in no place.
+        let quarantine = self.watch.as_ref();
+        let _quarantine = quarantine.map(|watch| watch.emptied(&|left| self.take_back_left(&left)));
+        let mut core = self.core();
+        for local in &mut held {
+            self.take_back_all(&mut core, local.empty().0);
+        }
+        self.empty_depots(&mut core);
+        self.open_posts(&mut core);
+        core.release_empty_slabs();
+        let found = core.exhaustively(attempt);
+        if let (None, Some(request)) = (&found, request) {
+            core.remember_refusal(request);
+        }
+        found
+    }
+}
+
+impl HeapInner {
+    /// Gives back idle chunks after which growth for a block has room below `most` bytes of all memory: those in its place, or
+    /// all if that is too little memory. Returns `false` if none would do; the caller has emptied the threads' caches if that
+    /// helps.
+    ///
+    /// The lock is not released between the chunks: growth of other threads would take the place.
+    ///
+    /// # Errors
+    /// The driver's error if a chunk does not go back; it stays memory of the heap.
+    pub(super) fn make_place(
+        &self,
+        locked: &mut Locked<'_>,
+        (bytes, align): (u64, u64),
+        most: u64,
+    ) -> Result<bool> {
+        let backing = locked.backing()?;
+        if backing.joins() {
+            return Ok(false);
+        }
+        let idle: Vec<Range<u64>> = {
+            let mut core = self.core();
+            core.release_empty_slabs();
+            let own = backing.own_chunks();
+            own.filter(|chunk| is_idle(&core, chunk)).collect()
+        };
+        if idle.is_empty() {
+            return Ok(false);
+        }
+        let Some(chunks) = backing.to_give_back((bytes, align, most), &idle) else {
+            return Ok(false);
+        };
+        {
+            let mut core = self.core();
+            // Other threads may have allocated from them meanwhile.
+            if !chunks.iter().all(|chunk| is_idle(&core, chunk)) {
+                return Ok(false);
+            }
+            for chunk in &chunks {
+                core.remove(chunk.clone());
+            }
+        }
+        let mut kept = None;
+        for chunk in chunks {
+            let (is_gone, refused) = backing.give_back(chunk.start);
+            if !is_gone {
+                self.core().add(chunk, false);
+                kept = kept.or(Some(refused));
+            } else if let Some(error) = refused {
+                self.reports.add(move || {
+                    tracing::warn!(%error, "memory of a chunk that went back cannot be released yet");
+                });
+            }
+        }
+        self.front.budget.follow(backing.backed());
+        match kept {
+            None => Ok(true),
+            Some(None) => Ok(false),
+            Some(Some(error)) => Err(error),
+        }
+    }
+}
+
+/// Returns whether all of a chunk that joins no other is free.
+fn is_idle(core: &Core, chunk: &Range<u64>) -> bool {
+    core.ranges().free_after(chunk.start) == chunk.end - chunk.start
 }

@@ -5,7 +5,7 @@
 //! free return to it by its post (`cache/shards.rs`). Wherever the cache of a thread is emptied, so is its shard:
 //! the segments return to the core with the blocks in use, and the core is as if it had given none.
 
-use super::cache::{Kept, Local, Own, UNIT, Visitor, member};
+use super::cache::{CacheBound, Local, Own, UNIT, Visitor, member};
 use super::core::{Core, Extent, GRANULE};
 use super::inner::HeapInner;
 
@@ -84,10 +84,10 @@ impl HeapInner {
         }
         let own = local.shard.as_mut()?;
         let found = match own.shard.allocate(bytes) {
-            None => self.feed_shard(&mut local.visitor, own, &local.kept, bytes),
+            None => self.feed_shard(&mut local.visitor, own, &local.bound, bytes),
             found => found,
         };
-        local.kept.note_shard(own.shard.free_bytes());
+        local.bound.note_shard(own.shard.free_bytes());
         if found.is_some() {
             local.medium.missed_at_low_cost();
         }
@@ -100,7 +100,7 @@ impl HeapInner {
         &self,
         visitor: &mut Visitor,
         own: &mut Own,
-        kept: &Kept,
+        bound: &CacheBound,
         bytes: u64,
     ) -> Option<Extent> {
         const HOLD_OFF: u32 = 16;
@@ -126,7 +126,7 @@ impl HeapInner {
             };
             self.front.shards.set(fed, own.id);
             // Before the core is left: a thread that finds these bytes in neither place may refuse a request.
-            kept.note_shard(own.shard.free_bytes());
+            bound.note_shard(own.shard.free_bytes());
             own.look_at = own.shard.free_bytes() + first;
             own.shard.allocate(bytes)
         })
@@ -150,14 +150,14 @@ impl HeapInner {
 
     /// Sends a block to another thread's shard; returns `false` if it is the core's or this thread's.
     #[inline(never)]
-    pub(super) fn send_abroad(&self, local: &mut Local, extent: Extent) -> bool {
+    pub(super) fn send_out(&self, local: &mut Local, extent: Extent) -> bool {
         let id = self.front.shards.of(extent.offset);
-        let abroad = id != 0 && local.shard.as_ref().is_none_or(|own| own.id != id);
-        if abroad {
+        let outgoing = id != 0 && local.shard.as_ref().is_none_or(|own| own.id != id);
+        if outgoing {
             let (most, shards) = (self.front.budget.shared(), &self.front.shards);
-            local.medium.send_abroad(id, extent, most, shards);
+            local.medium.send_out(id, extent, most, shards);
         }
-        abroad
+        outgoing
     }
 
     /// Frees a block to the thread's shard; returns `false` if it is in none.
@@ -173,7 +173,7 @@ impl HeapInner {
             self.reports.count_unknown_frees(1);
         }
         let free = own.shard.free_bytes();
-        local.kept.note_shard(free);
+        local.bound.note_shard(free);
         if free > own.look_at {
             self.return_empty_segments(local);
         }
@@ -183,7 +183,7 @@ impl HeapInner {
     /// Frees a block to the thread's shard or sends it to another's; returns `false` if it is the core's.
     #[inline(never)]
     pub(super) fn to_shard(&self, local: &mut Local, extent: Extent) -> bool {
-        self.free_in_shard(local, extent) || self.send_abroad(local, extent)
+        self.free_in_shard(local, extent) || self.send_out(local, extent)
     }
 
     /// Sorts out blocks that leave the cache but do not belong to the core.
@@ -222,7 +222,7 @@ impl HeapInner {
                 self.take_segment(core, own, empty);
                 end = empty;
             }
-            local.kept.note_shard(own.shard.free_bytes());
+            local.bound.note_shard(own.shard.free_bytes());
         });
         // Not again before as much was freed as makes the search worth while.
         own.look_at = own.shard.free_bytes() + first.max(own.shard.total() / 16);
@@ -263,7 +263,7 @@ impl HeapInner {
             member::with(self, |local| {
                 let own = local.shard.as_mut()?;
                 let result = (self.front.shards.of(offset) == own.id).then(|| f(own))?;
-                local.kept.note_shard(own.shard.free_bytes());
+                local.bound.note_shard(own.shard.free_bytes());
                 Some(result)
             })
         });

@@ -36,7 +36,7 @@ pub(crate) use shape::{Beside, Want};
 pub(crate) use supply::{Locked, Supply};
 
 use crate::driver::{Access, DevicePtr, Driver, Location};
-use crate::reports::Reports;
+use crate::inner::Reports;
 use crate::vmm::{Mapped, MappedPart, PhysicalMemory, Reservation};
 use crate::{Error, Result};
 use plan::{Settled, Site};
@@ -108,7 +108,7 @@ pub(crate) struct Backing {
     /// Chunks that are no memory of the heap and that the driver refused to unmap, to be retried. Their addresses are in use.
     dead: Vec<Chunk>,
     /// Memory that the driver refused to release, to be retried.
-    strays: Vec<PhysicalMemory>,
+    unreleased: Vec<PhysicalMemory>,
     reservation: Arc<Reservation>,
     driver: Driver,
     settled: Settled,
@@ -155,7 +155,7 @@ impl Backing {
         Ok(Self {
             chunks: BTreeMap::new(),
             dead: Vec::new(),
-            strays: Vec::new(),
+            unreleased: Vec::new(),
             reservation: Arc::new(reservation),
             driver: driver.clone(),
             overcommit: plan.overcommit,
@@ -289,7 +289,7 @@ impl Backing {
     fn release(&mut self, memory: PhysicalMemory) -> Option<Error> {
         self.counts.release += 1;
         let (memory, error) = *memory.try_release().err()?;
-        self.strays.extend(memory);
+        self.unreleased.extend(memory);
         Some(error)
     }
 
@@ -333,7 +333,7 @@ impl Backing {
 
     /// Retries to give back memory that the driver refused to take.
     fn sweep(&mut self) {
-        for memory in std::mem::take(&mut self.strays) {
+        for memory in std::mem::take(&mut self.unreleased) {
             self.release_or_report(memory);
         }
         for chunk in std::mem::take(&mut self.dead) {

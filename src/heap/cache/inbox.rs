@@ -74,10 +74,11 @@ impl<T> Inbox<T> {
 
     /// Takes all items, the newest first. Dropping the iterator drops the rest.
     pub(crate) fn take_all(&self) -> Taken<T> {
-        let newest = match self.is_empty() {
-            true => null_mut(),
+        let newest = if self.is_empty() {
+            null_mut()
+        } else {
             // Acquires all nodes in the chain.
-            false => self.newest.swap(null_mut(), Ordering::Acquire),
+            self.newest.swap(null_mut(), Ordering::Acquire)
         };
         Taken {
             newest,

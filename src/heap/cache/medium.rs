@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
-use super::abroad::Abroad;
-use super::kept::Kept;
+use super::front::CacheBound;
+use super::shards::Outgoing;
 use super::shards::Shards;
 use crate::core::{Extent, GRANULE, bin_of};
 
@@ -50,7 +50,7 @@ pub(crate) struct Medium {
     /// Blocks on their way back to the core, and their granules.
     leaving: Vec<Extent>,
     leaving_granules: u64,
-    abroad: Abroad,
+    outgoing: Outgoing,
     /// Whether several threads used the core when this one did last.
     shares: bool,
     /// Rises with each hit and falls with each miss; at 0 caching does not pay.
@@ -59,13 +59,13 @@ pub(crate) struct Medium {
     skipped: u32,
     /// The size that was missed last, and how often in a row.
     missed: (u32, u32),
-    kept: Arc<Kept>,
-    /// Whether `kept` already says that there may be blocks; saves writing to it.
+    bound: Arc<CacheBound>,
+    /// Whether `bound` already says that there may be blocks; saves writing to it.
     noted: bool,
 }
 
 impl Medium {
-    pub(super) fn new(kept: Arc<Kept>) -> Self {
+    pub(super) fn new(bound: Arc<CacheBound>) -> Self {
         Self {
             firsts: Box::new([NONE; WORDS * 64]),
             entries: Vec::new(),
@@ -75,26 +75,26 @@ impl Medium {
             hand: 0,
             leaving: Vec::new(),
             leaving_granules: 0,
-            abroad: Abroad::default(),
+            outgoing: Outgoing::default(),
             shares: false,
             score: HIGH,
             skipped: 0,
             missed: (0, 0),
-            kept,
+            bound,
             noted: false,
         }
     }
 
     #[cold]
     fn note(&mut self) {
-        self.kept.note(Kept::LARGER);
+        self.bound.note(CacheBound::LARGER);
         self.noted = true;
     }
 
-    /// Clears the bit in `kept` if there are no blocks.
+    /// Clears the bit in `bound` if there are no blocks.
     pub(super) fn forget_if_empty(&mut self) {
         if self.is_empty() {
-            self.kept.forget(Kept::LARGER);
+            self.bound.forget(CacheBound::LARGER);
             self.noted = false;
         }
     }
@@ -114,9 +114,10 @@ impl Medium {
     #[inline]
     fn take(&mut self, bin: usize, size: u32) -> Option<Extent> {
         let at = self.firsts[bin];
-        match self.entries.get(at as usize)?.extent.granules() == size {
-            true => Some(self.take_first(bin, at)),
-            false => self.take_behind(at, size),
+        if self.entries.get(at as usize)?.extent.granules() == size {
+            Some(self.take_first(bin, at))
+        } else {
+            self.take_behind(at, size)
         }
     }
 
@@ -196,12 +197,11 @@ impl Medium {
     /// and, while threads share the core, `shared`.
     #[inline]
     pub(crate) fn limits(&self, alone: u64, shared: u64) -> (u64, u64) {
-        match self.shares {
-            false => (alone, alone.min(MAX_ALONE / GRANULE)),
-            true => {
-                let most = alone.max(shared);
-                (most, most.min(MAX_CACHED / GRANULE))
-            }
+        if self.shares {
+            let most = alone.max(shared);
+            (most, most.min(MAX_CACHED / GRANULE))
+        } else {
+            (alone, alone.min(MAX_ALONE / GRANULE))
         }
     }
 
@@ -270,7 +270,7 @@ impl Medium {
     pub(super) fn each(&self, mut name: impl FnMut(u64, u64)) {
         let mut name =
             |extent: &Extent| name(extent.offset, u64::from(extent.granules()) * GRANULE);
-        self.abroad.blocks().for_each(&mut name);
+        self.outgoing.blocks().for_each(&mut name);
         for &first in self.firsts.iter() {
             let mut at = first;
             while let Some(entry) = self.entries.get(at as usize) {
@@ -291,11 +291,11 @@ impl Medium {
     }
 
     /// Sends a block to another thread's shard, with others. At most `most` granules wait to be sent.
-    pub(crate) fn send_abroad(&mut self, shard: u8, extent: Extent, most: u64, shards: &Shards) {
+    pub(crate) fn send_out(&mut self, shard: u8, extent: Extent, most: u64, shards: &Shards) {
         if !self.noted {
             self.note();
         }
-        self.abroad.add(shard, extent, most, shards);
+        self.outgoing.add(shard, extent, most, shards);
     }
 
     /// Returns the blocks that have to return to the core.
@@ -364,7 +364,7 @@ impl Medium {
         // The caller clears the note once the core has the blocks.
         self.noted = false;
         let mut all = self.take_leaving();
-        all.extend(self.abroad.take_all());
+        all.extend(self.outgoing.take_all());
         all
     }
 
@@ -401,7 +401,7 @@ impl Medium {
 
     /// Returns the bytes of all blocks.
     pub(super) fn bytes(&self) -> u64 {
-        (self.granules + self.leaving_granules) * GRANULE + self.abroad.bytes()
+        (self.granules + self.leaving_granules) * GRANULE + self.outgoing.bytes()
     }
 
     /// Returns whether there are no blocks.

@@ -5,10 +5,10 @@ use std::ops::DerefMut;
 use std::sync::{Arc, Weak};
 
 use super::biased::Biased;
-use super::kept::Kept;
+use super::front::CacheBound;
 use super::local::{Local, Tally};
 use crate::classes::Class;
-use crate::core::Outside;
+use crate::core::CachedBound;
 use crate::fork::Generation;
 use crate::inner::HeapInner;
 
@@ -22,7 +22,7 @@ pub(crate) struct Member {
     born: Generation,
     pub(crate) local: Biased<Local>,
     /// The cache's upper bound, readable without taking the cache.
-    pub(crate) kept: Arc<Kept>,
+    pub(crate) bound: Arc<CacheBound>,
 }
 
 impl Member {
@@ -33,7 +33,7 @@ impl Member {
             heap: heap.this.clone(),
             id: heap.facts.id,
             born: heap.facts.born,
-            kept: Arc::clone(&local.kept),
+            bound: Arc::clone(&local.bound),
             local: Biased::new(local),
         }
     }
@@ -63,13 +63,16 @@ pub(crate) struct Members {
 impl Members {
     /// Returns a bound of the contents of all threads' caches, without taking them: each thread may have `larger` bytes of
     /// larger blocks.
-    pub(crate) fn kept(&self, larger: u64, class: Option<Class>) -> Outside {
-        let kept = self.list.iter().map(|member| &*member.kept);
-        Outside {
-            bytes: kept.clone().map(|kept| kept.bytes(larger)).sum(),
-            larger: kept.clone().any(Kept::has_larger),
-            of_class: class
-                .is_some_and(|class| kept.clone().any(|kept| kept.has(Kept::small(class)))),
+    pub(crate) fn bound(&self, larger: u64, class: Option<Class>) -> CachedBound {
+        let bound = self.list.iter().map(|member| &*member.bound);
+        CachedBound {
+            bytes: bound.clone().map(|bound| bound.bytes(larger)).sum(),
+            larger: bound.clone().any(CacheBound::has_larger),
+            of_class: class.is_some_and(|class| {
+                bound
+                    .clone()
+                    .any(|bound| bound.has(CacheBound::small(class)))
+            }),
         }
     }
 
@@ -130,20 +133,16 @@ pub(crate) fn with<R>(heap: &HeapInner, f: impl FnOnce(&mut Local) -> Option<R>)
         // SAFETY: only this thread accesses the cell, and nothing runs between the read and its use.
         unsafe { (*near.as_ptr())[id as usize % NEAR] }
     });
-    let member = match near.0 == id {
-        true => near.1,
-        false => find(heap)?,
-    };
+    let member = if near.0 == id { near.1 } else { find(heap)? };
     // The thread that closes the heap waits only until the owner is outside: if `f` frees the last block, the
     // heap may be gone from then on. The member is not. SAFETY: the pointer in the table comes from an Arc in
     // `MEMBERSHIPS`, which lives until it is removed from both tables (`join`, the thread's end). The thread is
     // the only owner of its member. `f` does not call this again: it is code of this module's users, which calls
     // no user's code.
     unsafe {
-        (*member).local.owner(|local| match local.closed {
-            false => f(local),
-            true => None,
-        })
+        (*member)
+            .local
+            .owner(|local| if local.closed { None } else { f(local) })
     }
 }
 

@@ -9,14 +9,10 @@
 //! | [`Depot`](depot::Depot) | any thread puts a box | any thread takes one | one compare-and-swap, one swap |
 //! | [`Inbox`](inbox::Inbox) | any thread pushes | any thread drains all at once | one compare-and-swap for each push |
 
-mod abroad;
 mod biased;
-mod budget;
 mod depot;
 mod front;
 mod inbox;
-mod kept;
-mod load;
 mod local;
 mod magazine;
 mod medium;
@@ -27,9 +23,7 @@ pub(crate) mod sync;
 
 pub(crate) use self::{
     biased::Biased,
-    front::Front,
-    kept::Kept,
-    load::{Contents, Load},
+    front::{CacheBound, Contents, Front, Load},
     local::{Local, Tally},
     magazine::Magazine,
     medium::{MAX_CACHED, Medium},

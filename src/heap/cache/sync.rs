@@ -54,9 +54,10 @@ impl Fence {
     #[cfg(not(any(loom, miri)))]
     fn choose() -> Self {
         // Also tries it: a seccomp filter may allow one command only.
-        match membarrier::register() && membarrier::all_threads() {
-            true => Fence::Membarrier,
-            false => Fence::Mutual,
+        if membarrier::register() && membarrier::all_threads() {
+            Fence::Membarrier
+        } else {
+            Fence::Mutual
         }
     }
 

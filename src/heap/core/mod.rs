@@ -6,7 +6,6 @@ mod nodes;
 mod pages;
 mod ranges;
 mod refusals;
-mod resize;
 mod shard;
 mod slabs;
 mod spans;
@@ -21,7 +20,7 @@ pub(super) use bins::bin_of;
 pub(super) use nodes::RangeId;
 pub(super) use pages::{Owner, PageMap};
 pub(super) use ranges::{Extent, GRANULE, MAX_RANGE};
-pub(super) use refusals::{Outside, Request};
+pub(super) use refusals::{CachedBound, Request};
 pub(super) use shard::Shard;
 
 use self::ranges::Ranges;
@@ -118,7 +117,7 @@ impl Core {
         Self::range_granules(bytes).checked_mul(GRANULE)
     }
 
-    /// Allocates a range of at least `bytes`, at an address that is a multiple of `align`, a power of two. Outside
+    /// Allocates a range of at least `bytes`, at an address that is a multiple of `align`, a power of two. CachedBound
     /// [`exhaustively`](Self::exhaustively) it may miss a range that fits among more than [`LOOKS`] that do not.
     #[inline(never)]
     pub(super) fn allocate(&mut self, bytes: u64, align: u64) -> Option<Extent> {
@@ -212,7 +211,7 @@ impl Core {
     }
 
     /// Writes the offsets of blocks of `class` to `out`; returns their number. It is smaller only if memory
-    /// runs out. Outside [`exhaustively`](Self::exhaustively) it may be smaller although single pages are free.
+    /// runs out. CachedBound [`exhaustively`](Self::exhaustively) it may be smaller although single pages are free.
     pub(super) fn fill(&mut self, class: Class, out: &mut [u64]) -> usize {
         let Self { ranges, pages, .. } = self;
         let filled = self.slabs.fill(class, ranges, pages, out, self.exhaustive);

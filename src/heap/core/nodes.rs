@@ -5,10 +5,9 @@ use std::io;
 
 use super::bins::{self, GROWABLE_END, Occupied};
 use super::table::View;
-use spare::{BATCH, Spare};
+use lend::{BATCH, Spare};
 
 mod lend;
-mod spare;
 
 /// The index of a range's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

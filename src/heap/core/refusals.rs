@@ -32,9 +32,10 @@ impl Request {
             Some(class) => Self {
                 class: Some(class),
                 size: PAGE,
-                align: match class.may_be_range(align) {
-                    true => GRANULE,
-                    false => PAGE,
+                align: if class.may_be_range(align) {
+                    GRANULE
+                } else {
+                    PAGE
                 },
             },
             None => Self {
@@ -57,7 +58,7 @@ impl Request {
 
 /// An upper bound of the blocks outside the core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Outside {
+pub(crate) struct CachedBound {
     pub(crate) bytes: u64,
     /// Whether they may include blocks above the small ones.
     pub(crate) larger: bool,
@@ -93,7 +94,7 @@ impl Core {
     /// It would need a range of its size. Every byte of that range is free here or kept outside. Bytes that
     /// were in use at the last full search have each been freed to the core since, or are kept outside. Where memory does not
     /// join, a range may take the place of several, and of addresses without memory.
-    pub(crate) fn rules_out(&mut self, request: &Request, outside: Outside) -> bool {
+    pub(crate) fn rules_out(&mut self, request: &Request, outside: CachedBound) -> bool {
         if outside.of_class {
             return false;
         }
@@ -117,7 +118,7 @@ impl Core {
     /// Returns whether a request for a range, which the core has just refused [after a search of all
     /// ranges](Self::exhaustively), would still fail if all small blocks kept outside returned, and only such blocks are:
     /// they can free whole slabs alone.
-    pub(crate) fn slabs_cannot_serve(&self, request: &Request, outside: Outside) -> bool {
+    pub(crate) fn slabs_cannot_serve(&self, request: &Request, outside: CachedBound) -> bool {
         if outside.larger || request.class.is_some() || self.replaces {
             return false;
         }
@@ -167,17 +168,19 @@ impl Core {
             refusals.left_out -= 1;
             return;
         }
-        refusals.next = match in_vain {
-            true => (refusals.next * 2).clamp(1, MOST_LEFT_OUT),
-            false => 0,
+        refusals.next = if in_vain {
+            (refusals.next * 2).clamp(1, MOST_LEFT_OUT)
+        } else {
+            0
         };
         refusals.left_out = refusals.next;
         if self.ranges.nodes.count > MOST_RANGES {
             return;
         }
-        let lacks = match self.replaces {
-            true => self.lacks_in(std::iter::once(self.with_holes()), &request),
-            false => self.lacks_in(self.ranges.each_span(), &request),
+        let lacks = if self.replaces {
+            self.lacks_in(std::iter::once(self.with_holes()), &request)
+        } else {
+            self.lacks_in(self.ranges.each_span(), &request)
         };
         self.refusals.last = Some(Refusal {
             request,
@@ -196,9 +199,10 @@ impl Core {
 
     /// Returns the bytes of addresses without memory, where those can be part of a new range with idle memory beside them.
     fn replaceable(&self) -> u64 {
-        match self.replaces {
-            true => self.limit.saturating_sub(self.total()),
-            false => 0,
+        if self.replaces {
+            self.limit.saturating_sub(self.total())
+        } else {
+            0
         }
     }
 
@@ -241,9 +245,10 @@ impl Core {
                 // The first aligned start in this range, because the block then reaches into the fewest later ranges.
                 let start = self.ranges.aligned(range.start, request.align);
                 let begins = start < range.end;
-                let needed = match begins {
-                    true => start.saturating_add(request.size),
-                    false => range.end,
+                let needed = if begins {
+                    start.saturating_add(request.size)
+                } else {
+                    range.end
                 };
                 while end < needed
                     && let Some(next) = ahead.next()

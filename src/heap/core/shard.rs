@@ -31,9 +31,10 @@ impl Shard {
     /// Allocates a range of at least `bytes`, more than 0.
     #[inline(always)]
     pub(crate) fn allocate(&mut self, bytes: u64) -> Option<Extent> {
-        match self.needs_nodes() {
-            true => None,
-            false => self.ranges.allocate(bytes.max(PAGE), 1, usize::MAX),
+        if self.needs_nodes() {
+            None
+        } else {
+            self.ranges.allocate(bytes.max(PAGE), 1, usize::MAX)
         }
     }
 

@@ -27,9 +27,10 @@ impl Ranges {
         let mut start = range.start >> LOG_GRANULE;
         let end = range.end >> LOG_GRANULE;
         while start < end {
-            let last = match joins {
-                true => range_limit_after(start),
-                false => start + MOST,
+            let last = if joins {
+                range_limit_after(start)
+            } else {
+                start + MOST
             };
             let part = start..end.min(last);
             start = part.end;
@@ -108,9 +109,10 @@ impl Ranges {
         self.total -= end - start;
         self.spans.remove(&at);
         // The memory becomes two empty nodes: the last of the span before it, and the first of the one behind it.
-        let (left, before) = match whole.start == start {
-            true => (node, whole.previous),
-            false => (self.nodes.insert_between(node, whole.next, start, 0), node),
+        let (left, before) = if whole.start == start {
+            (node, whole.previous)
+        } else {
+            (self.nodes.insert_between(node, whole.next, start, 0), node)
         };
         let right = self.nodes.insert_between(left, whole.next, end, 0);
         let size = (whole_end - end) as u32;

@@ -32,13 +32,15 @@ impl Model {
         let plan = Plan {
             nodes: [0, 1].map(Location::HostNuma).to_vec(),
             backing: kind,
-            handle_types: match is_shareable {
-                true => HandleTypes::POSIX_FD,
-                false => HandleTypes::NONE,
+            handle_types: if is_shareable {
+                HandleTypes::POSIX_FD
+            } else {
+                HandleTypes::NONE
             },
-            shares: match shares {
-                true => SHARES.map(|mib| mib * MIB).to_vec(),
-                false => Vec::new(),
+            shares: if shares {
+                SHARES.map(|mib| mib * MIB).to_vec()
+            } else {
+                Vec::new()
             },
             ..plan(LIMIT as u64 * 2, 8)
         };
@@ -186,18 +188,20 @@ impl Model {
                 let none = map.iter().filter(|&&state| state == State::None).count();
                 // Addresses of a chunk that could not be unmapped are not available.
                 if self.backing.dead.is_empty() {
-                    let full = match is_block {
-                        true => places.is_empty(),
-                        false => none == 0,
+                    let full = if is_block {
+                        places.is_empty()
+                    } else {
+                        none == 0
                     };
                     prop_assert!(full);
                 }
             }
             Err(error) => {
                 prop_assert!(make::is_shortage(&error), "{}", error);
-                let need = match is_block {
-                    true => places.iter().map(|place| place.1).min().unwrap_or(0),
-                    false => units,
+                let need = if is_block {
+                    places.iter().map(|place| place.1).min().unwrap_or(0)
+                } else {
+                    units
                 };
                 let have = if is_block && !self.backing.joins() {
                     most
@@ -343,18 +347,18 @@ impl Model {
         prop_assert_eq!(self.backing.backed(), bytes);
         let held = self.driver.sim().unwrap().held();
         let dead: u64 = self.backing.dead.iter().map(Chunk::bytes).sum();
-        let strays = self
+        let unreleased = self
             .backing
-            .strays
+            .unreleased
             .iter()
-            .map(|stray| stray.size().padded());
+            .map(|memory| memory.size().padded());
         let total = NODES.iter().sum::<u64>() * MIB;
         let sim = self.driver.sim().unwrap();
         let free: u64 = [0, 1]
             .map(|node| sim.free_bytes(Location::HostNuma(node)))
             .iter()
             .sum();
-        prop_assert_eq!(total - free, bytes + dead + strays.sum::<u64>());
+        prop_assert_eq!(total - free, bytes + dead + unreleased.sum::<u64>());
         for node in [0, 1] {
             prop_assert!(self.bytes_on(node) <= self.share(node));
             prop_assert_eq!(
@@ -362,9 +366,10 @@ impl Model {
                 self.bytes_on(node)
             );
         }
-        let mapped = match self.is_registered() {
-            true => held.registrations,
-            false => held.mappings,
+        let mapped = if self.is_registered() {
+            held.registrations
+        } else {
+            held.mappings
         };
         prop_assert_eq!(mapped, self.backing.chunks.len() + self.backing.dead.len());
         Ok(())

@@ -70,9 +70,10 @@ impl<T> Biased<T> {
         self.fence.light();
         // Acquires the last holder's changes to the value. `f` is called in one place, so that the compiler
         // inlines it; its captures then need no memory.
-        let _busy_or_turn = match self.wanted.load(Ordering::Acquire) {
-            false => Ok(busy),
-            true => Err(self.owners_turn(busy)),
+        let _busy_or_turn = if self.wanted.load(Ordering::Acquire) {
+            Err(self.owners_turn(busy))
+        } else {
+            Ok(busy)
         };
         let value = self.value.get_mut();
         // SAFETY: if the value is not wanted, no holder is inside. An earlier holder has reset `wanted`,
@@ -276,4 +277,6 @@ use alone::Alone;
 mod tests;
 
 #[cfg(all(test, loom))]
-mod under_loom;
+mod tests {
+    mod under_loom;
+}

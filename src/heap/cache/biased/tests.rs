@@ -63,17 +63,18 @@ fn nor_where_the_kernel_has_no_membarrier() {
 
 #[test]
 fn all_are_held_whatever_the_order_they_are_named_in() {
-    const ROUNDS: u64 = 2_000;
+    const CAPACITY: u64 = 2_000;
     let pairs: [_; 3] = std::array::from_fn(|_| Biased::new(Pair::default()));
     let (pairs, start) = (&pairs, &Barrier::new(3));
     thread::scope(|scope| {
         for backwards in [false, true] {
             scope.spawn(move || {
                 start.wait();
-                for _ in 0..ROUNDS {
-                    let held = match backwards {
-                        false => Biased::hold_all(pairs),
-                        true => Biased::hold_all(pairs.iter().rev()),
+                for _ in 0..CAPACITY {
+                    let held = if backwards {
+                        Biased::hold_all(pairs.iter().rev())
+                    } else {
+                        Biased::hold_all(pairs)
                     };
                     assert_eq!(held.len(), pairs.len());
                     held.into_iter().for_each(|mut pair| pair.step());
@@ -82,14 +83,14 @@ fn all_are_held_whatever_the_order_they_are_named_in() {
         }
         scope.spawn(move || {
             start.wait();
-            for _ in 0..10 * ROUNDS {
+            for _ in 0..10 * CAPACITY {
                 // SAFETY: this thread alone is the owner.
                 unsafe { pairs[1].owner(Pair::step) };
             }
         });
     });
     let counts: Vec<_> = pairs.iter().map(|pair| pair.hold().0).collect();
-    assert_eq!(counts, [2 * ROUNDS, 12 * ROUNDS, 2 * ROUNDS]);
+    assert_eq!(counts, [2 * CAPACITY, 12 * CAPACITY, 2 * CAPACITY]);
 }
 
 #[test]

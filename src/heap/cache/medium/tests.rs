@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::cache::abroad::FULL;
+use crate::cache::shards::FULL;
 use crate::core::RangeId;
 
 proptest! {
@@ -28,10 +28,11 @@ proptest! {
             let (budget, largest) = medium.limits(alone, shared);
             if step == 0 && u64::from(size) <= largest {
                 let extent = new(size);
-                match medium.keeps() {
-                    true => medium.put(extent),
-                    false => medium.pass_on(extent),
-                }
+                if medium.keeps() {
+medium.put(extent)
+} else {
+medium.pass_on(extent)
+}
                 kept.insert(extent.node(), size);
                 if medium.is_over(budget) {
                     for left in medium.take_leaving() {
@@ -91,7 +92,7 @@ proptest! {
             let extent = Extent::new(u64::from(shard), node, size);
             all.push(extent);
             granules += u64::from(size);
-            medium.send_abroad(shard, extent, most, &shards);
+            medium.send_out(shard, extent, most, &shards);
             for (id, post) in &posts {
                 let before = sent.len();
                 post.open(|block| sent.push(block));

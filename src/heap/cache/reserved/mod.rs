@@ -304,4 +304,6 @@ impl<T> DerefMut for Inside<'_, T> {
 mod tests;
 
 #[cfg(all(test, loom))]
-mod under_loom;
+mod tests {
+    mod under_loom;
+}

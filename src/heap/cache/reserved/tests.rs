@@ -17,7 +17,7 @@ fn step(value: &mut [u64; 2]) -> u64 {
 }
 
 fn count_with(fence: Fence) {
-    const ROUNDS: u64 = 20_000;
+    const CAPACITY: u64 = 20_000;
     let value = &Reserved::made([0_u64; 2], fence, 3);
     let start = &Barrier::new(3);
     thread::scope(|scope| {
@@ -26,7 +26,7 @@ fn count_with(fence: Fence) {
                 let mut visitor = Visitor::new();
                 start.wait();
                 let mut done = 0;
-                while done < ROUNDS {
+                while done < CAPACITY {
                     // One of them never enters as a visitor.
                     let inside = match (thread, done % 64) {
                         (0, _) => Some(step(&mut value.lock())),
@@ -41,7 +41,7 @@ fn count_with(fence: Fence) {
             });
         }
     });
-    assert_eq!(*value.lock(), [3 * ROUNDS; 2]);
+    assert_eq!(*value.lock(), [3 * CAPACITY; 2]);
 }
 
 #[test]

@@ -11,10 +11,10 @@ struct Kept {
 }
 
 impl Kept {
-    fn outside(&self, class: Option<Class>) -> Outside {
+    fn outside(&self, class: Option<Class>) -> CachedBound {
         let ranges: u64 = self.ranges.iter().map(|(_, size)| size).sum();
         let small: u64 = self.small.iter().map(|(_, class)| class.bytes()).sum();
-        Outside {
+        CachedBound {
             bytes: ranges + small,
             larger: ranges > 0,
             of_class: self.small.iter().any(|&(_, other)| Some(other) == class),
@@ -138,7 +138,7 @@ fn a_refusal_for_fragments_holds_until_enough_comes_free() {
         core.free(block.node());
     }
     let request = Request::new(65_537, 1);
-    let outside = |bytes| Outside {
+    let outside = |bytes| CachedBound {
         bytes,
         larger: true,
         of_class: false,
@@ -176,7 +176,7 @@ fn a_request_that_an_emptied_slab_could_serve_is_not_ruled_out() {
     while core.allocate(PAGE, 1).is_some() {}
     core.free(before.node());
     core.free(after[0].node());
-    let outside = |bytes, larger| Outside {
+    let outside = |bytes, larger| CachedBound {
         bytes,
         larger,
         of_class: false,
@@ -231,7 +231,7 @@ fn a_refusal_for_the_alignment_holds_until_enough_comes_free() {
     let request = Request::new(SIZE, 2 * SIZE);
     assert!(core.allocate(SIZE, 2 * SIZE).is_none());
     core.remember_refusal(request);
-    let outside = |bytes| Outside {
+    let outside = |bytes| CachedBound {
         bytes,
         larger: true,
         of_class: false,

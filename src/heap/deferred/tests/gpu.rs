@@ -78,9 +78,12 @@ impl Gpus {
     }
 
     pub(super) fn capture(&self, stream: &Stream, on: bool) {
-        self.with(|state| match on {
-            true => state.capturing.insert(stream.handle()),
-            false => state.capturing.remove(&stream.handle()),
+        self.with(|state| {
+            if on {
+                state.capturing.insert(stream.handle())
+            } else {
+                state.capturing.remove(&stream.handle())
+            }
         });
     }
 

@@ -284,9 +284,10 @@ fn each_call_may_fail_and_nothing_is_lost() {
         }
         gpus.fail(call, Code::UNKNOWN);
         let mut passed = Vec::new();
-        let error = match wait {
-            false => deferred.poll(&mut passed).unwrap_err(),
-            true => deferred.drain(&mut passed).unwrap_err(),
+        let error = if wait {
+            deferred.drain(&mut passed).unwrap_err()
+        } else {
+            deferred.poll(&mut passed).unwrap_err()
         };
         assert_eq!(error.code(), Some(Code::UNKNOWN));
         assert_eq!((passed.len(), deferred.pending()), (3, 1), "{call}");
@@ -304,9 +305,10 @@ fn what_is_taken_can_be_put_back_in_its_place() {
         let event = Arc::new(Event::new(&driver, 0, false).unwrap());
         event.record(&stream).unwrap();
         let mut deferred = Deferred::new(&driver, &Arc::default());
-        let put = match after_event {
-            true => deferred.after_event(Arc::clone(&event), 1),
-            false => deferred.after_one(&stream, 1),
+        let put = if after_event {
+            deferred.after_event(Arc::clone(&event), 1)
+        } else {
+            deferred.after_one(&stream, 1)
         };
         put.unwrap();
         let mut taken = deferred.take();

@@ -3,7 +3,7 @@
 use loom::sync::Arc;
 use loom::thread;
 
-use super::*;
+use super::super::*;
 
 /// Loom watches the value: it fails if two threads are inside at once, or if one thread's access does not
 /// happen after the previous one's.

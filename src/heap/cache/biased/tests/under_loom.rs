@@ -3,7 +3,7 @@
 use loom::sync::Arc;
 use loom::thread;
 
-use super::*;
+use super::super::*;
 
 fn count(value: &mut usize) {
     *value += 1;
