@@ -202,18 +202,12 @@ impl HeapInner {
             return watch.piece_at(address, bytes, align);
         }
         let offset = address.wrapping_sub(self.facts.start);
-        let class = Class::of(bytes, align);
-        if let Some(class) = class.filter(|class| !class.may_be_range(align)) {
+        if let Some(class) = Class::of(bytes, align) {
             return Ok(Piece::small(offset, bytes, class));
         }
-        // Other small blocks may be ranges.
-        let node = match (self.pages.get(offset), class) {
-            (Some(Owner::Range(node)), _) => node,
-            (_, Some(class)) => return Ok(Piece::small(offset, bytes, class)),
-            (_, None) => {
-                let why = format!("no block of {bytes} bytes begins at {address:#x}");
-                return Err(Error::invalid("address", why));
-            }
+        let Some(Owner::Range(node)) = self.pages.get(offset) else {
+            let why = format!("no block of {bytes} bytes begins at {address:#x}");
+            return Err(Error::invalid("address", why));
         };
         let key = Key::range(node, Core::range_granules(bytes) as u32); // no more than the block has
         Ok(Piece { offset, bytes, key })
@@ -240,9 +234,7 @@ impl HeapInner {
         let same = match (piece.key.kind(), Class::of(bytes, align)) {
             (Kind::Small(class), Some(wanted)) => class == wanted,
             (Kind::Range(_), None) => true,
-            // It keeps its page.
-            (Kind::Range(_), Some(wanted)) => wanted.may_be_range(align),
-            (Kind::Small(_), None) => false,
+            _ => false,
         };
         // SAFETY: the caller's promise.
         fits && same && unsafe { self.resize(piece, bytes) }

@@ -173,15 +173,9 @@ impl Slabs {
         (self.slabs.len() <= most).then(|| few.map(|slab| slab.node))
     }
 
-    /// Frees a block; returns whether it was in use. Frees its slab too if no block is in use there and `kept` slabs with free
-    /// blocks are left.
-    pub(super) fn give(
-        &mut self,
-        id: SlabId,
-        offset: u64,
-        ranges: &mut Ranges,
-        kept: usize,
-    ) -> bool {
+    /// Frees a block; returns whether it was in use. Frees its slab too if no block is in use there, but for the class's last
+    /// one with free blocks: a block that is allocated and freed repeatedly does not create and destroy slabs.
+    pub(super) fn give(&mut self, id: SlabId, offset: u64, ranges: &mut Ranges) -> bool {
         let Some(slab) = self.slabs.get_mut(id.0 as usize) else {
             return false;
         };
@@ -203,7 +197,7 @@ impl Slabs {
             slab.place = Some(partial.len() as u32);
             partial.push(id);
         }
-        if slab.free == slab.blocks && partial.len() > kept {
+        if slab.free == slab.blocks && partial.len() > 1 {
             self.end(id, ranges);
         }
         true
