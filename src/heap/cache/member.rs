@@ -309,7 +309,7 @@ mod tests {
             Arc::downgrade(&members.list[0])
         });
         let members: Vec<Weak<Member>> = members.collect();
-        let is_closed = |at: usize| at % 3 == 0;
+        let is_closed = |at: usize| at.is_multiple_of(3);
         let mut at = 0;
         heaps.retain(|_| (!is_closed(at), at += 1).0);
         for (at, heap) in inners.iter().enumerate() {

@@ -321,7 +321,7 @@ impl Nodes {
         let fits = |&node: &RangeId| need.fits(self.get(node));
         let near = self.pick(need.size).filter(fits);
         near.or_else(|| self.pick(ample.ok()?))
-            .or_else(|| self.from_bin_of(need.size).take(looks).find(fits))
+            .or_else(|| self.listed_from(need.size).take(looks).find(fits))
     }
 
     /// Iterates over the nodes of a bin, the latest first.
@@ -335,7 +335,7 @@ impl Nodes {
     }
 
     /// Iterates over the free nodes of a size's bin and all later ones.
-    fn from_bin_of(&self, size: u32) -> impl Iterator<Item = RangeId> {
+    fn listed_from(&self, size: u32) -> impl Iterator<Item = RangeId> {
         let mut from = bins::bin_of(size);
         let bins = std::iter::from_fn(move || {
             let bin = self.occupied.next(from)?;
@@ -347,7 +347,7 @@ impl Nodes {
 
     /// Iterates over the free nodes of at least `size` granules, by ascending bins.
     pub(super) fn at_least(&self, size: u32) -> impl Iterator<Item = RangeId> {
-        let nodes = self.from_bin_of(size);
+        let nodes = self.listed_from(size);
         nodes.filter(move |&node| self.get(node).size >= size)
     }
 
