@@ -4,8 +4,8 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::depot::Depot;
-use crate::cache::inbox::Inbox;
+use crate::cache::handover::Depot;
+use crate::cache::handover::Inbox;
 use crate::cache::local::Tally;
 use crate::cache::magazine::Magazine;
 use crate::cache::member::Members;

@@ -6,13 +6,12 @@
 //! |---|---|---|---|
 //! | [`Biased`] | its owner and its holders | the same | two plain stores, two loads |
 //! | [`Reserved`] | the thread inside, most often one visitor | the same | two plain stores, two loads |
-//! | [`Depot`](depot::Depot) | any thread puts a box | any thread takes one | one compare-and-swap, one swap |
-//! | [`Inbox`](inbox::Inbox) | any thread pushes | any thread drains all at once | one compare-and-swap for each push |
+//! | [`Depot`](handover::Depot) | any thread puts a box | any thread takes one | one compare-and-swap, one swap |
+//! | [`Inbox`](handover::Inbox) | any thread pushes | any thread drains all at once | one compare-and-swap for each push |
 
 mod biased;
-mod depot;
 mod front;
-mod inbox;
+mod handover;
 mod local;
 mod magazine;
 mod medium;

@@ -14,8 +14,8 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use crate::cache::depot::Depot;
-use crate::cache::inbox::{Inbox, Node};
+use crate::cache::handover::Depot;
+use crate::cache::handover::{Inbox, Node};
 use crate::cache::sync::{AtomicU8, AtomicU64, Ordering};
 use crate::core::{Extent, GRANULE, Shard};
 

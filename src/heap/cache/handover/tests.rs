@@ -1,0 +1,4 @@
+#[cfg(not(loom))]
+mod threads;
+#[cfg(loom)]
+mod under_loom;
