@@ -24,9 +24,9 @@ use std::ptr::NonNull;
 
 use super::Heap;
 use super::classes::Class;
-use super::core::{Core, Owner};
 use super::inner::HeapInner;
 use super::piece::{Key, Kind, Piece};
+use super::ranges::{Core, Owner};
 use crate::driver::{Access, Location};
 use crate::{Error, Result};
 

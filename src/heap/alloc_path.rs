@@ -7,9 +7,9 @@ use super::cache::{
     CacheBound, Contents, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member,
 };
 use super::classes::Class;
-use super::core::{Core, Extent, GRANULE, RangeId};
 use super::inner::HeapInner;
 use super::piece::{Key, Kind, Piece};
+use super::ranges::{Core, Extent, GRANULE, RangeId};
 use crate::Result;
 
 impl HeapInner {

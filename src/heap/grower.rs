@@ -7,9 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::cache::CacheBound;
-use crate::core::Core;
 use crate::inner::HeapInner;
 use crate::per_driver::lock;
+use crate::ranges::Core;
 use crate::{Error, Result};
 
 /// How long the thread waits after a refusal before it retries.

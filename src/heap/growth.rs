@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use super::backing::{Backing, Beside, Chunk, Locked, Want};
 use super::cache::{Inside, member};
 use super::classes::SLAB;
-use super::core::{Core, GRANULE};
 use super::inner::HeapInner;
 use super::options::{Pressure, Relief, SoftLimit};
+use super::ranges::{Core, GRANULE};
 use crate::error::NoRoom;
 use crate::{Error, Result};
 

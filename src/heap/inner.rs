@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, Weak};
 use crate::Result;
 use crate::backing::{Backing, Plan, Supply};
 use crate::cache::{Front, Inside, Reserved, Visitor, member};
-use crate::core::{Core, PageMap};
 use crate::debug::Watch;
 use crate::deferred::Deferral;
 use crate::driver::{Access, Driver, Location};
@@ -17,6 +16,7 @@ use crate::options::HeapOptions;
 use crate::options::SoftLimit;
 use crate::per_driver::lock;
 use crate::piece::Piece;
+use crate::ranges::{Core, PageMap};
 use egmem_core::backing::Chosen;
 
 /// A value on cache lines of its own, because all threads write to it.

@@ -14,7 +14,6 @@ mod block;
 mod bytes;
 mod cache;
 mod classes;
-mod core;
 pub mod debug;
 mod deferred;
 mod grower;
@@ -28,6 +27,7 @@ mod options;
 #[cfg(feature = "pictures")]
 mod picture;
 mod piece;
+mod ranges;
 mod release;
 mod resize;
 mod room;

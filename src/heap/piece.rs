@@ -4,7 +4,7 @@
 use std::alloc::Layout;
 
 use crate::classes::{Class, PAGE};
-use crate::core::{Core, Extent, GRANULE, RangeId};
+use crate::ranges::{Core, Extent, GRANULE, RangeId};
 use crate::{Block, Heap};
 
 /// A block's place, size and key.

@@ -15,10 +15,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::backing::Locked;
 use crate::classes::{Class, PAGE};
-use crate::core::{Core, GRANULE, MAX_RANGE, Request};
 use crate::error::NoRoom;
 use crate::inner::HeapInner;
 use crate::per_driver::lock;
+use crate::ranges::{Core, GRANULE, MAX_RANGE, Request};
 use crate::{Error, Growth, Result};
 
 impl HeapInner {

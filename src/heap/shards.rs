@@ -1,13 +1,13 @@
 //! Shards: parts of the memory that one thread divides without the core.
 //!
 //! While threads share the core, each visit waits for the others, and finds its tables in another CPU's cache. So
-//! a thread that often meets others there gets segments for itself (`core/shard.rs`). Blocks that other threads
+//! a thread that often meets others there gets segments for itself (`ranges/shard.rs`). Blocks that other threads
 //! free return to it by its post (`cache/shards.rs`). Wherever the cache of a thread is emptied, so is its shard:
 //! the segments return to the core with the blocks in use, and the core is as if it had given none.
 
 use super::cache::{CacheBound, Local, Own, UNIT, Visitor, member};
-use super::core::{Core, Extent, GRANULE};
 use super::inner::HeapInner;
+use super::ranges::{Core, Extent, GRANULE};
 
 /// The largest blocks that come from a shard, in bytes. From a large one come blocks up to twice that, which are at
 /// most this part of it: its next segments are several times as large as they.

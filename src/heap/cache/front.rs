@@ -11,8 +11,8 @@ use crate::cache::magazine::Magazine;
 use crate::cache::member::Members;
 use crate::cache::shards::{Own, Post, Shards};
 use crate::classes::{CLASSES, Class};
-use crate::core::{CachedBound, Extent, GRANULE, Request};
 use crate::per_driver::lock;
+use crate::ranges::{CachedBound, Extent, GRANULE, Request};
 
 /// The most full magazines of a class that wait for a thread.
 const DEPOT: usize = 4;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::front::CacheBound;
 use super::shards::Outgoing;
 use super::shards::Shards;
-use crate::core::{Extent, GRANULE, bin_of};
+use crate::ranges::{Extent, GRANULE, bin_of};
 
 /// The largest blocks that are cached, in bytes: while threads share the core, and otherwise.
 pub(crate) const MAX_CACHED: u64 = 4 << 20;

@@ -8,9 +8,9 @@ use super::biased::Biased;
 use super::front::CacheBound;
 use super::local::{Local, Tally};
 use crate::classes::Class;
-use crate::core::CachedBound;
 use crate::fork::Generation;
 use crate::inner::HeapInner;
+use crate::ranges::CachedBound;
 
 /// A thread's cache of one heap, which other threads can take.
 ///

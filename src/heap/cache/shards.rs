@@ -1,7 +1,7 @@
 //! Which thread's shard each part of the addresses belongs to, and where other threads leave blocks that they free
 //! there.
 //!
-//! A thread divides its segments into blocks without the core (`core/shard.rs`). A unit of addresses changes
+//! A thread divides its segments into blocks without the core (`ranges/shard.rs`). A unit of addresses changes
 //! hands only while the core's lock is held: from the core to a shard when all of it is free, and back at any
 //! time, while the thread's cache is held too. So a unit with a block in use goes from a shard to the core at
 //! most. A thread that frees a block therefore reads, without a lock, one of two things:
@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use crate::cache::handover::Depot;
 use crate::cache::handover::{Inbox, Node};
 use crate::cache::sync::{AtomicU8, AtomicU64, Ordering};
-use crate::core::{Extent, GRANULE, Shard};
+use crate::ranges::{Extent, GRANULE, Shard};
 
 /// The size and alignment of the parts that change hands, in bytes. With larger ones threads would find no free
 /// memory to divide between the blocks of others; each takes a byte.
@@ -189,7 +189,7 @@ mod under_loom {
     use loom::thread;
 
     use super::*;
-    use crate::core::RangeId;
+    use crate::ranges::RangeId;
 
     const BLOCK: Extent = Extent::new(0, RangeId::from_number(1), 16);
 

@@ -252,8 +252,8 @@ fn is_ours(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{Core, Extent, RangeId};
     use crate::debug::record::program_part;
+    use crate::ranges::{Core, Extent, RangeId};
     use proptest::prelude::*;
 
     fn record(offset: u64, bytes: u64, number: u64) -> Record {

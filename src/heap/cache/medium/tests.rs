@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cache::shards::FULL;
-use crate::core::RangeId;
+use crate::ranges::RangeId;
 
 proptest! {
     /// Each step frees or allocates, alone or while threads share the core, which changes from time to time.

@@ -3,7 +3,7 @@
 //! Where two shards have nodes in the same pair of cache lines, each change by one thread takes the lines from the other's
 //! CPU. So a shard gets all nodes of a pair where it can.
 
-use crate::core::nodes::{MORE, Nodes, RangeId};
+use crate::ranges::nodes::{MORE, Nodes, RangeId};
 
 /// At most so many nodes leave the list at once, since other threads wait for the core meanwhile.
 const MOST_SORTED: usize = 64 * MORE;
@@ -12,7 +12,7 @@ const MOST_VACANT: usize = 16 * MORE;
 
 impl Nodes {
     /// Returns another list of nodes in the same table, for a shard, without any.
-    pub(in crate::core) fn split(&mut self) -> Self {
+    pub(in crate::ranges) fn split(&mut self) -> Self {
         // SAFETY: nodes change lists in `lend`, `give_back` and `take_over`, which have exclusive references
         // to both, and links lead to nodes of the same list. An index that comes from outside, to free or resize
         // a range, is used with the list that has the node: the heap keeps record of each shard's addresses.
@@ -26,7 +26,7 @@ impl Nodes {
     }
 
     /// Notes that `nodes` nodes of `other` are this list's now: vacant but in no list, or neighbours in memory.
-    pub(in crate::core) fn take_over(&mut self, other: &mut Self, nodes: usize) {
+    pub(in crate::ranges) fn take_over(&mut self, other: &mut Self, nodes: usize) {
         self.nodes.learn(&other.nodes);
         self.owned += nodes;
         self.count += nodes;
@@ -35,7 +35,7 @@ impl Nodes {
     }
 
     /// Gives another list, a shard's, some vacant nodes.
-    pub(in crate::core) fn lend(&mut self, other: &mut Self) {
+    pub(in crate::ranges) fn lend(&mut self, other: &mut Self) {
         let mut found = self.spare.take(true);
         if found.is_none() {
             self.sort();
@@ -92,7 +92,7 @@ impl Nodes {
     }
 
     /// Returns `some` vacant nodes of a shard to the core.
-    pub(in crate::core) fn give_back(&mut self, core: &mut Self, some: usize) {
+    pub(in crate::ranges) fn give_back(&mut self, core: &mut Self, some: usize) {
         for _ in 0..some {
             let Some(node) = self.pop() else {
                 return;

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
+use super::extents;
 use super::nodes::{Node, NodeState};
-use super::ranges;
 use super::{Class, Core, GRANULE, Owner, PAGE, RangeId};
 
 /// Searching this many ranges takes about a millisecond.
@@ -128,10 +128,13 @@ impl Core {
     /// use.
     fn free_around(&self, node: RangeId, in_use: u64, enough: u64) -> u64 {
         let nodes = &self.ranges.nodes;
-        let bytes = |node: RangeId| u64::from(nodes.get(node).size) << ranges::LOG_GRANULE;
+        let bytes = |node: RangeId| u64::from(nodes.get(node).size) << extents::LOG_GRANULE;
         let may_be_free = |&node: &RangeId| match nodes.get(node).state {
             NodeState::Free => true,
-            _ => match self.pages.get(nodes.get(node).start << ranges::LOG_GRANULE) {
+            _ => match self
+                .pages
+                .get(nodes.get(node).start << extents::LOG_GRANULE)
+            {
                 Some(Owner::Slab(slab)) => {
                     let used = self.slabs.in_use(slab, node);
                     used.is_some_and(|used| used <= in_use)

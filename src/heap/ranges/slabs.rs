@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
+use super::extents::{Extent, Ranges};
 use super::nodes::RangeId;
 use super::pages::{Owner, PageMap};
-use super::ranges::{Extent, Ranges};
 use crate::classes::{CLASSES, Class, PAGE};
 
 /// The index of a slab.

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
+use super::extents::{LOG_GRANULE, MAX_RANGE, Ranges};
 #[cfg(test)]
 use super::nodes::NodeState;
 use super::nodes::RangeId;
-use super::ranges::{LOG_GRANULE, MAX_RANGE, Ranges};
 
 /// The longest span, in granules.
 const MOST: u64 = MAX_RANGE >> LOG_GRANULE;

@@ -2,9 +2,9 @@
 //! driver calls.
 
 mod bins;
+mod extents;
 mod nodes;
 mod pages;
-mod ranges;
 mod refusals;
 mod shard;
 mod slabs;
@@ -17,13 +17,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(super) use bins::bin_of;
+pub(super) use extents::{Extent, GRANULE, MAX_RANGE};
 pub(super) use nodes::RangeId;
 pub(super) use pages::{Owner, PageMap};
-pub(super) use ranges::{Extent, GRANULE, MAX_RANGE};
 pub(super) use refusals::{CachedBound, Request};
 pub(super) use shard::Shard;
 
-use self::ranges::Ranges;
+use self::extents::Ranges;
 use self::refusals::Refusals;
 use self::slabs::Slabs;
 use super::classes::{CLASSES, Class, PAGE};
@@ -102,7 +102,7 @@ impl Core {
 
     /// Returns the bytes that were ever freed, or more.
     fn given(&self) -> u64 {
-        (self.ranges.given << ranges::LOG_GRANULE).wrapping_add(self.slabs.given)
+        (self.ranges.given << extents::LOG_GRANULE).wrapping_add(self.slabs.given)
     }
 
     /// Returns the granules that a range for `bytes` takes.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::core::{Core, GRANULE};
+use crate::ranges::{Core, GRANULE};
 
 const CHUNK: u64 = 2 << 20;
 const CHUNKS: u64 = 16;

@@ -9,7 +9,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 
 use crate::classes::PAGE;
-use crate::core::nodes::{Need, NodeState, Nodes, RangeId};
+use crate::ranges::nodes::{Need, NodeState, Nodes, RangeId};
 
 /// The unit of sizes and offsets here, in bytes.
 pub(crate) const GRANULE: u64 = 256;

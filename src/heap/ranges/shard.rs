@@ -11,8 +11,8 @@
 
 use std::ops::Range;
 
+use super::extents::{Extent, LOG_GRANULE, Ranges};
 use super::nodes::{Node, NodeState, RangeId};
-use super::ranges::{Extent, LOG_GRANULE, Ranges};
 use crate::classes::PAGE;
 
 /// How many vacant nodes a shard keeps when it returns segments. Each time that it needs more, it visits the core.

@@ -1,8 +1,8 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::core::nodes::NodeState;
-use crate::core::nodes::lend::PAIR;
+use crate::ranges::nodes::NodeState;
+use crate::ranges::nodes::lend::PAIR;
 use proptest::prelude::*;
 
 /// Returns the pairs of the vacant nodes of a list, and whether it has all nodes of each.
