@@ -1,23 +1,20 @@
 //! The state that a heap's handles, blocks and threads share.
 
-use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Weak};
 
+use super::backing::{Backing, Supply};
+use super::cache::{Front, Inside, Reserved, Visitor, member};
+use super::debug::Watch;
+use super::deferred::Deferral;
+use super::facts::Facts;
+use super::grower::Signal;
+use super::options::HeapOptions;
+use super::piece::Piece;
+use super::ranges::{Core, PageMap};
+use super::reports::{Counters, Reports};
 use crate::Result;
-use crate::backing::{Backing, Plan, Supply};
-use crate::cache::{Front, Inside, Reserved, Visitor, member};
-use crate::debug::Watch;
-use crate::deferred::Deferral;
-use crate::driver::{Access, Driver, Location};
-use crate::fork::Generation;
-use crate::grower::Signal;
-use crate::options::HeapOptions;
-use crate::options::SoftLimit;
-use crate::per_driver::lock;
-use crate::piece::Piece;
-use crate::ranges::{Core, PageMap};
-use egmem_core::backing::Chosen;
+use crate::driver::Driver;
 
 /// A value on cache lines of its own, because all threads write to it.
 #[repr(align(128))]
@@ -133,144 +130,6 @@ impl HeapInner {
             for load in self.front.inbox.take_all() {
                 self.take_in(core, load);
             }
-        }
-    }
-}
-
-/// Values that never change after the heap is built: read by all threads, without a lock.
-pub(super) struct Facts {
-    /// Unique in this process, never reused.
-    pub(super) id: u64,
-    /// The address of offset 0.
-    pub(super) start: u64,
-    pub(super) limit: u64,
-    pub(super) host: Access,
-    /// Whether chunks can be exported: importers may write anywhere in them.
-    pub(super) exportable: bool,
-    /// Whether a block may lie in several chunks.
-    pub(super) joins: bool,
-    /// What the chunks are made of.
-    pub(super) chosen: Chosen,
-    /// `None` if the chunks lie in several places.
-    pub(super) location: Option<Location>,
-    pub(super) driver: Driver,
-    pub(super) scrub: bool,
-    /// The process that created the heap. A forked child frees nothing.
-    pub(super) born: Generation,
-    /// The process in which freeing a block needs no scrubbing, checking or lookup.
-    pub(super) plain_in: Generation,
-    /// A GPU that may write the memory, if any.
-    pub(super) gpu: Option<i32>,
-    pub(super) soft_limit: Option<SoftLimit>,
-    pub(super) wait_for_gpu: bool,
-}
-
-impl Facts {
-    /// Settles the facts of a new heap, and gives it its number.
-    pub(super) fn new(driver: &Driver, backing: &Backing, options: &HeapOptions) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let born = Generation::current();
-        Self {
-            id: NEXT.fetch_add(1, Relaxed),
-            start: backing.start().0,
-            limit: backing.limit(),
-            host: backing.host_access(),
-            exportable: backing.is_exportable(),
-            joins: backing.joins(),
-            chosen: backing.chosen().clone(),
-            location: match options.plan.nodes[..] {
-                [node] => Some(node),
-                _ => None,
-            },
-            driver: driver.clone(),
-            scrub: options.scrub_on_free,
-            born,
-            plain_in: if options.scrub_on_free || options.debug.is_some() {
-                Generation::NEVER
-            } else {
-                born
-            },
-            gpu: gpu_that_writes(driver, &options.plan),
-            soft_limit: options.soft_limit.clone(),
-            wait_for_gpu: options.wait_for_gpu,
-        }
-    }
-}
-
-fn gpu_that_writes(driver: &Driver, plan: &Plan) -> Option<i32> {
-    let ordinal = |location| match location {
-        Location::Device(gpu) => Some(gpu),
-        _ => None,
-    };
-    match &plan.access.gpus {
-        Some(gpus) => gpus
-            .iter()
-            .filter(|desc| desc.access == Access::ReadWrite)
-            .find_map(|desc| ordinal(desc.location)),
-        None => plan
-            .nodes
-            .iter()
-            .find_map(|&node| ordinal(node))
-            .or_else(|| driver.device_count().ok().filter(|&n| n > 0).map(|_| 0)),
-    }
-}
-
-/// Counts of rare events, written without a lock.
-#[derive(Default)]
-pub(super) struct Counters {
-    /// Allocations that failed.
-    pub(super) failed: AtomicU64,
-    /// How often the heap took the caches of all threads.
-    pub(super) takings: AtomicU64,
-}
-
-/// The most reports that wait; more are dropped.
-const MOST: usize = 1000;
-
-/// What the heap's threads have found while they held locks. [`tell`](Self::tell) reports it with no lock held, because a log
-/// subscriber or a callback of the program may use the heap.
-#[derive(Default)]
-pub(crate) struct Reports {
-    are_waiting: AtomicBool,
-    list: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
-    /// Frees of blocks that were not in use.
-    unknown_frees: AtomicU64,
-}
-
-impl std::fmt::Debug for Reports {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reports").finish_non_exhaustive()
-    }
-}
-
-impl Reports {
-    /// Adds a report: a call of `tracing` or of a callback.
-    #[cold]
-    pub(crate) fn add(&self, report: impl FnOnce() + Send + 'static) {
-        let mut list = lock(&self.list);
-        if list.len() < MOST {
-            list.push(Box::new(report));
-        }
-        drop(list);
-        self.are_waiting.store(true, Release);
-    }
-
-    /// Counts frees of blocks that are not in use; only unsafe code can cause them. Free memory is left as it is.
-    #[cold]
-    pub(crate) fn count_unknown_frees(&self, blocks: usize) {
-        self.unknown_frees.fetch_add(blocks as u64, Relaxed);
-        self.are_waiting.store(true, Release);
-    }
-
-    /// Reports all that waits. The caller holds no lock of the heap.
-    pub(crate) fn tell(&self) {
-        while self.are_waiting.load(Relaxed) && self.are_waiting.swap(false, AcqRel) {
-            let blocks = self.unknown_frees.swap(0, Relaxed);
-            if blocks > 0 {
-                tracing::error!(blocks, "blocks were freed that are not in use");
-            }
-            let list = std::mem::take(&mut *lock(&self.list));
-            list.into_iter().for_each(|report| report());
         }
     }
 }

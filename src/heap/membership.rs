@@ -6,14 +6,18 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
-use super::cache::{Biased, Member, Tally, member};
+use super::cache::{Biased, Home, Member, Tally, member};
 use super::inner::HeapInner;
 use super::piece::Piece;
 use crate::per_driver::lock;
 
-impl HeapInner {
-    /// Returns a member for the calling thread, or `None` if the heap is closed or caches nothing.
-    pub(super) fn join(&self) -> Option<Arc<Member>> {
+impl Home for HeapInner {
+    #[inline]
+    fn id(&self) -> u64 {
+        self.facts.id
+    }
+
+    fn join(&self) -> Option<Arc<Member>> {
         // A forked child gets nothing from its parent's heap, and the lock may be held for ever there.
         if !self.facts.born.is_current() {
             return None;
@@ -23,13 +27,16 @@ impl HeapInner {
         if members.closed || self.watch.is_some() {
             return None;
         }
-        let member = Arc::new(Member::new(self));
+        let member = Arc::new(Member::new(
+            self.this.clone(),
+            self.facts.id,
+            self.facts.born,
+        ));
         members.list.push(Arc::clone(&member));
         Some(member)
     }
 
-    /// Returns the cache of the calling thread, which ends, to the core.
-    pub(super) fn leave(&self, member: &Arc<Member>) {
+    fn leave(&self, member: &Arc<Member>) {
         let mut members = lock(&self.front.members);
         let Some(at) = members.list.iter().position(|m| Arc::ptr_eq(m, member)) else {
             return; // closed: closing has emptied the cache
@@ -44,7 +51,9 @@ impl HeapInner {
         self.take_back_all(&mut core, local.empty().0);
         self.end_shard(&mut core, &mut local);
     }
+}
 
+impl HeapInner {
     /// Frees a block from a thread without a cache. The last block of a closed heap ends the heap.
     ///
     /// # Safety
@@ -73,7 +82,7 @@ impl HeapInner {
 
     /// Counts a block that waits for GPU work as freed.
     pub(super) fn note_freed_later(self: &Arc<Self>, bytes: u64) {
-        let counted = member::with(self, |local| {
+        let counted = member::with(&**self, |local| {
             local.tally.free(bytes);
             Some(())
         });

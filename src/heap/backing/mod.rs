@@ -36,7 +36,7 @@ pub(crate) use shape::{Beside, Want};
 pub(crate) use supply::{Locked, Supply};
 
 use crate::driver::{Access, DevicePtr, Driver, Location};
-use crate::inner::Reports;
+use crate::reports::Reports;
 use crate::vmm::{Mapped, MappedPart, PhysicalMemory, Reservation};
 use crate::{Error, Result};
 use plan::{Settled, Site};

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::front::{CacheBound, Contents};
-use super::magazine::{Magazine, Shelf};
+use super::magazine::{CacheBound, Magazine, Shelf};
 use super::medium::Medium;
 use super::reserved::Visitor;
 use super::shards::Own;
 use crate::classes::{CLASSES, Class};
+use crate::ranges::Extent;
 
 /// Counts one thread's allocations and frees. Either may exceed the other: another thread may free.
 #[derive(Clone, Copy, Debug, Default)]
@@ -75,6 +75,16 @@ impl RefillSize {
         self.0 = (now * 2).min(Magazine::capacity(class) as u8 / 2);
         now.into()
     }
+}
+
+/// All contents of a cache, which are out of it but counted.
+pub(crate) struct Contents<'a> {
+    #[expect(clippy::vec_box, reason = "magazines are large, and boxed already")]
+    pub(crate) small: Vec<Box<Magazine>>,
+    pub(crate) ranges: Vec<Extent>,
+    pub(crate) shard: Option<&'a mut Own>,
+    /// Cleared once the core has everything.
+    pub(crate) bound: &'a CacheBound,
 }
 
 /// A thread's cache of a heap.

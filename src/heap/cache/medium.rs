@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::front::CacheBound;
+use super::magazine::CacheBound;
 use super::shards::Outgoing;
 use super::shards::Shards;
 use crate::ranges::{Extent, GRANULE, bin_of};

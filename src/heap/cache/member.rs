@@ -5,19 +5,30 @@ use std::ops::DerefMut;
 use std::sync::{Arc, Weak};
 
 use super::biased::Biased;
-use super::front::CacheBound;
 use super::local::{Local, Tally};
+use super::magazine::CacheBound;
 use crate::classes::Class;
 use crate::fork::Generation;
-use crate::inner::HeapInner;
 use crate::ranges::CachedBound;
+
+/// The heap that threads are members of.
+pub(crate) trait Home: Send + Sync {
+    /// Returns the heap's number: unique in this process, never reused, at least 1.
+    fn id(&self) -> u64;
+
+    /// Returns a member for the calling thread, or `None` if the heap is closed or caches nothing.
+    fn join(&self) -> Option<Arc<Member>>;
+
+    /// Returns the cache of the calling thread, which ends, to the core.
+    fn leave(&self, member: &Arc<Member>);
+}
 
 /// A thread's cache of one heap, which other threads can take.
 ///
 /// The thread owns it until the thread ends or joins another heap. So a member must not keep the heap's
 /// tables, its driver and its users' closures alive.
 pub(crate) struct Member {
-    heap: Weak<HeapInner>,
+    heap: Weak<dyn Home>,
     id: u64,
     born: Generation,
     pub(crate) local: Biased<Local>,
@@ -26,13 +37,13 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Creates the calling thread's member of a heap.
-    pub(crate) fn new(heap: &HeapInner) -> Self {
+    /// Creates a member of the heap with the number `id`, which the process `born` created.
+    pub(crate) fn new(heap: Weak<dyn Home>, id: u64, born: Generation) -> Self {
         let local = Local::new();
         Self {
-            heap: heap.this.clone(),
-            id: heap.facts.id,
-            born: heap.facts.born,
+            heap,
+            id,
+            born,
             bound: Arc::clone(&local.bound),
             local: Biased::new(local),
         }
@@ -56,7 +67,7 @@ pub(crate) struct Members {
     /// Counts of threads that have left or never joined.
     pub(crate) tally: Tally,
     /// Keeps a closed heap alive for its remaining blocks.
-    pub(crate) orphan: Option<Arc<HeapInner>>,
+    pub(crate) orphan: Option<Arc<dyn Home>>,
     pub(crate) closed: bool,
 }
 
@@ -127,8 +138,8 @@ impl Drop for Memberships {
 /// Calls `f` with the calling thread's cache of `heap`. Returns `None` also if the heap is closed, and while
 /// the thread ends: then nothing is cached.
 #[inline]
-pub(crate) fn with<R>(heap: &HeapInner, f: impl FnOnce(&mut Local) -> Option<R>) -> Option<R> {
-    let id = heap.facts.id;
+pub(crate) fn with<R>(heap: &impl Home, f: impl FnOnce(&mut Local) -> Option<R>) -> Option<R> {
+    let id = heap.id();
     let near = NEAR_MEMBERS.with(|near| {
         // SAFETY: only this thread accesses the cell, and nothing runs between the read and its use.
         unsafe { (*near.as_ptr())[id as usize % NEAR] }
@@ -148,8 +159,8 @@ pub(crate) fn with<R>(heap: &HeapInner, f: impl FnOnce(&mut Local) -> Option<R>)
 
 /// Finds or creates the member when it is not in the direct-mapped table.
 #[inline(never)]
-fn find(heap: &HeapInner) -> Option<*const Member> {
-    let id = heap.facts.id;
+fn find(heap: &impl Home) -> Option<*const Member> {
+    let id = heap.id();
     let member = match known(id) {
         Some(member) => member,
         None => join(heap)?,
@@ -180,7 +191,7 @@ fn known(id: u64) -> Option<*const Member> {
 }
 
 #[cold]
-fn join(heap: &HeapInner) -> Option<*const Member> {
+fn join(heap: &impl Home) -> Option<*const Member> {
     let joined = MEMBERSHIPS.try_with(|all| {
         // Already borrowed only if a global allocator allocates from a heap: it goes without a cache. No
         // other user code runs in here, because dropping a member drops no heap.
@@ -244,6 +255,7 @@ impl All {
 mod tests {
     use super::*;
     use crate::driver::NodeId;
+    use crate::inner::HeapInner;
     use crate::{Driver, Heap, Machine};
 
     fn heap(driver: &Driver) -> Heap {

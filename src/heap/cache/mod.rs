@@ -22,11 +22,11 @@ pub(crate) mod sync;
 
 pub(crate) use self::{
     biased::Biased,
-    front::{CacheBound, Contents, Front, Load},
-    local::{Local, Tally},
-    magazine::Magazine,
+    front::{Front, Load},
+    local::{Contents, Local, Tally},
+    magazine::{CacheBound, Magazine},
     medium::{MAX_CACHED, Medium},
-    member::Member,
+    member::{Home, Member},
     reserved::{Inside, Reserved, Visitor},
     shards::{Own, UNIT},
 };

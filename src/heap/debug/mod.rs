@@ -58,10 +58,11 @@ use crate::options::Callback;
 use crate::{Error, Result};
 
 mod record;
+mod site;
 mod state;
 mod watch;
 
-pub use state::{LeakReport, Leaks};
+pub use record::{LeakReport, Leaks};
 
 pub use crate::error::{BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes};
 

@@ -4,15 +4,15 @@ use std::ops::Range;
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
-use super::record::Origin;
 use super::record::{Fit, Record, RecordState, Table};
+use super::site::Origin;
 use super::state::State;
 use super::{BlockInfo, DamageKind, DamageReport, DebugOptions, LeakReport, Seen};
 use crate::bytes::ByteAccess;
-use crate::inner::Facts;
-use crate::inner::Reports;
+use crate::facts::Facts;
 use crate::per_driver::lock;
 use crate::piece::Piece;
+use crate::reports::Reports;
 use crate::{Error, Result};
 
 type Place = &'static Location<'static>;

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::Deferred;
 use crate::Result;
 use crate::driver::Driver;
-use crate::inner::Reports;
 use crate::per_driver::lock;
+use crate::reports::Reports;
 
 /// A heap's blocks that wait for GPU work.
 ///

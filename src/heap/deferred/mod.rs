@@ -30,7 +30,7 @@ use std::thread::ThreadId;
 
 pub(crate) use self::deferral::Deferral;
 use crate::driver::{Driver, Relaxed, StreamHandle};
-use crate::inner::Reports;
+use crate::reports::Reports;
 use crate::stream::{Event, Held, Stream};
 use crate::teardown::log_lost;
 use crate::{Error, Result};

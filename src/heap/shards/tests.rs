@@ -25,7 +25,7 @@ fn layout(bytes: u64) -> Layout {
 
 /// Gives the calling thread a shard.
 fn join(heap: &Heap) {
-    let opened = member::with(heap.inner(), |local| {
+    let opened = member::with(&**heap.inner(), |local| {
         heap.inner().open_shard(local);
         Some(local.shard.is_some())
     });
@@ -38,7 +38,7 @@ fn shard_of(block: &Block) -> u8 {
 
 /// Returns the number of the calling thread's shard, its segments and free bytes.
 fn own(heap: &Heap) -> Option<(u8, usize, u64)> {
-    member::with(heap.inner(), |local| {
+    member::with(&**heap.inner(), |local| {
         let own = local.shard.as_ref()?;
         assert_eq!(local.bound.shard(), own.shard.free_bytes());
         Some((own.id, own.shard.segments(), own.shard.free_bytes()))

@@ -138,11 +138,10 @@ fn a_lost_gpu_is_logged_with_no_lock_held() {
     let heap = on(&driver).build(&driver).unwrap();
     let stream = Stream::new(&driver, 0).unwrap();
     let other = on(&driver).build(&driver).unwrap();
-    other.reserve(8 * MIB).unwrap();
-    let gone = other.device_ptr();
-    drop(other);
-    // SAFETY: none: the test is about that. The simulator writes to no memory that is gone.
-    unsafe { stream.memset_async(gone, 0, 8).unwrap() };
+    let gone = other.allocate(layout(8)).unwrap();
+    // SAFETY: none: the memory goes before the stream gets to it. The simulator finds that out.
+    unsafe { stream.memset_async(gone.device_ptr(), 0, 8).unwrap() };
+    drop((gone, other));
     let block = heap.allocate(layout(100)).unwrap();
     block.free_after(&stream).unwrap();
     let told = warnings(&heap, || assert_eq!(heap.collect(), Ok(1)));
