@@ -202,7 +202,7 @@ fn growth_does_not_rest_for_a_thread_that_waits_until_it_has_ended() {
         let supply = &heap.inner().supply;
         let has_lock = AtomicBool::new(false);
         let took = Duration::from_secs(1);
-        thread::scope(|scope| {
+        let rests = thread::scope(|scope| {
             let waits = scope.spawn(|| {
                 let mut locked = supply.locked();
                 has_lock.store(true, SeqCst);
@@ -213,15 +213,16 @@ fn growth_does_not_rest_for_a_thread_that_waits_until_it_has_ended() {
             }
             // The other thread holds the lock until it sleeps.
             let mut locked = supply.locked();
-            assert_eq!(locked.rest_after(took), Duration::ZERO);
+            let asleep = locked.rest_after(took);
             let backing = locked.backing().unwrap();
             drop(backing.deliver(order));
             locked.growth_ended();
-            assert_eq!(locked.rest_after(took), took / 50);
+            let woken = locked.rest_after(took);
             drop(locked);
             waits.join().unwrap().unwrap();
-            assert_eq!(supply.locked().rest_after(took), Duration::ZERO);
+            [asleep, woken, supply.locked().rest_after(took)]
         });
+        assert_eq!(rests, [Duration::ZERO, took / 50, Duration::ZERO]);
     });
 }
 
