@@ -88,20 +88,22 @@ pub(crate) struct Contents<'a> {
 }
 
 /// A thread's cache of a heap.
+// In this order: each allocation and free touches the first two.
+#[repr(C)]
 pub(crate) struct Local {
-    pub(crate) small: [Shelf; CLASSES],
-    pub(crate) refills: [RefillSize; CLASSES],
-    pub(crate) medium: Medium,
-    pub(crate) shard: Option<Box<Own>>,
-    /// How often in a row this thread found that others use the core too.
-    pub(crate) crowded: u32,
-    /// This thread's identity to the core's lock.
-    pub(crate) visitor: Visitor,
     pub(crate) tally: Tally,
-    /// The upper bound of the contents, for other threads.
-    pub(crate) bound: Arc<CacheBound>,
     /// The heap's last handle was dropped: nothing is cached here any more.
     pub(crate) closed: bool,
+    /// How often in a row this thread found that others use the core too.
+    pub(crate) crowded: u32,
+    pub(crate) medium: Medium,
+    pub(crate) shard: Option<Box<Own>>,
+    /// This thread's identity to the core's lock.
+    pub(crate) visitor: Visitor,
+    /// The upper bound of the contents, for other threads.
+    pub(crate) bound: Arc<CacheBound>,
+    pub(crate) small: [Shelf; CLASSES],
+    pub(crate) refills: [RefillSize; CLASSES],
 }
 
 impl Local {
