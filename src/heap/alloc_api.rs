@@ -202,12 +202,18 @@ impl HeapInner {
             return watch.piece_at(address, bytes, align);
         }
         let offset = address.wrapping_sub(self.facts.start);
-        if let Some(class) = Class::of(bytes, align) {
+        let class = Class::of(bytes, align);
+        if let Some(class) = class.filter(|class| !class.may_be_range(align)) {
             return Ok(Piece::small(offset, bytes, class));
         }
-        let Some(Owner::Range(node)) = self.pages.get(offset) else {
-            let why = format!("no block of {bytes} bytes begins at {address:#x}");
-            return Err(Error::invalid("address", why));
+        // Other small blocks may be ranges.
+        let node = match (self.pages.get(offset), class) {
+            (Some(Owner::Range(node)), _) => node,
+            (_, Some(class)) => return Ok(Piece::small(offset, bytes, class)),
+            (_, None) => {
+                let why = format!("no block of {bytes} bytes begins at {address:#x}");
+                return Err(Error::invalid("address", why));
+            }
         };
         let key = Key::range(node, Core::range_granules(bytes) as u32); // no more than the block has
         Ok(Piece { offset, bytes, key })
@@ -234,7 +240,9 @@ impl HeapInner {
         let same = match (piece.key.kind(), Class::of(bytes, align)) {
             (Kind::Small(class), Some(wanted)) => class == wanted,
             (Kind::Range(_), None) => true,
-            _ => false,
+            // It keeps its page.
+            (Kind::Range(_), Some(wanted)) => wanted.may_be_range(align),
+            (Kind::Small(_), None) => false,
         };
         // SAFETY: the caller's promise.
         fits && same && unsafe { self.resize(piece, bytes) }

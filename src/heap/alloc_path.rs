@@ -12,6 +12,9 @@ use super::piece::{Key, Kind, Piece};
 use super::ranges::{Core, Extent, GRANULE, RangeId};
 use crate::Result;
 
+/// After so many ranges from the core, a thread looks for classes that it does not use any more.
+const LOOK_EVERY: u32 = 128;
+
 impl HeapInner {
     /// Takes a block of `bytes`, more than 0, at a multiple of `align` from the thread's cache, which refills
     /// itself if necessary. Returns its offset and key; [`Key::NONE`] if there is none.
@@ -26,7 +29,7 @@ impl HeapInner {
             member::with(self, |local| {
                 (offset, key) = match local.small[class.index()].pop() {
                     Some(found) => (found, Key::small(class)),
-                    None => self.refill(local, class)?,
+                    None => self.refill(local, class, bytes, align)?,
                 };
                 local.tally.allocate(bytes);
                 Some(())
@@ -53,10 +56,27 @@ impl HeapInner {
         Some((found.offset, Key::range(found.node(), size)))
     }
 
-    /// Gets a small block from other threads or from the core.
+    /// Gets a small block from other threads or from the core, or a range in its place.
     #[cold]
     #[inline(never)]
-    fn refill(&self, local: &mut Local, class: Class) -> Option<(u64, Key)> {
+    fn refill(
+        &self,
+        local: &mut Local,
+        class: Class,
+        bytes: u64,
+        align: u64,
+    ) -> Option<(u64, Key)> {
+        let shelf = &mut local.small[class.index()];
+        shelf.unpark();
+        if let Some(found) = shelf.pop() {
+            return Some((found, Key::small(class)));
+        }
+        if class.may_be_range(align)
+            && local.refills[class.index()].is_rare()
+            && let Some(found) = self.take_range(local, bytes, align)
+        {
+            return Some(found);
+        }
         // Before the blocks leave their present place.
         local.bound.note(CacheBound::small(class));
         let shelf = &mut local.small[class.index()];
@@ -90,6 +110,10 @@ impl HeapInner {
             local.medium.make_way(bytes);
             0
         };
+        local.fetched = local.fetched.wrapping_add(1);
+        if local.fetched.is_multiple_of(LOOK_EVERY) {
+            self.return_idle(local);
+        }
         self.sort_leaving(local);
         let Local {
             medium, visitor, ..
@@ -105,6 +129,21 @@ impl HeapInner {
             }
             Some(extent)
         })
+    }
+
+    /// Returns the cached blocks that take a page each, of classes that the thread does not use any more, to the core.
+    #[cold]
+    #[inline(never)]
+    fn return_idle(&self, local: &mut Local) {
+        local.give_idle(|visitor, class, full| {
+            let waiting = std::iter::from_fn(|| self.front.depots[class.index()].take());
+            self.with_core(visitor, |core| {
+                for full in waiting.chain([full]) {
+                    let strays = full.offsets().iter().filter(|&&at| !core.give_last(at));
+                    self.reports.count_unknown_frees(strays.count());
+                }
+            });
+        });
     }
 
     /// Notes whether threads share the core now. Returns how many more blocks than one to get.
@@ -152,10 +191,13 @@ impl HeapInner {
             let piece = match class {
                 Some(class) => {
                     let mut offset = [0];
-                    if core.fill(class, &mut offset) == 0 {
-                        return None;
+                    match core.fill(class, &mut offset) {
+                        0 if class.may_be_range(align) => {
+                            Piece::range(core.allocate(bytes, align)?, bytes)
+                        }
+                        0 => return None,
+                        _ => Piece::small(offset[0], bytes, class),
                     }
-                    Piece::small(offset[0], bytes, class)
                 }
                 None => Piece::range(core.allocate(bytes, align)?, bytes),
             };

@@ -3,6 +3,8 @@
 //! Classes are 16 bytes apart up to 128 bytes; above that, each doubling has eight classes. A block wastes at
 //! most 15 bytes or an eighth, on average less than half of that.
 
+use super::ranges::GRANULE;
+
 /// The largest small block, in bytes. For larger blocks one granule is at most an eighth of the size.
 pub(super) const MAX_SMALL: u64 = 2 << 10;
 
@@ -98,6 +100,16 @@ impl Class {
     /// Returns the number of blocks in a slab of one page: at least 1.
     pub(super) const fn blocks_in_page(self) -> u32 {
         (PAGE / self.bytes()) as u32
+    }
+
+    /// Returns whether no page has room for two blocks.
+    pub(super) const fn takes_page(self) -> bool {
+        self.blocks_in_page() == 1
+    }
+
+    /// Returns whether a block at a multiple of `align` may also be a range, which takes a page too and may begin at any granule.
+    pub(super) const fn may_be_range(self, align: u64) -> bool {
+        self.takes_page() && align <= GRANULE
     }
 
     /// Returns the fewest blocks that end where a pair of cache lines does, if they begin there. A new slab gives out such

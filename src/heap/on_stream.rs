@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::mem::ManuallyDrop;
 
+use super::classes::{Class, PAGE};
 use super::deferred::PER_THREAD;
 use super::{Block, Heap, NotAllFreed, NotFreed};
 use crate::accessors::cpu_accessors;
@@ -143,7 +144,13 @@ impl OnStream {
         let (bytes, align) = (Heap::usable_size(layout), layout.align() as u64);
         // Blocks that have to be scrubbed, or have guards, cannot be flushed, so they are not reused here.
         let may_reuse = layout.size() > 0 && self.most > 0;
-        let found = may_reuse.then(|| self.kept.borrow_mut().pop(bytes, align));
+        let found = may_reuse.then(|| {
+            let mut kept = self.kept.borrow_mut();
+            let found = kept.pop(bytes, align);
+            // A range in place of a small block takes a page.
+            let class = Class::of(bytes, align).filter(|class| class.may_be_range(align));
+            found.or_else(|| kept.pop(class.map(|_| PAGE)?, align))
+        });
         let block = match found.flatten() {
             Some(block) => block,
             None => self.heap.allocate(layout).or_else(|error| {

@@ -29,8 +29,8 @@ impl RawBlock {
     /// The alignment of every block in bytes.
     pub const MIN_ALIGN: u64 = 16;
 
-    /// Returns whether the block is small: other blocks may begin in its [page](Self::PAGE). Those of up to 2 KiB
-    /// are, rounded up to their alignment.
+    /// Returns whether the block is small: other blocks may begin in its [page](Self::PAGE). Those of up to
+    /// 1 KiB at an alignment of up to 256 bytes are, and some of up to 2 KiB.
     #[inline]
     pub fn is_small(&self) -> bool {
         matches!(Key::from_number(self.key).kind(), Kind::Small(_))
@@ -95,7 +95,7 @@ mod tests {
         for bytes in [1, 100, 2048, 2049, 1 << 20] {
             let layout = Layout::from_size_align(bytes, 1).unwrap();
             let raw = heap.allocate(layout).unwrap().into_raw();
-            assert_eq!((raw.bytes, raw.is_small()), (bytes as u64, bytes <= 2048));
+            assert_eq!((raw.bytes, raw.is_small()), (bytes as u64, bytes <= 1024));
             assert_eq!(heap.stats().live_blocks, 1);
             // SAFETY: `into_raw` has just returned it.
             let block = unsafe { Block::from_raw(&heap, raw) };

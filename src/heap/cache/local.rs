@@ -65,15 +65,42 @@ impl Tally {
 
 /// How many blocks of a class a thread gets from the core next: at first the fewest that fill cache lines, then twice
 /// as many each time, so that a thread that needs few withholds few from others.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct RefillSize(u8);
+#[derive(Clone, Copy)]
+pub(crate) struct RefillSize {
+    next: u8,
+    /// How many requests came since the thread looked for idle classes, at most [`OFTEN`](Self::OFTEN).
+    requests: u8,
+}
 
 impl RefillSize {
+    const FIRST: Self = Self {
+        next: 0,
+        requests: 0,
+    };
+
+    /// So many requests between two looks are worth a slab.
+    const OFTEN: u8 = 8;
+
     pub(crate) fn next(&mut self, class: Class) -> usize {
-        let now = self.0.max(class.blocks_in_lines() as u8);
+        let now = self.next.max(class.blocks_in_lines() as u8);
         // At most half a magazine.
-        self.0 = (now * 2).min(Magazine::capacity(class) as u8 / 2);
+        self.next = (now * 2).min(Magazine::capacity(class) as u8 / 2);
         now.into()
+    }
+
+    /// Counts a request. Returns whether the thread seldom uses the class, so that its block should be a range if it may be:
+    /// cached, it would stay in the middle of free memory.
+    pub(crate) fn is_rare(&mut self) -> bool {
+        let rare = self.requests < Self::OFTEN;
+        self.requests += u8::from(rare);
+        rare
+    }
+
+    /// Begins to count anew, unless the class is used often.
+    fn look(&mut self) {
+        if self.requests < Self::OFTEN {
+            self.requests = 0;
+        }
     }
 }
 
@@ -96,6 +123,8 @@ pub(crate) struct Local {
     pub(crate) closed: bool,
     /// How often in a row this thread found that others use the core too.
     pub(crate) crowded: u32,
+    /// How many ranges came from the core.
+    pub(crate) fetched: u32,
     pub(crate) medium: Medium,
     pub(crate) shard: Option<Box<Own>>,
     /// This thread's identity to the core's lock.
@@ -111,10 +140,11 @@ impl Local {
         let bound = Arc::<CacheBound>::default();
         Self {
             small: std::array::from_fn(|_| Shelf::default()),
-            refills: [RefillSize::default(); CLASSES],
+            refills: [RefillSize::FIRST; CLASSES],
             medium: Medium::new(Arc::clone(&bound)),
             shard: None,
             crowded: 0,
+            fetched: 0,
             bound,
             visitor: Visitor::new(),
             tally: Tally::default(),
@@ -133,9 +163,27 @@ impl Local {
         self.medium.forget_if_empty();
     }
 
+    /// Calls `give` with the blocks that take a page each, of the classes that the thread has not used since the last
+    /// call.
+    pub(crate) fn give_idle(&mut self, mut give: impl FnMut(&mut Visitor, Class, Box<Magazine>)) {
+        for class in Class::all().filter(|class| class.takes_page()) {
+            let shelf = &mut self.small[class.index()];
+            let refill = &mut self.refills[class.index()];
+            refill.look();
+            if shelf.park() {
+                continue;
+            }
+            *refill = RefillSize::FIRST;
+            shelf
+                .take_all()
+                .for_each(|full| give(&mut self.visitor, class, full));
+            self.bound.forget(CacheBound::small(class));
+        }
+    }
+
     /// Takes all contents, and lends the visitor to return them to the core.
     pub(crate) fn empty(&mut self) -> (Contents<'_>, &mut Visitor) {
-        self.refills = [RefillSize::default(); CLASSES];
+        self.refills = [RefillSize::FIRST; CLASSES];
         let contents = Contents {
             small: self.small.iter_mut().flat_map(Shelf::take_all).collect(),
             ranges: self.medium.take_all(),
@@ -175,7 +223,7 @@ mod tests {
     fn each_grant_is_twice_the_last_up_to_half_a_magazine() {
         for class in Class::all() {
             let most = Magazine::capacity(class) / 2;
-            let mut refill = RefillSize::default();
+            let mut refill = RefillSize::FIRST;
             let mut expected = class.blocks_in_lines();
             for _ in 0..10 {
                 assert_eq!(refill.next(class), expected);
@@ -183,5 +231,18 @@ mod tests {
             }
             assert_eq!(expected, most);
         }
+    }
+
+    #[test]
+    fn a_class_is_rare_until_it_is_requested_often_between_two_looks() {
+        let mut refill = RefillSize::FIRST;
+        for _ in 0..3 {
+            (1..RefillSize::OFTEN).for_each(|_| assert!(refill.is_rare()));
+            refill.look();
+        }
+        (0..RefillSize::OFTEN).for_each(|_| assert!(refill.is_rare()));
+        assert!(!refill.is_rare());
+        refill.look();
+        assert!(!refill.is_rare(), "only an idle class is rare again");
     }
 }

@@ -150,6 +150,8 @@ pub(crate) struct Shelf {
     loaded: Option<Box<Magazine>>,
     /// Full or empty, if present.
     spare: Option<Box<Magazine>>,
+    /// The loaded one until the class's next allocation or free, which loads it again.
+    parked: Option<Box<Magazine>>,
 }
 
 impl Shelf {
@@ -161,6 +163,22 @@ impl Shelf {
                 std::mem::swap(&mut self.loaded, &mut self.spare);
                 self.loaded.as_mut()?.pop()
             }
+        }
+    }
+
+    /// Parks the loaded magazine; returns `false` if one was parked before and the class was not used since.
+    pub(super) fn park(&mut self) -> bool {
+        let was_used = self.parked.is_none();
+        if was_used {
+            self.parked = self.loaded.take();
+        }
+        was_used
+    }
+
+    /// Loads the parked magazine again, if there is one.
+    pub(crate) fn unpark(&mut self) {
+        if let Some(parked) = self.parked.take() {
+            self.loaded = Some(parked);
         }
     }
 
@@ -190,6 +208,10 @@ impl Shelf {
         offset: u64,
         bound: &CacheBound,
     ) -> Option<Box<Magazine>> {
+        if self.parked.is_some() {
+            self.unpark();
+            return self.push(class, offset, bound);
+        }
         bound.note(CacheBound::small(class));
         let full = match &self.spare {
             Some(spare) if spare.len == 0 => None,
@@ -204,6 +226,7 @@ impl Shelf {
 
     /// Takes a magazine in when no blocks are left; drops the empty one, if any.
     pub(crate) fn load(&mut self, magazine: Box<Magazine>) {
+        self.unpark();
         if let Some(empty) = self.loaded.replace(magazine) {
             self.spare.get_or_insert(empty);
         }
@@ -215,12 +238,12 @@ impl Shelf {
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Magazine> {
-        let all = [&self.loaded, &self.spare];
+        let all = [&self.loaded, &self.spare, &self.parked];
         all.into_iter().flatten().map(|full| &**full)
     }
 
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = Box<Magazine>> {
-        let all = [self.loaded.take(), self.spare.take()];
+        let all = [self.loaded.take(), self.spare.take(), self.parked.take()];
         all.into_iter().flatten().filter(|full| full.len > 0)
     }
 

@@ -265,8 +265,8 @@ mod tests {
     /// Counts a visit in the thread's cache and returns how many there were.
     fn visit(heap: &HeapInner) -> Option<u32> {
         with(heap, |local| {
-            local.crowded += 1;
-            Some(local.crowded)
+            local.fetched += 1;
+            Some(local.fetched)
         })
     }
 

@@ -251,8 +251,18 @@ impl Core {
 
     /// Frees a small block; returns whether it was in use.
     pub(super) fn give(&mut self, offset: u64) -> bool {
+        // One slab stays, so that a block that is allocated and freed repeatedly does not create and destroy slabs.
+        self.give_but(1, offset)
+    }
+
+    /// As [`give`](Self::give), but ends the block's slab even if it is the class's last one with free blocks.
+    pub(super) fn give_last(&mut self, offset: u64) -> bool {
+        self.give_but(0, offset)
+    }
+
+    fn give_but(&mut self, kept: usize, offset: u64) -> bool {
         match self.pages.get(offset) {
-            Some(Owner::Slab(slab)) => self.slabs.give(slab, offset, &mut self.ranges),
+            Some(Owner::Slab(slab)) => self.slabs.give(slab, offset, &mut self.ranges, kept),
             _ => false,
         }
     }

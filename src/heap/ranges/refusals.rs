@@ -15,7 +15,7 @@ const RANGES_PER_USE: usize = 256;
 /// The most slabs that are looked at one by one.
 const MOST_SLABS: usize = 1024;
 
-/// A request to the core: for a small block, the page that a new slab takes.
+/// A request to the core: for a small block, the page that a new slab or a range takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     /// The class of a small block.
@@ -32,7 +32,11 @@ impl Request {
             Some(class) => Self {
                 class: Some(class),
                 size: PAGE,
-                align: PAGE,
+                align: if class.may_be_range(align) {
+                    GRANULE
+                } else {
+                    PAGE
+                },
             },
             None => Self {
                 class: None,

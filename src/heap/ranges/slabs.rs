@@ -173,9 +173,15 @@ impl Slabs {
         (self.slabs.len() <= most).then(|| few.map(|slab| slab.node))
     }
 
-    /// Frees a block; returns whether it was in use. Frees its slab too if no block is in use there, but for the class's last
-    /// one with free blocks: a block that is allocated and freed repeatedly does not create and destroy slabs.
-    pub(super) fn give(&mut self, id: SlabId, offset: u64, ranges: &mut Ranges) -> bool {
+    /// Frees a block; returns whether it was in use. Frees its slab too if no block is in use there and `kept` slabs with free
+    /// blocks are left.
+    pub(super) fn give(
+        &mut self,
+        id: SlabId,
+        offset: u64,
+        ranges: &mut Ranges,
+        kept: usize,
+    ) -> bool {
         let Some(slab) = self.slabs.get_mut(id.0 as usize) else {
             return false;
         };
@@ -197,7 +203,7 @@ impl Slabs {
             slab.place = Some(partial.len() as u32);
             partial.push(id);
         }
-        if slab.free == slab.blocks && partial.len() > 1 {
+        if slab.free == slab.blocks && partial.len() > kept {
             self.end(id, ranges);
         }
         true

@@ -303,6 +303,64 @@ fn small_blocks_lie_in_whatever_holes_there_are() {
     }
 }
 
+/// Frees blocks of 1500 bytes between large ones, and returns whether the free memory is in one piece.
+fn leaves_one_piece(small: usize, rounds: usize) -> bool {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let heap = Heap::on(NodeId(0)).limit(64 << 20).build(&driver).unwrap();
+    heap.reserve(64 << 20).unwrap();
+    let block = |bytes| {
+        heap.allocate(Layout::from_size_align(bytes, 16).unwrap())
+            .unwrap()
+    };
+    let large = block(1 << 20);
+    let blocks: Vec<_> = (0..small).map(|_| block(1500)).collect();
+    drop((large, blocks));
+    for _ in 0..rounds {
+        drop(block(1 << 20));
+    }
+    heap.stats().fragmentation() == 0.0
+}
+
+#[test]
+fn a_small_block_that_is_seldom_needed_leaves_no_page_behind() {
+    assert!(leaves_one_piece(4, 1));
+}
+
+#[test]
+fn small_blocks_that_are_no_longer_needed_go_back_after_large_ones() {
+    assert!(
+        !leaves_one_piece(100, 0),
+        "a thread keeps blocks of a class that it often needs"
+    );
+    assert!(leaves_one_piece(100, 300));
+}
+
+/// A large block moves a page off its borders.
+#[test]
+fn a_page_between_other_blocks_is_free_for_its_size_again() {
+    let driver = simulated();
+    let heap = on(&driver).limit(2 * MIB).build(&driver).unwrap();
+    let mut blocks = vec![heap.allocate(layout(2304)).unwrap()];
+    blocks.extend((0..8).map(|_| heap.allocate(layout(2048)).unwrap()));
+    while let free @ 1.. = heap
+        .stats()
+        .largest_free
+        .max(u64::from(heap.stats().backed == 0))
+    {
+        blocks.push(heap.allocate(layout(free)).unwrap());
+    }
+    drop(blocks.remove(1));
+    // Twice: a thread does not keep it either.
+    for _ in 0..2 {
+        heap.allocate(layout(2048)).unwrap();
+    }
+    let other = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| heap.allocate(layout(1500)).map(drop));
+        thread.join().unwrap()
+    });
+    other.unwrap();
+}
+
 #[test]
 fn blocks_that_another_thread_has_put_aside_are_used_before_all_caches_are_taken() {
     let driver = simulated();
