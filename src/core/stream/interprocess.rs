@@ -23,8 +23,8 @@ const PAUSE: Duration = Duration::from_micros(50);
 
 impl Event {
     /// Creates an event on GPU `device` that can be [lent](Self::lend) to other processes, so that their GPU work waits for
-    /// this process's, and the other way, with no CPU in between. It has no timing. A stream that is being captured into a
-    /// graph can neither record it nor wait for it.
+    /// this process's, and the other way, with no CPU in between. It has no timing. Streams of its GPU alone record it and
+    /// wait for it, unless they are being captured into a graph.
     ///
     /// Source: `cuEventCreate` with `CU_EVENT_INTERPROCESS`.
     ///
@@ -136,16 +136,21 @@ impl Event {
         Ok(())
     }
 
-    /// Refuses a stream that is being captured: a graph's mark means nothing to another process.
+    /// Refuses a stream that is being captured: a graph's mark means nothing to another process. And one of another GPU:
+    /// driver 580 ends a process by SIGSEGV that has such a stream wait for another process's event.
     pub(super) fn expect_shareable_on(&self, stream: &Stream) -> Result<()> {
-        match self.sharing {
-            Sharing::Private => Ok(()),
-            Sharing::Lent(_) => stream.expect_no_capture(),
-            Sharing::Imported(_) => {
-                self.expect_exporter()?;
-                stream.expect_no_capture()
-            }
+        if let Sharing::Private = self.sharing {
+            return Ok(());
         }
+        self.expect_exporter()?;
+        let (event, stream_gpu) = (self.handle.device, stream.device());
+        if event != stream_gpu {
+            let why = format!(
+                "an event of several processes orders streams of its own GPU, {event}, and this one is of GPU {stream_gpu}"
+            );
+            return Err(Error::invalid("stream", why));
+        }
+        stream.expect_no_capture()
     }
 
     /// Waits for work that may be another process's: the driver's wait would not end with that process.

@@ -79,7 +79,7 @@ fn name_of(id: u128) -> String {
 pub(super) fn check(handle: &IpcEventHandle) -> Answer<()> {
     let bytes = handle.expose_bytes();
     if bytes[..8] != MAGIC || bytes[32..] != [0; 32] {
-        return fail(Code::INVALID_VALUE);
+        return fail(Code::MAP_FAILED);
     }
     let number = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
     let (process, fd) = (number(8), number(12));

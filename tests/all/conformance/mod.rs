@@ -130,7 +130,8 @@ cases! {
         an_ordinary_event_has_no_handle,
         an_event_is_not_opened_where_it_was_made,
         garbage_is_no_event,
-        the_event_of_an_ended_process_is_not_opened,
+        the_event_of_an_ended_process_is_opened,
+        a_stream_of_another_gpu_waits_for_an_event,
         a_destroyed_event_is_not_opened,
         an_importer_sees_the_death_of_its_exporter,
     }
@@ -206,6 +207,8 @@ fn child_process() {
         ("event_exporter", events::event_exporter),
         ("event_worker", events::event_worker),
         ("event_waiter", events::event_waiter),
+        ("event_crosser", events::event_crosser),
+        ("event_own_crosser", events::event_own_crosser),
         ("forks", forks::forks),
         (
             "forks_with_managed_memory",
