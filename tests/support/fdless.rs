@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -91,10 +92,10 @@ unsafe impl Backend for FdLess {
             ));
         };
         let wrong = |error| Error::system("a file of a handle", &error);
-        let mut file = File::from(fd.try_clone().map_err(wrong)?);
+        let file = File::from(fd.try_clone().map_err(wrong)?);
         let mut number = [0; 8];
-        file.seek(SeekFrom::Start(0)).map_err(wrong)?;
-        file.read_exact(&mut number).map_err(wrong)?;
+        // Not by the file's position, which all that have the file share.
+        file.read_exact_at(&mut number, 0).map_err(wrong)?;
         self.imported
             .lock()
             .unwrap()

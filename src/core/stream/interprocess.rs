@@ -137,7 +137,7 @@ impl Event {
     }
 
     /// Refuses a stream that is being captured: a graph's mark means nothing to another process. And one of another GPU:
-    /// driver 580 ends a process by SIGSEGV that has such a stream wait for another process's event.
+    /// driver 580 ends a process by SIGSEGV that has such a stream wait for the event.
     pub(super) fn expect_shareable_on(&self, stream: &Stream) -> Result<()> {
         if let Sharing::Private = self.sharing {
             return Ok(());

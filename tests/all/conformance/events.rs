@@ -271,7 +271,7 @@ pub fn garbage_is_no_event(ctx: &Ctx) {
 }
 
 /// What happens to a process that has a stream of the first GPU wait for an event of the last one, which another process
-/// made or it made itself. It is printed alone: driver 580 ends the first of them.
+/// made or it made itself. It is printed alone: driver 580 ends both by SIGSEGV.
 pub fn a_stream_of_another_gpu_waits_for_an_event(ctx: &Ctx) {
     let event = ctx.event_create_interprocess(ctx.expect.gpus - 1).unwrap();
     let handle = to_text(&ctx.event_handle(event).unwrap());
