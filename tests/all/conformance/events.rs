@@ -61,12 +61,13 @@ impl Drop for Other {
     }
 }
 
-/// Waits for a stream's work when it is dropped, also by a test that fails: then nothing unmaps memory before.
+/// Ends a stream when its work is done, also of a test that fails: nothing unmaps memory before.
 struct Ended<'a>(&'a Ctx, StreamHandle);
 
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
         let _ = self.0.stream_synchronize(self.1);
+        let _ = self.0.destroy_stream(self.1);
     }
 }
 
