@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest};
+use tokio::task::coop::consume_budget;
 use tokio::time::sleep;
 use zeroize::Zeroize;
 
@@ -80,6 +81,8 @@ impl UnixReading {
         bytes: &mut [u8],
         max_fds: usize,
     ) -> io::Result<(usize, Vec<OwnedFd>)> {
+        // Neither bytes ahead nor a socket that is always readable makes a task wait: other tasks of its thread would not run.
+        consume_budget().await;
         if self.taken == self.have {
             if bytes.len() >= AHEAD {
                 return receive(&self.socket, bytes, max_fds).await;
@@ -144,6 +147,7 @@ pub(crate) async fn send_fds(
     bytes: &[u8],
     fds: &[BorrowedFd<'_>],
 ) -> io::Result<usize> {
+    consume_budget().await;
     let send = || fd::try_send(socket, bytes, fds);
     loop {
         match send() {
@@ -277,5 +281,20 @@ mod tests {
             (1, Some(0))
         );
         drop(reading);
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_sends_without_end_leaves_other_tasks_their_turn() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut reading = UnixReading::new(Arc::new(ours.into())).unwrap();
+        assert_eq!(fd::try_send(theirs.as_fd(), &[7; 5000], &[]).unwrap(), 5000);
+        // The first one waits for the runtime's driver.
+        assert_eq!(reading.read(&mut [0], 0).await.unwrap().0, 1);
+        let other = tokio::spawn(async {});
+        for _ in 1..5000 {
+            assert_eq!(reading.read(&mut [0], 0).await.unwrap().0, 1);
+        }
+        assert!(other.is_finished());
     }
 }

@@ -117,7 +117,7 @@ impl Core {
         Self::range_granules(bytes).checked_mul(GRANULE)
     }
 
-    /// Allocates a range of at least `bytes`, at an address that is a multiple of `align`, a power of two. CachedBound
+    /// Allocates a range of at least `bytes`, at an address that is a multiple of `align`, a power of two. Outside of
     /// [`exhaustively`](Self::exhaustively) it may miss a range that fits among more than [`LOOKS`] that do not.
     #[inline(never)]
     pub(super) fn allocate(&mut self, bytes: u64, align: u64) -> Option<Extent> {
@@ -211,7 +211,7 @@ impl Core {
     }
 
     /// Writes the offsets of blocks of `class` to `out`; returns their number. It is smaller only if memory
-    /// runs out. CachedBound [`exhaustively`](Self::exhaustively) it may be smaller although single pages are free.
+    /// runs out. Outside of [`exhaustively`](Self::exhaustively) it may be smaller although single pages are free.
     pub(super) fn fill(&mut self, class: Class, out: &mut [u64]) -> usize {
         let Self { ranges, pages, .. } = self;
         let filled = self.slabs.fill(class, ranges, pages, out, self.exhaustive);

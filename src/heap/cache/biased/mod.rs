@@ -128,13 +128,13 @@ impl<T> Biased<T> {
         all.dedup_by_key(|biased| std::ptr::from_ref(*biased));
         let alone = Alone::enter();
         let claims: Vec<_> = all.into_iter().map(Biased::claim).collect();
-        // One barrier serves all claims that need the same kind.
-        let mut done = None;
+        // One barrier serves all claims that need the same kind: all of them were made before it.
+        let mut done = Vec::new();
         for claim in &claims {
             let fence = claim.of.fence;
-            if done != Some(fence) {
+            if !done.contains(&fence) {
                 fence.heavy();
-                done = Some(fence);
+                done.push(fence);
             }
         }
         claims
