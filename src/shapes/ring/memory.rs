@@ -37,6 +37,10 @@ pub(super) struct RingMemory {
     /// Where the counters and the records begin, in bytes from the first mapping's start.
     counters: u64,
     records: u64,
+    #[cfg_attr(
+        not(feature = "share"),
+        expect(dead_code, reason = "it keeps the memory")
+    )]
     pub(super) parts: Parts,
     _constants: Option<PhysicalMemory>,
     /// The least that the CPU may do with a mapping; it never changes.
