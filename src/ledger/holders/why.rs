@@ -96,7 +96,7 @@ impl Why {
         Some(match self {
             Self::Hidden => "nvidia-smi, outside of containers; ps -p PID",
             Self::Zombie | Self::Waiting => "ps -Lo pid,tid,stat,wchan:32,comm -p PID",
-            Self::Stopped => "kill -CONT PID; kill -KILL PID",
+            Self::Stopped => "ps -o pid,stat,wchan:32,args -p PID",
             Self::Mps | Self::MpsClient => "echo get_server_list | nvidia-cuda-mps-control",
             Self::Namespace => "grep NSpid /proc/PID/status; cat /proc/PID/cgroup",
             Self::OtherUser => "ps -o user,args -p PID",
@@ -113,5 +113,16 @@ impl Why {
             Self::OpenAlone => "ls -l /proc/PID/fd | grep nvidia",
             Self::Reporter | Self::Ledger | Self::Other => return None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_of_a_stopped_process_sends_no_signal() {
+        let command = Why::Stopped.command().unwrap();
+        assert!(!command.contains("kill"), "{command}");
     }
 }
