@@ -65,6 +65,9 @@ pub struct Holder {
     pub gpus: Vec<OnGpu>,
     /// Why memory is in use there, the strongest reason first.
     pub why: Vec<Why>,
+    /// Whether `/proc` lists it. A process that is listed may still be unreadable.
+    #[serde(skip)]
+    pub(super) is_listed: bool,
     /// Files of shared memory, for sums over processes.
     #[serde(skip)]
     pub(super) files: BTreeMap<Inode, u64>,

@@ -24,7 +24,7 @@ pub(super) struct Asker {
 
 /// Adds the reasons to a process, the strongest first.
 pub(super) fn judge(holder: &mut Holder, asker: &Asker, ledgers: &[u32], gpus: &[NvmlGpu]) {
-    let is_hidden = holder.state.is_none();
+    let is_hidden = !holder.is_listed;
     let uses_gpus = !holder.gpus.is_empty();
     // Without NVML it is not known who has contexts.
     let contexts = if gpus.is_empty() {

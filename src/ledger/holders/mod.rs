@@ -6,6 +6,8 @@ mod holder;
 mod judge;
 mod maps;
 mod nvml;
+#[cfg(test)]
+mod tests;
 mod walk;
 mod why;
 

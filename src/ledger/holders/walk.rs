@@ -84,7 +84,19 @@ impl Looking {
     /// Looks at a process. `None`: it has ended, its number is another's by now, or it is a thread of the kernel.
     fn look(&mut self, pid: u32) -> Option<Holder> {
         let process = self.proc.join(pid.to_string());
-        let text = text(&process.join("stat"))?;
+        let text = match read(&process.join("stat"), SMALL) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            // With hidepid=1 /proc lists a process of another user and shows no file of it.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                self.unreadable += 1;
+                return Some(Holder {
+                    pid,
+                    is_listed: true,
+                    ..Holder::default()
+                });
+            }
+            Err(_) => return None,
+        };
         let stat = ProcessStat::parse(&text)?;
         if stat.is_kernel {
             return None;
@@ -122,6 +134,7 @@ impl Looking {
             user: uid.and_then(|uid| self.users.get(&uid).cloned()),
             uid,
             state: Some(stat.state),
+            is_listed: true,
             container,
             inner_pid: inner.and_then(|pid| pid.parse().ok()),
             ..Holder::default()

@@ -1,0 +1,66 @@
+//! Processes of a made `/proc`.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use super::*;
+
+/// A folder that stands for `/`.
+struct Tree(tempfile::TempDir);
+
+impl Tree {
+    /// Makes processes without files and mappings, in a state and with a number of threads.
+    fn new(processes: &[(u32, char, u32)]) -> Self {
+        let tree = Self(tempfile::tempdir().unwrap());
+        for (pid, state, threads) in processes {
+            let stat =
+                format!("{pid} (x) {state} 1 1 1 0 -1 0 0 0 0 0 1 2 3 4 20 0 {threads} 0 77 8 9");
+            tree.file(*pid, "stat", &stat);
+            tree.file(*pid, "maps", "");
+            std::fs::create_dir(tree.folder(*pid).join("fd")).unwrap();
+        }
+        tree
+    }
+
+    fn folder(&self, pid: u32) -> std::path::PathBuf {
+        self.0.path().join(format!("proc/{pid}"))
+    }
+
+    fn file(&self, pid: u32, name: &str, text: &str) {
+        std::fs::create_dir_all(self.folder(pid)).unwrap();
+        std::fs::write(self.folder(pid).join(name), text).unwrap();
+    }
+
+    /// Returns what is found where NVML names `pids`.
+    fn holders(&self, pids: &[u32]) -> Holders {
+        let named = pids.iter().map(|&pid| NvmlProcess::new(pid, Some(1)));
+        let gpu = NvmlGpu {
+            processes: named.collect(),
+            ..NvmlGpu::default()
+        };
+        Holders::of(self.0.path(), Ok(vec![gpu]), [], false)
+    }
+}
+
+fn why(holders: &Holders, pid: u32) -> &[Why] {
+    let mut all = holders.processes.iter();
+    &all.find(|holder| holder.pid == pid).unwrap().why
+}
+
+#[test]
+fn a_process_without_a_readable_stat_is_unreadable_and_not_hidden() {
+    // Linux lets nobody read this file, not even root.
+    let write_only = Path::new("/proc/sys/vm/compact_memory");
+    let error = std::fs::read(write_only).err().map(|error| error.kind());
+    if error != Some(std::io::ErrorKind::PermissionDenied) {
+        println!("skipped: no file here that root may not read");
+        return;
+    }
+    let tree = Tree::new(&[(1, 'S', 1), (30, 'S', 1)]);
+    std::fs::remove_file(tree.folder(30).join("stat")).unwrap();
+    symlink(write_only, tree.folder(30).join("stat")).unwrap();
+    let holders = tree.holders(&[30, 31]);
+    assert_eq!(holders.unreadable, 1);
+    assert_eq!(why(&holders, 30), [Why::Unreadable, Why::OnGpus]);
+    assert_eq!(why(&holders, 31), [Why::Hidden, Why::OnGpus]);
+}
