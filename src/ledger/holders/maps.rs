@@ -8,6 +8,9 @@ use crate::driver::NodeId;
 const DRIVER: &[u8] = b"/dev/nvidiactl";
 const MANAGED: &[u8] = b"/dev/nvidia-uvm";
 
+/// What the kernel adds to the path of a file that has been removed.
+const DELETED: &[u8] = b" (deleted)";
+
 /// What a process maps.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Maps {
@@ -60,7 +63,8 @@ impl Maps {
         };
         if path.starts_with(b"/dev/nvidia") {
             self.has_device = true;
-            match path {
+            // As in a container whose /dev was mounted anew.
+            match path.strip_suffix(DELETED).unwrap_or(path) {
                 DRIVER => self.driver = self.driver.saturating_add(bytes),
                 MANAGED => self.managed = self.managed.saturating_add(bytes),
                 _ => {}
@@ -102,7 +106,11 @@ pub(super) fn by_node(text: &[u8]) -> BTreeMap<NodeId, u64> {
     let mut nodes = BTreeMap::new();
     for line in String::from_utf8_lossy(text).lines() {
         let words = || line.split_ascii_whitespace();
-        let is_gpu = |word| matches!(word, "file=/dev/nvidiactl" | "file=/dev/nvidia-uvm");
+        let is_gpu = |word: &str| {
+            // The kernel escapes the space of " (deleted)" here.
+            let path = word.trim_end_matches("\\040(deleted)");
+            matches!(path, "file=/dev/nvidiactl" | "file=/dev/nvidia-uvm")
+        };
         if !words().any(is_gpu) {
             continue;
         }
@@ -130,6 +138,7 @@ mod tests {
         let text = "\
             200000000-200200000 rw-s 00000000 00:06 506                        /dev/nvidiactl\n\
             200200000-200400000 ---s 00000000 00:06 506                        /dev/nvidiactl\n\
+            200600000-200800000 rw-s 00000000 00:06 506                        /dev/nvidiactl (deleted)\n\
             200400000-200401000 rw-s 00000000 00:06 512                        /dev/nvidia0\n\
             7f0000000000-7f0000800000 rw-s 00000000 00:06 520                  /dev/nvidia-uvm\n\
             7f0001000000-7f0001100000 rw-s 00000000 00:01 9                    /memfd:a b (deleted)\n\
@@ -140,7 +149,7 @@ mod tests {
             7ffc00000000-7ffc00001000 rw-p 00000000 00:00 0                    [stack]\n\
             nonsense /dev/nvidiactl\n";
         let maps = Maps::parse(text.as_bytes());
-        assert_eq!((maps.driver, maps.managed), (2 << 20, 8 << 20));
+        assert_eq!((maps.driver, maps.managed), (4 << 20, 8 << 20));
         assert!(maps.has_device && maps.has_torch && !maps.has_cupy);
         let shared: Vec<_> = maps
             .shared
@@ -157,7 +166,7 @@ mod tests {
     fn pages_are_counted_by_node() {
         let text = "\
             7f00 default file=/dev/nvidiactl mapped=512 N0=500 N2=12 kernelpagesize_kB=64\n\
-            7f01 bind:1 file=/dev/nvidia-uvm mapped=1 N1=1 kernelpagesize_kB=4\n\
+            7f01 bind:1 file=/dev/nvidia-uvm\\040(deleted) mapped=1 N1=1 kernelpagesize_kB=4\n\
             7f02 default file=/dev/nvidia0\n7f03 default heap anon=3 N0=3 kernelpagesize_kB=4\n";
         let expected = [
             (NodeId(0), 500 << 16),
