@@ -68,6 +68,9 @@ pub struct Holder {
     /// Whether `/proc` lists it. A process that is listed may still be unreadable.
     #[serde(skip)]
     pub(super) is_listed: bool,
+    /// Whether all its threads have ended, so that it holds nothing any more.
+    #[serde(skip)]
+    pub(super) has_ended: bool,
     /// Files of shared memory, for sums over processes.
     #[serde(skip)]
     pub(super) files: BTreeMap<Inode, u64>,

@@ -45,7 +45,10 @@ pub(super) fn judge(holder: &mut Holder, asker: &Asker, ledgers: &[u32], gpus: &
         (Why::Reporter, holder.pid == asker.pid),
         (Why::Ledger, ledgers.contains(&holder.pid)),
         (Why::Hidden, is_hidden),
-        (Why::Zombie, matches!(holder.state, Some('Z' | 'X'))),
+        (
+            Why::Zombie,
+            matches!(holder.state, Some('Z' | 'X')) && !holder.has_ended,
+        ),
         (Why::Stopped, matches!(holder.state, Some('T' | 't'))),
         (Why::Waiting, holder.state == Some('D')),
         (Why::Mps, holder.name.starts_with("nvidia-cuda-mps")),
@@ -55,7 +58,10 @@ pub(super) fn judge(holder: &mut Holder, asker: &Asker, ledgers: &[u32], gpus: &
             Why::OtherUser,
             holder.uid.is_some_and(|uid| uid != asker.uid),
         ),
-        (Why::Unreadable, !is_hidden && holder.device_fds.is_none()),
+        (
+            Why::Unreadable,
+            !is_hidden && !holder.has_ended && holder.device_fds.is_none(),
+        ),
         (Why::InFlight, holder.fds_in_flight > Some(0)),
         (Why::OnGpus, uses_gpus || gpus.is_empty() && driver >= LEAST),
         (Why::Managed, exceeds(managed, OTHER_OF_CONTEXT)),

@@ -64,3 +64,11 @@ fn a_process_without_a_readable_stat_is_unreadable_and_not_hidden() {
     assert_eq!(why(&holders, 30), [Why::Unreadable, Why::OnGpus]);
     assert_eq!(why(&holders, 31), [Why::Hidden, Why::OnGpus]);
 }
+
+#[test]
+fn a_zombie_without_threads_is_neither_unreadable_nor_one_that_holds_memory() {
+    let tree = Tree::new(&[(1, 'S', 1), (30, 'Z', 1), (31, 'Z', 2)]);
+    let holders = tree.holders(&[30, 31]);
+    assert_eq!(why(&holders, 30), [Why::OnGpus]);
+    assert_eq!(why(&holders, 31), [Why::Zombie, Why::OnGpus]);
+}

@@ -135,6 +135,7 @@ impl Looking {
             uid,
             state: Some(stat.state),
             is_listed: true,
+            has_ended: stat.has_ended(),
             container,
             inner_pid: inner.and_then(|pid| pid.parse().ok()),
             ..Holder::default()
