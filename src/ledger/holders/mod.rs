@@ -8,6 +8,7 @@ mod maps;
 mod nvml;
 #[cfg(test)]
 mod tests;
+mod tmpfs;
 mod walk;
 mod why;
 
@@ -20,6 +21,8 @@ use crate::ledger::Ledger;
 
 pub use holder::{Holder, OnGpu};
 pub use nvml::{NvmlGpu, NvmlProcess};
+use tmpfs::Tmpfs;
+use walk::Walk;
 pub use why::Why;
 
 /// The most processes in a report: those with the most memory.
@@ -43,7 +46,7 @@ pub struct Holders {
     pub gpus: Vec<NvmlGpu>,
     /// Why NVML did not tell something.
     pub nvml: Option<String>,
-    /// The bytes of shared memory without a name that the processes hold, each file once.
+    /// The bytes of shared memory that the processes hold, each file once, without the files of the tmpfs that `tmpfs` counts.
     pub shared_found: u64,
     /// The bytes of the files in tmpfs, such as `/dev/shm`, that this process sees. `None`: unknown.
     pub tmpfs: Option<u64>,
@@ -53,9 +56,13 @@ impl Holders {
     /// Looks at all processes of this machine, and asks NVML. `ledgers` are those of processes that offer them.
     pub(crate) fn gather(ledgers: &[Ledger], several_nodes: bool) -> Self {
         let pids = ledgers.iter().map(|ledger| ledger.process.pid);
-        let mut holders = Self::of(Path::new("/"), nvml::ask(), pids, several_nodes);
-        holders.tmpfs = walk::tmpfs_bytes();
-        holders
+        let tmpfs = Tmpfs::of_this_process();
+        let bytes = tmpfs.bytes;
+        let found = Walk::of(Path::new("/"), several_nodes, tmpfs);
+        Self {
+            tmpfs: bytes,
+            ..Self::judged(found, nvml::ask(), pids)
+        }
     }
 
     /// Looks at the processes of the `/proc` below `root`: `/`, a place where that of another PID namespace is mounted, or a
@@ -70,7 +77,16 @@ impl Holders {
         with_ledgers: impl IntoIterator<Item = u32>,
         several_nodes: bool,
     ) -> Self {
-        let mut found = walk::Walk::of(root, several_nodes);
+        let found = Walk::of(root, several_nodes, Tmpfs::below(root));
+        Self::judged(found, nvml, with_ledgers)
+    }
+
+    /// Adds what NVML tells, and the reasons, and sorts.
+    fn judged(
+        mut found: Walk,
+        nvml: Result<Vec<NvmlGpu>, String>,
+        with_ledgers: impl IntoIterator<Item = u32>,
+    ) -> Self {
         let (gpus, why_not) = match nvml {
             Ok(gpus) => (gpus, None),
             Err(why) => (Vec::new(), Some(why)),

@@ -72,3 +72,19 @@ fn a_zombie_without_threads_is_neither_unreadable_nor_one_that_holds_memory() {
     assert_eq!(why(&holders, 30), [Why::OnGpus]);
     assert_eq!(why(&holders, 31), [Why::Zombie, Why::OnGpus]);
 }
+
+#[test]
+fn files_of_a_tmpfs_that_is_counted_are_not_counted_by_process() {
+    let tree = Tree::new(&[(1, 'S', 1), (30, 'S', 1)]);
+    let maps = "7f0000000000-7f0000800000 rw-s 00000000 00:05 9    /dev/shm/a\n\
+        7f0001000000-7f0002000000 rw-s 00000000 00:06 9    /dev/shm/b\n";
+    tree.file(30, "maps", maps);
+    let tmpfs = Tmpfs {
+        devices: [5].into(),
+        bytes: None,
+    };
+    let found = Walk::of(tree.0.path(), false, tmpfs);
+    let holders = Holders::judged(found, Ok(Vec::new()), []);
+    assert_eq!(holders.shared_found, 16 << 20);
+    assert_eq!(holders.processes[0].shared_mapped, 24 << 20);
+}

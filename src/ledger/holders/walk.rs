@@ -1,6 +1,6 @@
 //! The processes in `/proc`.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
@@ -12,6 +12,7 @@ use super::fds::{Fds, Inode};
 use super::holder::Holder;
 use super::judge::Asker;
 use super::maps::{self, Maps, Shared};
+use super::tmpfs::Tmpfs;
 use super::why::Why;
 use crate::procs::{self, read};
 
@@ -37,7 +38,8 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    pub(super) fn of(root: &Path, several_nodes: bool) -> Self {
+    /// Looks at the processes below `root`; shared memory in one of `tmpfs` is not in [`Holder::files`].
+    pub(super) fn of(root: &Path, several_nodes: bool, tmpfs: Tmpfs) -> Self {
         let proc = root.join("proc");
         let names = fs::read_dir(&proc).into_iter().flatten().flatten();
         let pids = names.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -46,10 +48,7 @@ impl Walk {
         let mut looking = Looking {
             users: users(root),
             several_nodes,
-            // Files there have names, and their filesystem counts them.
-            named: fs::metadata(root.join("dev/shm"))
-                .ok()
-                .map(|found| found.dev()),
+            tmpfs,
             unreadable: 0,
             proc,
         };
@@ -76,7 +75,8 @@ struct Looking {
     proc: PathBuf,
     users: HashMap<u32, String>,
     several_nodes: bool,
-    named: Option<u64>,
+    /// Files there have names, and their filesystem counts them.
+    tmpfs: Tmpfs,
     unreadable: u64,
 }
 
@@ -191,8 +191,8 @@ impl Looking {
             holder.shared_unmapped = holder.shared_unmapped.saturating_add(bytes);
         }
         holder.files.extend(open);
-        let named = |device| Some(device) == self.named;
-        holder.files.retain(|&(device, _), _| !named(device));
+        let counted = &self.tmpfs.devices;
+        holder.files.retain(|(device, _), _| !counted.contains(device));
     }
 }
 
@@ -235,27 +235,4 @@ fn users(root: &Path) -> HashMap<u32, String> {
         }
     }
     users
-}
-
-/// Returns the bytes of the files in all tmpfs that this process sees, each once.
-pub(super) fn tmpfs_bytes() -> Option<u64> {
-    let mounts = read(Path::new("/proc/self/mounts"), MAPPINGS).ok()?;
-    let mounts = String::from_utf8_lossy(&mounts);
-    let (mut seen, mut sum) = (HashSet::new(), 0_u64);
-    for line in mounts.lines() {
-        let mut fields = line.split_ascii_whitespace().skip(1);
-        let (Some(place), Some("tmpfs" | "devtmpfs")) = (fields.next(), fields.next()) else {
-            continue;
-        };
-        let Ok(device) = fs::metadata(place).map(|found| found.dev()) else {
-            continue;
-        };
-        if let Ok(found) = rustix::fs::statvfs(place)
-            && seen.insert(device)
-        {
-            let blocks = found.f_blocks.saturating_sub(found.f_bfree);
-            sum = sum.saturating_add(blocks.saturating_mul(found.f_frsize));
-        }
-    }
-    Some(sum)
 }
