@@ -10,6 +10,9 @@ use crate::procs::read;
 /// The most bytes of a list of mounts.
 const MOUNTS: u64 = 16 << 20;
 
+/// The type of a tmpfs. Source: statfs(2).
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
 /// The tmpfs whose files are counted by filesystem, and not by process.
 #[derive(Debug, Default)]
 pub(super) struct Tmpfs {
@@ -47,11 +50,13 @@ impl Tmpfs {
             let Ok(device) = fs::metadata(place).map(|found| found.dev()) else {
                 continue;
             };
-            if let Ok(found) = rustix::fs::statvfs(place)
+            // Another filesystem may be mounted over it.
+            if let Ok(found) = rustix::fs::statfs(place)
+                && found.f_type == TMPFS_MAGIC
                 && devices.insert(device)
             {
                 let blocks = found.f_blocks.saturating_sub(found.f_bfree);
-                sum = sum.saturating_add(blocks.saturating_mul(found.f_frsize));
+                sum = sum.saturating_add(blocks.saturating_mul(found.f_frsize as u64));
             }
         }
         Self {
@@ -68,7 +73,8 @@ mod tests {
     #[test]
     fn each_tmpfs_counts_once() {
         let device = fs::metadata("/dev/shm").unwrap().dev();
-        let text = "tmpfs /dev/shm tmpfs rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\nnone\n";
+        // Another filesystem is mounted over the last one.
+        let text = "a /dev/shm tmpfs rw 0 0\nb /dev/shm tmpfs rw 0 0\nnone\nc /proc tmpfs rw 0 0\n";
         let found = Tmpfs::of_mounts(text);
         assert_eq!(found.devices, HashSet::from([device]));
         let all = Tmpfs::of_this_process();

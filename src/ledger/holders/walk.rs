@@ -192,7 +192,9 @@ impl Looking {
         }
         holder.files.extend(open);
         let counted = &self.tmpfs.devices;
-        holder.files.retain(|(device, _), _| !counted.contains(device));
+        holder
+            .files
+            .retain(|(device, _), _| !counted.contains(device));
     }
 }
 
