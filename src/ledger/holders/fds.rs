@@ -54,10 +54,19 @@ impl Fds {
     }
 }
 
+/// What the kernel calls huge pages without a file, shared or not.
+pub(super) const HUGE: &[u8] = b"/anon_hugepage";
+
 /// Returns whether a path in `/proc` is that of shared memory: a memfd, a file of `/dev/shm`, a System V segment, shared pages
-/// without a file.
+/// without a file. [`HUGE`] pages are shared if the mapping is.
 pub(super) fn is_shared(path: &[u8]) -> bool {
-    let starts: [&[u8]; 4] = [b"/memfd:", b"/dev/shm/", b"/SYSV", b"/dev/zero (deleted)"];
+    let starts: [&[u8]; 5] = [
+        b"/memfd:",
+        b"/dev/shm/",
+        b"/SYSV",
+        b"/dev/zero (deleted)",
+        HUGE,
+    ];
     starts.iter().any(|start| path.starts_with(start))
 }
 

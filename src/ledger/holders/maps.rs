@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::fds::{Inode, is_shared};
+use super::fds::{HUGE, Inode, is_shared};
 use crate::driver::NodeId;
 
 const DRIVER: &[u8] = b"/dev/nvidiactl";
@@ -69,7 +69,7 @@ impl Maps {
                 MANAGED => self.managed = self.managed.saturating_add(bytes),
                 _ => {}
             }
-        } else if is_shared(path) {
+        } else if is_shared(path) && (access.ends_with('s') || !path.starts_with(HUGE)) {
             if let Some(inode) = inode(fields.nth(1), fields.next()) {
                 let shared = self.shared.entry(inode).or_insert_with(|| Shared {
                     range: range.to_owned(),
@@ -144,6 +144,8 @@ mod tests {
             7f0001000000-7f0001100000 rw-s 00000000 00:01 9                    /memfd:a b (deleted)\n\
             7f0002000000-7f0002100000 r--s 00100000 00:01 9                    /memfd:a b (deleted)\n\
             7f0003000000-7f0003001000 rw-s 00000000 00:1b 10                   /dev/shm/torch_1\n\
+            7f0003200000-7f0003600000 rw-s 00000000 00:11 12                   /anon_hugepage (deleted)\n\
+            7f0003600000-7f0003800000 rw-p 00000000 00:11 13                   /anon_hugepage (deleted)\n\
             7f0004000000-7f0004001000 r-xp 00000000 08:01 11                   /opt/lib/libtorch_cuda.so\n\
             7f0005000000-7f0005001000 rw-p 00000000 00:00 0 \n\
             7ffc00000000-7ffc00001000 rw-p 00000000 00:00 0                    [stack]\n\
@@ -156,7 +158,7 @@ mod tests {
             .values()
             .map(|shared| shared.addresses)
             .collect();
-        assert_eq!(shared, [2 << 20, 4096]);
+        assert_eq!(shared, [2 << 20, 4 << 20, 4096]);
         let memfd = &maps.shared[&(1, 9)];
         assert_eq!(memfd.range, "7f0001000000-7f0001100000");
         assert!(!memfd.is_unnamed);

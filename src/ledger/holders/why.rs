@@ -109,7 +109,7 @@ impl Why {
             Self::DriverMemory | Self::MappedAlone => "grep nvidiactl /proc/PID/maps",
             Self::Pinned => "grep '/dev/zero' /proc/PID/maps",
             Self::SharedUnmapped => "ls -l /proc/PID/fd | grep -E 'memfd|/dev/shm'",
-            Self::Shared => "grep -E 'memfd|/dev/shm|/dev/zero|SYSV' /proc/PID/maps",
+            Self::Shared => "grep -E 'memfd|/dev/shm|/dev/zero|SYSV|anon_huge' /proc/PID/maps",
             Self::OpenAlone => "ls -l /proc/PID/fd | grep nvidia",
             Self::Reporter | Self::Ledger | Self::Other => return None,
         })
