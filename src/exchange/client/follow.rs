@@ -215,6 +215,12 @@ impl Follow {
         deadline(reconnect.pause(attempts).max(Duration::from_millis(1)))
     }
 
+    /// Lets the next attempt begin after a pause, which grows with the failures in a row.
+    fn pause_next(&mut self) {
+        self.not_before = Some(self.pause(self.failures));
+        self.failures = self.failures.saturating_add(1);
+    }
+
     fn fetched(&mut self, memory: RemoteBuffer) -> Followed {
         self.lease = Some(memory.grant.lease.states());
         self.seen = Some(memory.description().clone());
@@ -237,14 +243,17 @@ impl Follow {
         tracing::debug!(name = self.fetch.name, %error, "followed memory is not available");
         if matches!(error.refusal(), Some(Refusal::NotFound | Refusal::Closing)) {
             // Until a request says that the name is there.
-            let is_new = !std::mem::replace(&mut self.absent, true);
-            return Ok(is_new.then_some(Absence::NotThere));
+            if !std::mem::replace(&mut self.absent, true) {
+                return Ok(Some(Absence::NotThere));
+            }
+            // A request said so, but the fetch after it was refused: the next request may say the same at once.
+            self.pause_next();
+            return Ok(None);
         }
         if self.absent && error.is_timed_out() {
             return Ok(None);
         }
-        self.not_before = Some(self.pause(self.failures));
-        self.failures = self.failures.saturating_add(1);
+        self.pause_next();
         let is_lost = error.is_peer_lost();
         Ok((!is_lost).then_some(Absence::Unavailable(error)))
     }

@@ -482,8 +482,14 @@ impl NameWait<'_> {
             let changed = self.notify.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if let Some(found) = self.core.visible(self.name, &link.session.peer) {
-                return found;
+            {
+                let state = self.core.state();
+                // While the server is closing, it refuses to grant what this would find.
+                if !state.closing
+                    && let Some(found) = state.visible(self.name, &link.session.peer)
+                {
+                    return Arc::clone(&found.publication);
+                }
             }
             changed.await;
         }

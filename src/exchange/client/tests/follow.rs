@@ -138,6 +138,36 @@ async fn a_name_that_is_not_there_is_told_once_and_waited_for() {
 }
 
 #[tokio::test]
+async fn a_name_that_is_seen_but_cannot_be_fetched_is_tried_again_after_a_pause() {
+    let (driver, fake, first) = (importer(), Fake::new().await, Memory::new());
+    for reason in ["closing", "not_found"] {
+        let options = fake.options().reconnect(Reconnect::backoff(LONG, LONG));
+        let (client, mut peer) = fake.client_of(options, &driver).await;
+        let mut follow = unproved(&client);
+        let (next, ()) = while_serving(&mut follow, fetch_refused(&mut peer, reason)).await;
+        assert!(matches!(next.unwrap(), Followed::Gone(Absence::NotThere)));
+        let serve = async {
+            waited(&mut peer, &first).await;
+            fetch_refused(&mut peer, reason).await;
+            // Enough for a follow that asks again at once.
+            for _ in 0..10 {
+                let answer = async {
+                    let (id, ask) = peer.request().await.unwrap();
+                    assert!(matches!(ask, Ask::List(_)), "{reason}: {ask:?}");
+                    peer.answer(id, names(Vec::new(), false)).await;
+                };
+                let (listed, ()) = tokio::join!(client.list(""), answer);
+                assert!(listed.unwrap().is_empty());
+            }
+        };
+        tokio::select! {
+            next = follow.next() => panic!("{next:?}"),
+            () = within(serve) => {}
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_session_that_goes_on_is_no_news_and_one_that_is_lost_is() {
     let (driver, mut fake, first) = (importer(), Fake::new().await, Memory::new());
     let (_client, peer, mut follow, got) = following(&fake, &driver, &first).await;

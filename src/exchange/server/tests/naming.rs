@@ -135,6 +135,27 @@ async fn a_name_is_waited_for() {
     close(server, &driver).await;
 }
 
+#[tokio::test]
+async fn a_server_that_is_closing_says_of_no_name_that_it_is_there() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    let now = || wait("a", Duration::ZERO);
+    assert!(matches!(raw.ask(now()).await.0, Answer::Names(_)));
+    let holder = async {
+        assert!(matches!(raw.notice().await, Event::Closing(_)));
+        assert_eq!(raw.refusal(now()).await, Refusal::TimedOut);
+        assert_eq!(raw.fetch(fetch("a")).await.unwrap_err(), Refusal::Closing);
+        raw.release(granted.lease).await;
+    };
+    let (closed, ()) = tokio::join!(server.close(LONG), holder);
+    closed.unwrap();
+    drop((published, raw));
+    close(server, &driver).await;
+}
+
 /// Creates at most a MiB of memory.
 #[derive(Default)]
 struct Maker {
