@@ -179,7 +179,13 @@ impl ServerCore {
                 let _ = self.release(link, grant.lease);
                 link.session.granted(grant.lease);
             }
-            Reply::Entry(created) if request == "create" => {
+            // Another connection of the peer may have deleted it and created its name anew.
+            Reply::Entry(created)
+                if request == "create"
+                    && self
+                        .visible(&created.name, &link.session.peer)
+                        .is_some_and(|found| found.id == created.id) =>
+            {
                 let name = created.name.to_string();
                 // Best effort: the client learns from a list whether it exists.
                 let _ = self.delete(link, Delete { name, ms: 0 }).await;

@@ -326,3 +326,73 @@ async fn without_an_allocator_nothing_is_made() {
     drop(raw);
     close(server, &driver).await;
 }
+
+/// Creates memory of 300 parts, and then of one.
+#[derive(Default)]
+struct Shrinking(Maker);
+
+impl Allocate for Shrinking {
+    fn create<'a>(&'a self, peer: &'a PeerName, ask: &'a Create) -> Allocation<'a> {
+        if ask.bytes <= MIB {
+            return self.0.create(peer, ask);
+        }
+        Box::pin(async move {
+            let (server, driver) = (self.0.server.get().unwrap(), self.0.driver.as_ref());
+            let buffer = Buffer::on(NodeId(0)).bytes(ask.bytes).shareable();
+            let buffer = buffer.chunk(2 * MIB).allocate(driver.unwrap()).unwrap();
+            let options = server.publish(&*ask.name, buffer);
+            let published = options.who(PeerList::only(peer.clone())).now();
+            self.0.made.lock().unwrap().push(published.unwrap());
+            Ok(())
+        })
+    }
+
+    fn delete<'a>(&'a self, peer: &'a PeerName, name: &'a str, wait: Duration) -> Allocation<'a> {
+        self.0.delete(peer, name, wait)
+    }
+}
+
+#[tokio::test]
+async fn a_creation_that_is_undone_leaves_newer_memory_of_its_name() {
+    const NAME: &str = "local/a";
+    let driver = driver();
+    let maker = Arc::new(Shrinking(Maker {
+        driver: Some(driver.clone()),
+        ..Maker::default()
+    }));
+    let options = loopback().limits(limits()).allocator(maker.clone());
+    let options = options.heartbeat(LONG * 10).lease(LONG * 10);
+    let server = options.start().await.unwrap();
+    maker.0.server.set(server.clone()).unwrap();
+    let [mut slow, mut raw] = [Raw::open(&server).await, Raw::open(&server).await];
+    let mut permits = Vec::new();
+    for _ in 0..4 {
+        let [_, writes] = server.handle.inner.quota.large(&PeerName::Local);
+        permits.push(writes.permit().await);
+    }
+    for is_renewed in [true, false] {
+        let id = slow.send(create(NAME, 600 * MIB)).await;
+        until("it is created", || server.stats().names == 1).await;
+        if is_renewed {
+            let name = NAME.into();
+            let (deleted, _) = raw.ask(Ask::Delete(Delete { name, ms: 0 })).await;
+            assert_eq!(deleted, Answer::Done);
+            let (created, _) = raw.ask(create(NAME, MIB)).await;
+            assert!(matches!(created, Answer::Names(_)), "{created:?}");
+        }
+        tokio::time::pause();
+        tokio::time::advance(LONG).await;
+        tokio::time::resume();
+        let (answer, _) = slow.answer(id).await;
+        assert!(
+            matches!(&answer, Answer::Refused(why) if why.reason == Refusal::TimedOut.word()),
+            "{answer:?}"
+        );
+        assert_eq!(server.stats().names, u64::from(is_renewed));
+        maker.0.made.lock().unwrap().clear();
+    }
+    drop((permits, slow, raw));
+    server.close(LONG).await.unwrap();
+    drop((maker, server));
+    gone(&driver);
+}
