@@ -15,6 +15,14 @@ const MOST: usize = 16_384;
 /// A file: the device's number and the file's.
 pub(super) type Inode = (u64, u64);
 
+/// The bytes of a file of shared memory. A measured size is less than an estimate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Size {
+    /// Whether the bytes are those of addresses, since the kernel did not permit to ask for those that exist.
+    pub is_estimate: bool,
+    pub bytes: u64,
+}
+
 /// What a process has open.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Fds {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::fds::Inode;
+use super::fds::{Inode, Size};
 use super::why::Why;
 use crate::driver::NodeId;
 
@@ -73,7 +73,7 @@ pub struct Holder {
     pub(super) has_ended: bool,
     /// Files of shared memory, for sums over processes.
     #[serde(skip)]
-    pub(super) files: BTreeMap<Inode, u64>,
+    pub(super) files: BTreeMap<Inode, Size>,
 }
 
 impl Holder {

@@ -31,6 +31,8 @@ pub(super) struct Maps {
 pub(super) struct Shared {
     /// The bytes of addresses.
     pub addresses: u64,
+    /// The end of the last part of the file that is mapped.
+    pub end: u64,
     /// One range, as `/proc/PID/map_files` names it.
     pub range: String,
     /// Whether it has no name: shared pages without a file, which `cuMemHostAlloc` pins too.
@@ -70,13 +72,16 @@ impl Maps {
                 _ => {}
             }
         } else if is_shared(path) && (access.ends_with('s') || !path.starts_with(HUGE)) {
-            if let Some(inode) = inode(fields.nth(1), fields.next()) {
+            let offset = fields.next().map(|offset| u64::from_str_radix(offset, 16));
+            if let Some(inode) = inode(fields.next(), fields.next()) {
                 let shared = self.shared.entry(inode).or_insert_with(|| Shared {
                     range: range.to_owned(),
                     is_unnamed: path.starts_with(b"/dev/zero"),
                     ..Shared::default()
                 });
                 shared.addresses = shared.addresses.saturating_add(bytes);
+                let offset = offset.and_then(Result::ok).unwrap_or(0);
+                shared.end = shared.end.max(offset.saturating_add(bytes));
             }
         } else {
             let has = |word: &[u8]| path.windows(word.len()).any(|part| part == word);

@@ -12,7 +12,7 @@ mod tmpfs;
 mod walk;
 mod why;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -92,9 +92,11 @@ impl Holders {
             Err(why) => (Vec::new(), Some(why)),
         };
         add_nvml(&mut found.seen, &gpus);
-        let mut files = BTreeMap::new();
-        for holder in found.seen.values() {
-            files.extend(&holder.files);
+        let mut files = HashMap::new();
+        for (&inode, &size) in found.seen.values().flat_map(|holder| &holder.files) {
+            // A process that may measure a file tells more than one that maps it alone.
+            let known = files.entry(inode).or_insert(size);
+            *known = size.min(*known);
         }
         let ledgers: Vec<u32> = with_ledgers.into_iter().collect();
         let mut processes: Vec<Holder> = found.seen.into_values().filter(Holder::counts).collect();
@@ -115,7 +117,7 @@ impl Holders {
             gpus,
             shared_found: files
                 .values()
-                .fold(0, |sum, &bytes| sum.saturating_add(bytes)),
+                .fold(0, |sum, size| sum.saturating_add(size.bytes)),
             tmpfs: None,
         }
     }

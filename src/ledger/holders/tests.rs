@@ -3,6 +3,7 @@
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use super::fds::Size;
 use super::*;
 
 /// A folder that stands for `/`.
@@ -87,4 +88,27 @@ fn files_of_a_tmpfs_that_is_counted_are_not_counted_by_process() {
     let holders = Holders::judged(found, Ok(Vec::new()), []);
     assert_eq!(holders.shared_found, 16 << 20);
     assert_eq!(holders.processes[0].shared_mapped, 24 << 20);
+}
+
+#[test]
+fn a_file_has_the_size_that_is_measured_or_else_the_smallest_estimate() {
+    let estimates = Tree::new(&[(1, 'S', 1), (30, 'S', 1), (31, 'S', 1), (32, 'S', 1)]);
+    // Mapped twice; and by a process that maps more of it.
+    let twice = "7f0000000000-7f0000800000 rw-s 00000000 00:01 9    /memfd:a (deleted)\n\
+        7f0001000000-7f0001800000 rw-s 00000000 00:01 9    /memfd:a (deleted)\n";
+    let more = "7f0000000000-7f0001000000 rw-s 00000000 00:01 9    /memfd:a (deleted)\n";
+    for (pid, maps) in [(30, more), (31, twice), (32, more)] {
+        estimates.file(pid, "maps", maps);
+    }
+    assert_eq!(estimates.holders(&[]).shared_found, 8 << 20);
+
+    let measured = Tree::new(&[(1, 'S', 1), (30, 'S', 1), (31, 'S', 1)]);
+    let size = |is_estimate, bytes| Size { is_estimate, bytes };
+    let mut found = Walk::of(measured.0.path(), false, Tmpfs::default());
+    for (pid, size) in [(30, size(true, 4096)), (31, size(false, 8192))] {
+        let holder = found.seen.get_mut(&pid).unwrap();
+        holder.files.insert((1, 9), size);
+    }
+    let holders = Holders::judged(found, Ok(Vec::new()), []);
+    assert_eq!(holders.shared_found, 8192);
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use egmem_core::host::{Container, ProcessStat, status_field};
 
-use super::fds::{Fds, Inode};
+use super::fds::{Fds, Inode, Size};
 use super::holder::Holder;
 use super::judge::Asker;
 use super::maps::{self, Maps, Shared};
@@ -180,17 +180,19 @@ impl Looking {
             let place = process.join("map_files").join(shared.range);
             let exist = || Some(fs::metadata(place).ok()?.blocks().saturating_mul(512));
             let bytes = open.remove(&inode).or_else(exist);
-            let bytes = bytes.unwrap_or(shared.addresses);
+            let is_estimate = bytes.is_none();
+            let bytes = bytes.unwrap_or(shared.addresses.min(shared.end));
             holder.shared_mapped = holder.shared_mapped.saturating_add(bytes);
             if shared.is_unnamed {
                 holder.unnamed_mapped = holder.unnamed_mapped.saturating_add(bytes);
             }
-            holder.files.insert(inode, bytes);
+            holder.files.insert(inode, Size { is_estimate, bytes });
         }
-        for &bytes in open.values() {
+        for (inode, bytes) in open {
             holder.shared_unmapped = holder.shared_unmapped.saturating_add(bytes);
+            let is_estimate = false;
+            holder.files.insert(inode, Size { is_estimate, bytes });
         }
-        holder.files.extend(open);
         let counted = &self.tmpfs.devices;
         holder
             .files
