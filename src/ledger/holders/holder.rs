@@ -106,6 +106,7 @@ impl Holder {
     /// Returns whether it may hold memory that somebody looks for.
     pub(super) fn counts(&self) -> bool {
         let shared = self.shared_mapped.saturating_add(self.shared_unmapped);
-        self.has_gpu() || self.fds_in_flight > Some(0) || shared >= LEAST_SHARED
+        let is_stuck = self.why.contains(&Why::Waiting);
+        self.has_gpu() || is_stuck || self.fds_in_flight > Some(0) || shared >= LEAST_SHARED
     }
 }

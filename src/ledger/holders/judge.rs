@@ -86,4 +86,5 @@ pub(super) fn judge(holder: &mut Holder, asker: &Asker, ledgers: &[u32], gpus: &
             .map(|(why, _)| why),
     );
     holder.why.sort_unstable();
+    holder.why.dedup();
 }

@@ -6,6 +6,7 @@ mod holder;
 mod judge;
 mod maps;
 mod nvml;
+mod patience;
 #[cfg(test)]
 mod tests;
 mod tmpfs;
@@ -14,6 +15,7 @@ mod why;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +29,9 @@ pub use why::Why;
 
 /// The most processes in a report: those with the most memory.
 pub const MAX_HOLDERS: usize = 256;
+
+/// How long NVML has to answer.
+const NVML_LIMIT: Duration = Duration::from_secs(5);
 
 /// The processes that may hold memory, and what could not be seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,12 +61,14 @@ impl Holders {
     /// Looks at all processes of this machine, and asks NVML. `ledgers` are those of processes that offer them.
     pub(crate) fn gather(ledgers: &[Ledger], several_nodes: bool) -> Self {
         let pids = ledgers.iter().map(|ledger| ledger.process.pid);
+        let nvml = patience::within(NVML_LIMIT, nvml::ask);
+        let nvml = nvml.unwrap_or_else(|| Err("NVML did not answer within 5 s".into()));
         let tmpfs = Tmpfs::of_this_process();
         let bytes = tmpfs.bytes;
         let found = Walk::of(Path::new("/"), several_nodes, tmpfs);
         Self {
             tmpfs: bytes,
-            ..Self::judged(found, nvml::ask(), pids)
+            ..Self::judged(found, nvml, pids)
         }
     }
 
@@ -71,6 +78,10 @@ impl Holders {
     ///
     /// At most 65,536 processes are looked at, 16,384 file descriptors and 16 MiB of mappings of each. A process that ends
     /// meanwhile, or whose number is given out again, is left out.
+    ///
+    /// Each process is looked at on a thread of its own for at most 1 s. A process whose mappings the kernel does not show within
+    /// that is in the result with [`Why::Waiting`]; its thread stays until the kernel answers. After 16 such processes the others
+    /// count as omitted.
     pub fn of(
         root: &Path,
         nvml: Result<Vec<NvmlGpu>, String>,

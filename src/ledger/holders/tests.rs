@@ -112,3 +112,28 @@ fn a_file_has_the_size_that_is_measured_or_else_the_smallest_estimate() {
     let holders = Holders::judged(found, Ok(Vec::new()), []);
     assert_eq!(holders.shared_found, 8192);
 }
+
+#[test]
+fn a_process_whose_mappings_do_not_come_is_kept_and_the_next_one_is_looked_at() {
+    let tree = Tree::new(&[(1, 'S', 1), (30, 'D', 1), (31, 'S', 1)]);
+    // A pipe that nobody writes answers as little as a lock that is never given back.
+    let maps = tree.folder(30).join("maps");
+    std::fs::remove_file(&maps).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &maps,
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    )
+    .unwrap();
+    symlink("/dev/nvidia0", tree.folder(31).join("fd/3")).unwrap();
+    let limit = |pid| Duration::from_secs(if pid == 30 { 0 } else { 600 });
+    let found = Walk::within(tree.0.path(), false, Tmpfs::default(), limit);
+    let holders = Holders::judged(found, Ok(Vec::new()), []);
+    assert_eq!(why(&holders, 30), [Why::Waiting, Why::Unreadable]);
+    assert_eq!(why(&holders, 31), [Why::OpenAlone]);
+    assert_eq!((holders.unreadable, &*holders.processes[1].name), (1, "x"));
+    // Ends the thread that waits.
+    std::fs::write(&maps, "").unwrap();
+}

@@ -5,6 +5,8 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use egmem_core::host::{Container, ProcessStat, status_field};
 
@@ -12,6 +14,7 @@ use super::fds::{Fds, Inode, Size};
 use super::holder::Holder;
 use super::judge::Asker;
 use super::maps::{self, Maps, Shared};
+use super::patience::within;
 use super::tmpfs::Tmpfs;
 use super::why::Why;
 use crate::procs::{self, read};
@@ -24,6 +27,15 @@ const MAPPINGS: u64 = 16 << 20;
 
 /// The most bytes of other files of a process.
 const SMALL: u64 = 64 << 10;
+
+/// How long a process may take to show its files and mappings.
+const LIMIT: Duration = Duration::from_secs(1);
+
+/// How long the kernel may take to count a process's pages by node: some nanoseconds for each.
+const PAGES_LIMIT: Duration = Duration::from_secs(10);
+
+/// The most processes that are waited for so long: each keeps a thread.
+const MOST_STUCK: u64 = 16;
 
 /// The number of the first PID namespace of a machine, which Linux never changes (PROC_PID_INIT_INO).
 const INITIAL: &str = "pid:[4026531836]";
@@ -40,6 +52,16 @@ pub(super) struct Walk {
 impl Walk {
     /// Looks at the processes below `root`; shared memory in one of `tmpfs` is not in [`Holder::files`].
     pub(super) fn of(root: &Path, several_nodes: bool, tmpfs: Tmpfs) -> Self {
+        Self::within(root, several_nodes, tmpfs, |_| LIMIT)
+    }
+
+    /// As [`Walk::of`], where `limit` is the time that a process may take.
+    pub(super) fn within(
+        root: &Path,
+        several_nodes: bool,
+        tmpfs: Tmpfs,
+        limit: fn(u32) -> Duration,
+    ) -> Self {
         let proc = root.join("proc");
         let names = fs::read_dir(&proc).into_iter().flatten().flatten();
         let pids = names.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -47,8 +69,13 @@ impl Walk {
         pids.sort_unstable();
         let mut looking = Looking {
             users: users(root),
-            several_nodes,
-            tmpfs,
+            inside: Arc::new(Inside {
+                several_nodes,
+                tmpfs,
+            }),
+            limit,
+            stuck: 0,
+            not_looked_at: pids.len().saturating_sub(MOST) as u64,
             unreadable: 0,
             proc,
         };
@@ -58,7 +85,7 @@ impl Walk {
         let namespace = fs::read_link(looking.proc.join("self/ns/pid")).ok();
         Self {
             unreadable: looking.unreadable,
-            not_looked_at: pids.len().saturating_sub(MOST) as u64,
+            not_looked_at: looking.not_looked_at,
             asker: Asker {
                 pid: std::process::id(),
                 uid: rustix::process::geteuid().as_raw(),
@@ -74,10 +101,19 @@ impl Walk {
 struct Looking {
     proc: PathBuf,
     users: HashMap<u32, String>,
+    inside: Arc<Inside>,
+    limit: fn(u32) -> Duration,
+    unreadable: u64,
+    /// How many processes did not show their files and mappings in time.
+    stuck: u64,
+    not_looked_at: u64,
+}
+
+/// What a look at a process's files and mappings needs. Each thread that looks has a part in it.
+struct Inside {
     several_nodes: bool,
     /// Files there have names, and their filesystem counts them.
     tmpfs: Tmpfs,
-    unreadable: u64,
 }
 
 impl Looking {
@@ -102,19 +138,47 @@ impl Looking {
             return None;
         }
         let mut holder = self.described(&process, pid, &stat);
-        if !stat.has_ended() {
-            let place = living(&process, &stat);
-            let looked = self.look_inside(&place, &process, &mut holder);
-            if looked.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {
-                self.unreadable += 1;
-            }
+        if self.stuck >= MOST_STUCK {
+            self.not_looked_at += 1;
+        } else if !stat.has_ended() {
+            self.look_inside(living(&process, &stat), &process, &mut holder);
         }
         let again = self::text(&process.join("stat"))?;
         let is_same = ProcessStat::parse(&again)?.started == stat.started;
         is_same.then_some(holder)
     }
 
-    /// Returns what every process may know of another.
+    /// Adds a process's files and mappings, as far as permitted, unless another process holds the locks that it takes to read them.
+    fn look_inside(&mut self, place: PathBuf, process: &Path, holder: &mut Holder) {
+        let (inside, process, mut found) =
+            (self.inside.clone(), process.to_owned(), holder.clone());
+        let pages = place.join("numa_maps");
+        let look = move || {
+            let looked = inside.look(&place, &process, &mut found);
+            (found, looked)
+        };
+        let Some((found, looked)) = within((self.limit)(holder.pid), look) else {
+            holder.why.push(Why::Waiting);
+            self.stuck += 1;
+            self.unreadable += 1;
+            return;
+        };
+        *holder = found;
+        if looked.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {
+            self.unreadable += 1;
+        }
+        // Of managed memory the addresses do not tell where the pages are.
+        let has_driver = self.inside.several_nodes && holder.driver_mapped > Some(0);
+        if has_driver || holder.managed_mapped > Some(0) {
+            let pages = move || read(&pages, MAPPINGS).unwrap_or_default();
+            match within(PAGES_LIMIT, pages) {
+                Some(pages) => holder.by_node = maps::by_node(&pages),
+                None => self.stuck += 1,
+            }
+        }
+    }
+
+    /// Returns what every process may know of another, which takes no lock of its memory.
     fn described(&self, process: &Path, pid: u32, stat: &ProcessStat<'_>) -> Holder {
         let status = text(&process.join("status")).unwrap_or_default();
         let uids = status_field(&status, "Uid").unwrap_or_default();
@@ -130,7 +194,6 @@ impl Looking {
         Holder {
             pid,
             name: crate::entries::bounded::cut(stat.name, 64).to_owned(),
-            command: procs::command_in(process).unwrap_or_default(),
             user: uid.and_then(|uid| self.users.get(&uid).cloned()),
             uid,
             state: Some(stat.state),
@@ -141,9 +204,12 @@ impl Looking {
             ..Holder::default()
         }
     }
+}
 
-    /// Adds the open files and mappings of a process, in its folder or a thread's, as far as permitted.
-    fn look_inside(&self, place: &Path, process: &Path, holder: &mut Holder) -> io::Result<()> {
+impl Inside {
+    /// Adds the command line, open files and mappings of a process, in its folder or a thread's, as far as permitted.
+    fn look(&self, place: &Path, process: &Path, holder: &mut Holder) -> io::Result<()> {
+        holder.command = procs::command_in(process).unwrap_or_default();
         let fds = Fds::of(place)?;
         holder.device_fds = Some(fds.devices);
         holder.fds_in_flight = Some(fds.in_flight);
@@ -158,11 +224,6 @@ impl Looking {
         }
         if maps.has_cupy {
             holder.why.push(Why::CuPy);
-        }
-        // Of managed memory the addresses do not tell where the pages are.
-        if maps.managed > 0 || self.several_nodes && maps.driver > 0 {
-            let pages = read(&place.join("numa_maps"), MAPPINGS).unwrap_or_default();
-            holder.by_node = maps::by_node(&pages);
         }
         self.add_shared(process, fds.shared, maps.shared, holder);
         Ok(())

@@ -18,7 +18,7 @@ pub enum Why {
     Zombie,
     /// It was stopped.
     Stopped,
-    /// A thread waits in the kernel and takes no signal.
+    /// A thread waits in the kernel and takes no signal, or the kernel did not show the process's mappings within 1 s.
     Waiting,
     /// It is an MPS daemon or server, which holds its clients' contexts.
     Mps,
