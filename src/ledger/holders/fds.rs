@@ -26,6 +26,8 @@ pub(super) struct Size {
 /// What a process has open.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Fds {
+    /// How many were looked at.
+    pub looked_at: u64,
     /// How many are `/dev/nvidia*`.
     pub devices: u64,
     /// How many wait in its Unix sockets.
@@ -39,6 +41,7 @@ impl Fds {
     pub(super) fn of(process: &Path) -> io::Result<Self> {
         let mut found = Self::default();
         for fd in fs::read_dir(process.join("fd"))?.take(MOST).flatten() {
+            found.looked_at += 1;
             // It may be closed by now.
             let Ok(link) = fs::read_link(fd.path()) else {
                 continue;

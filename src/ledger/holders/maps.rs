@@ -14,6 +14,8 @@ const DELETED: &[u8] = b" (deleted)";
 /// What a process maps.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Maps {
+    /// How many mappings were looked at.
+    pub looked_at: u64,
     /// The bytes of the driver's host memory.
     pub driver: u64,
     /// The bytes of managed memory.
@@ -44,6 +46,7 @@ impl Maps {
     pub(super) fn parse(text: &[u8]) -> Self {
         let mut maps = Self::default();
         for line in text.split(|&byte| byte == b'\n') {
+            maps.looked_at += 1;
             // Most have no path, or that of a library.
             if let Some(at) = line.iter().position(|&byte| byte == b'/') {
                 let (head, path) = line.split_at(at);

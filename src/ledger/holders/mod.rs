@@ -76,7 +76,8 @@ impl Holders {
     /// test's folder. `nvml` is what NVML tells, or why it does not. `with_ledgers` are processes that offer their ledgers;
     /// with `several_nodes` the kernel is asked for the node of each page, which takes it some nanoseconds a page.
     ///
-    /// At most 65,536 processes are looked at, 16,384 file descriptors and 16 MiB of mappings of each. A process that ends
+    /// At most 65,536 processes are looked at, 16,384 file descriptors and 16 MiB of mappings of each. After 1,000,000 of them in all
+    /// the other processes count as omitted. A process that ends
     /// meanwhile, or whose number is given out again, is left out.
     ///
     /// Each process is looked at on a thread of its own for at most 1 s. A process whose mappings the kernel does not show within

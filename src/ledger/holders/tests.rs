@@ -137,3 +137,11 @@ fn a_process_whose_mappings_do_not_come_is_kept_and_the_next_one_is_looked_at() 
     // Ends the thread that waits.
     std::fs::write(&maps, "").unwrap();
 }
+
+#[test]
+fn a_walk_ends_after_a_million_mappings_and_counts_the_rest() {
+    let tree = Tree::new(&[(1, 'S', 1), (30, 'S', 1), (31, 'S', 1)]);
+    tree.file(30, "maps", &"\n".repeat(1_000_000));
+    symlink("/dev/nvidia0", tree.folder(31).join("fd/3")).unwrap();
+    assert_eq!(tree.holders(&[]).omitted, 1);
+}

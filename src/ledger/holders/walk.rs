@@ -34,6 +34,9 @@ const LIMIT: Duration = Duration::from_secs(1);
 /// How long the kernel may take to count a process's pages by node: some nanoseconds for each.
 const PAGES_LIMIT: Duration = Duration::from_secs(10);
 
+/// The file descriptors and mappings of all processes after which no further process is looked at.
+const MOST_LOOKED_AT: u64 = 1_000_000;
+
 /// The most processes that are waited for so long: each keeps a thread.
 const MOST_STUCK: u64 = 16;
 
@@ -75,6 +78,7 @@ impl Walk {
             }),
             limit,
             stuck: 0,
+            looked_at: 0,
             not_looked_at: pids.len().saturating_sub(MOST) as u64,
             unreadable: 0,
             proc,
@@ -106,6 +110,8 @@ struct Looking {
     unreadable: u64,
     /// How many processes did not show their files and mappings in time.
     stuck: u64,
+    /// How many file descriptors and mappings were looked at.
+    looked_at: u64,
     not_looked_at: u64,
 }
 
@@ -138,7 +144,7 @@ impl Looking {
             return None;
         }
         let mut holder = self.described(&process, pid, &stat);
-        if self.stuck >= MOST_STUCK {
+        if self.stuck >= MOST_STUCK || self.looked_at >= MOST_LOOKED_AT {
             self.not_looked_at += 1;
         } else if !stat.has_ended() {
             self.look_inside(living(&process, &stat), &process, &mut holder);
@@ -164,8 +170,10 @@ impl Looking {
             return;
         };
         *holder = found;
-        if looked.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {
-            self.unreadable += 1;
+        match looked {
+            Ok(looked_at) => self.looked_at += looked_at,
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => self.unreadable += 1,
+            Err(_) => {}
         }
         // Of managed memory the addresses do not tell where the pages are.
         let has_driver = self.inside.several_nodes && holder.driver_mapped > Some(0);
@@ -208,7 +216,8 @@ impl Looking {
 
 impl Inside {
     /// Adds the command line, open files and mappings of a process, in its folder or a thread's, as far as permitted.
-    fn look(&self, place: &Path, process: &Path, holder: &mut Holder) -> io::Result<()> {
+    /// Returns how many files and mappings it looked at.
+    fn look(&self, place: &Path, process: &Path, holder: &mut Holder) -> io::Result<u64> {
         holder.command = procs::command_in(process).unwrap_or_default();
         let fds = Fds::of(place)?;
         holder.device_fds = Some(fds.devices);
@@ -226,7 +235,7 @@ impl Inside {
             holder.why.push(Why::CuPy);
         }
         self.add_shared(process, fds.shared, maps.shared, holder);
-        Ok(())
+        Ok(fds.looked_at + maps.looked_at)
     }
 
     /// Adds shared memory: each file once, with the bytes that exist, or else those of its addresses.
