@@ -145,3 +145,16 @@ fn a_walk_ends_after_a_million_mappings_and_counts_the_rest() {
     symlink("/dev/nvidia0", tree.folder(31).join("fd/3")).unwrap();
     assert_eq!(tree.holders(&[]).omitted, 1);
 }
+
+#[test]
+fn this_process_has_the_number_that_proc_gives_it() {
+    let tree = Tree::new(&[(1, 'S', 1), (30, 'S', 1)]);
+    symlink("30", tree.0.path().join("proc/self")).unwrap();
+    for (pid, namespace) in [(1, "pid:[4026531836]"), (30, "pid:[4026532000]")] {
+        std::fs::create_dir(tree.folder(pid).join("ns")).unwrap();
+        symlink(namespace, tree.folder(pid).join("ns/pid")).unwrap();
+    }
+    let holders = tree.holders(&[30]);
+    assert_eq!(why(&holders, 30), [Why::Reporter, Why::OnGpus]);
+    assert_eq!(holders.in_namespace, Some(false));
+}

@@ -86,12 +86,16 @@ impl Walk {
         let seen = pids.iter().take(MOST);
         let seen = seen.filter_map(|&pid| Some((pid, looking.look(pid)?)));
         let seen: HashMap<u32, Holder> = seen.collect();
-        let namespace = fs::read_link(looking.proc.join("self/ns/pid")).ok();
+        // `root` may have the processes of another namespace, with a number of its own for this one.
+        let own = fs::read_link(looking.proc.join("self")).ok();
+        let own = own.and_then(|link| link.to_str()?.parse().ok());
+        let namespace = |pid| fs::read_link(looking.proc.join(pid).join("ns/pid"));
+        let namespace = namespace("1").or_else(|_| namespace("self")).ok();
         Self {
             unreadable: looking.unreadable,
             not_looked_at: looking.not_looked_at,
             asker: Asker {
-                pid: std::process::id(),
+                pid: own.unwrap_or_else(std::process::id),
                 uid: rustix::process::geteuid().as_raw(),
                 in_namespace: namespace.map(|link| link.as_os_str() != INITIAL),
                 // Each PID namespace has a process 1.
