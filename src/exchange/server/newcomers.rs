@@ -76,23 +76,29 @@ impl Newcomers {
         Ok(())
     }
 
+    /// Returns whether the task of a closed connection has yet to end.
+    fn is_one_ending(&self) -> bool {
+        lock(&self.queue).waiting.len() < self.count()
+    }
+
     /// Enters a connection, after the oldest of too many was closed.
     pub async fn enter(&self) -> (Newcomer, Closing) {
+        let mut has_closed = false;
         let slot = loop {
             if let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
                 break slot;
             }
             let slot = Arc::clone(&self.slots).acquire_owned();
-            let slot = match self.close_oldest() {
-                // Its task has yet to end.
-                Ok(()) => slot.await,
-                Err(later) => match timeout_at(later, slot).await {
-                    Ok(slot) => slot,
-                    Err(_) => continue,
-                },
-            };
+            let mut until = Instant::now() + GRACE;
+            // Closes one more only if another newcomer took the place of the last one.
+            if !(has_closed && self.is_one_ending()) {
+                match self.close_oldest() {
+                    Ok(()) => has_closed = true,
+                    Err(later) => until = later,
+                }
+            }
             // The semaphore is never closed.
-            if let Ok(slot) = slot {
+            if let Ok(Ok(slot)) = timeout_at(until, slot).await {
                 break slot;
             }
         };
@@ -126,6 +132,10 @@ impl Drop for Newcomer {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+    use std::pin::{Pin, pin};
+    use std::task::Poll;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -195,6 +205,31 @@ mod tests {
         };
         tokio::join!(silent(), silent(), silent(), silent());
         assert!(begun.elapsed() < GRACE * 8, "{:?}", begun.elapsed());
+    }
+
+    /// A newcomer closes a connection whose place another newcomer takes, and then that one.
+    #[tokio::test(start_paused = true)]
+    async fn a_newcomer_whose_place_another_takes_closes_again() {
+        let all = Newcomers::new(1);
+        let (a, mut a_closes) = all.enter().await;
+        let mut other = pin!(all.enter());
+        assert!(poll_once(other.as_mut()).await.is_pending());
+        tokio::time::advance(GRACE * 2).await;
+        let mut newcomer = pin!(all.enter());
+        assert!(poll_once(newcomer.as_mut()).await.is_pending());
+        assert!(a_closes.try_recv().is_ok());
+        drop(a);
+        let (b, b_closes) = other.await;
+        let ends = async {
+            b_closes.await.unwrap();
+            drop(b);
+        };
+        let both = async { tokio::join!(newcomer, ends) };
+        assert!(tokio::time::timeout(GRACE * 8, both).await.is_ok());
+    }
+
+    async fn poll_once<T>(mut work: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+        poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await
     }
 
     #[tokio::test(start_paused = true)]
