@@ -152,9 +152,10 @@ impl Block {
     /// before then.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another driver's event; the driver's errors, such as CAPTURED_EVENT for
-    /// an event that was recorded during a capture. The error then contains the block, as in
-    /// [`free_after`](Self::free_after).
+    /// [`Error::InvalidArgument`] for another driver's event, and for an event of several processes
+    /// ([`Event::interprocess`], [`Event::import`]), which another process can record again: use
+    /// [`free_after`](Self::free_after); the driver's errors, such as CAPTURED_EVENT for an event that was recorded during
+    /// a capture. The error then contains the block, as in [`free_after`](Self::free_after).
     #[track_caller]
     pub fn free_after_event(self, event: Arc<Event>) -> Result<(), NotFreed> {
         self.defer(|deferred, piece| deferred.after_event(event, piece))

@@ -172,6 +172,9 @@ pub unsafe extern "C" fn egm_heap_free_after_cuda_stream(
 /// Frees a block once the work that `event` currently marks has run. Do not record the event again before then. As
 /// egm_heap_free_after() otherwise.
 ///
+/// Fails with ::EGM_INVALID_ARGUMENT for an event of several processes, which another process can record again: use
+/// egm_heap_free_after().
+///
 /// # Safety
 /// As egm_heap_free_after(), for work that `event` marks; `event` is null or an event.
 #[unsafe(no_mangle)]

@@ -898,6 +898,9 @@ egm_status egm_heap_free_after_cuda_stream(const struct egm_heap *heap, void *bl
 /// Frees a block once the work that `event` currently marks has run. Do not record the event again before then. As
 /// egm_heap_free_after() otherwise.
 ///
+/// Fails with ::EGM_INVALID_ARGUMENT for an event of several processes, which another process can record again: use
+/// egm_heap_free_after().
+///
 /// Contract:
 /// As egm_heap_free_after(), for work that `event` marks; `event` is null or an event.
 egm_status egm_heap_free_after_event(const struct egm_heap *heap, void *block, const struct egm_event *event);

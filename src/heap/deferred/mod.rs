@@ -207,10 +207,17 @@ impl<T: Copy> Deferred<T> {
     /// again before then. An event that was never recorded has passed.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another driver's event. The driver's errors: CAPTURED_EVENT for an
-    /// event that was recorded on a stream during a capture. The payload does not wait then.
+    /// [`Error::InvalidArgument`] for another driver's event, and for one of several processes. The driver's errors:
+    /// CAPTURED_EVENT for an event that was recorded on a stream during a capture. The payload does not wait then.
     pub(crate) fn after_event(&mut self, event: Arc<Event>, payload: T) -> Result<()> {
         self.driver.expect_same(event.driver(), "event")?;
+        // A hold does not keep another process from recording it.
+        if event.is_interprocess() || event.is_imported() {
+            return Err(Error::invalid(
+                "event",
+                "another process can record it again before the work has run: free the memory after the stream",
+            ));
+        }
         let key = Key::Event(Arc::as_ptr(&event).addr());
         if let Some(batch) = self.queues.get_mut(&key).and_then(VecDeque::back_mut) {
             batch.payloads.push(payload);

@@ -63,6 +63,19 @@ fn an_event_of_a_stream_that_waits_for_another_gpu() {
 }
 
 #[test]
+fn an_event_that_another_process_can_record_is_refused() {
+    let (driver, _buffer) = setup();
+    let lent = Arc::new(Event::interprocess(&driver, 0).unwrap());
+    let mut deferred = Deferred::new(&driver, &Arc::default());
+    let error = deferred.after_event(Arc::clone(&lent), 1).unwrap_err();
+    assert!(
+        matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("stream"),
+        "{error}"
+    );
+    assert_eq!((deferred.pending(), Arc::strong_count(&lent)), (0, 1));
+}
+
+#[test]
 fn dropping_waits_and_gives_back_every_event() {
     let (driver, buffer) = setup();
     let sim = driver.sim().unwrap();
