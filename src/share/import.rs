@@ -73,6 +73,7 @@ impl Imports {
 pub struct ImportOptions {
     host: Option<Wanted>,
     gpus: Option<BTreeMap<Location, Wanted>>,
+    skips_unreachable: bool,
     origin: Option<Origin>,
     sender: Option<Party>,
     label: Option<Label>,
@@ -109,6 +110,12 @@ impl ImportOptions {
     /// Sets the access of one location; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
         self.set(who.into(), Some(access));
+        self
+    }
+
+    /// Leaves out the named GPUs that cannot reach the memory. Without this, the import fails for such a GPU.
+    pub fn skip_unreachable(mut self) -> Self {
+        self.skips_unreachable = true;
         self
     }
 
@@ -324,20 +331,18 @@ impl ImportOptions {
         let allowed = description.access;
         let on_host = parts.iter().all(|part| part.location().is_host());
         let mut access = BTreeMap::new();
-        match &self.gpus {
-            Some(gpus) => {
-                for (&gpu, wanted) in gpus {
-                    access.insert(gpu, resolved(*wanted, gpu, allowed)?);
-                }
+        if let Some(gpus) = &self.gpus {
+            for (&gpu, wanted) in gpus {
+                access.insert(gpu, resolved(*wanted, gpu, allowed)?);
             }
-            None => {
-                for (index, part) in parts.iter().enumerate() {
-                    let list = reachable_gpus(driver, part.location())?;
-                    if index == 0 {
-                        access.extend(list.iter().map(|desc| (desc.location, allowed)));
-                    }
-                    access.retain(|gpu, _| list.iter().any(|desc| desc.location == *gpu));
+        }
+        if self.gpus.is_none() || self.skips_unreachable {
+            for (index, part) in parts.iter().enumerate() {
+                let list = reachable_gpus(driver, part.location())?;
+                if index == 0 && self.gpus.is_none() {
+                    access.extend(list.iter().map(|desc| (desc.location, allowed)));
                 }
+                access.retain(|gpu, _| list.iter().any(|desc| desc.location == *gpu));
             }
         }
         let mut backings = parts.iter().map(|part| part.backing());

@@ -15,8 +15,18 @@ pub(super) struct Near {
 }
 
 impl Near {
-    pub(super) fn new(topology: Topology, places: &[Location]) -> Self {
-        let near = |who| nearest(&topology, places, who);
+    /// `may_read` tells whether a reader may read the place with an index.
+    pub(super) fn new(
+        topology: Topology,
+        places: &[Location],
+        may_read: impl Fn(Location, usize) -> bool,
+    ) -> Self {
+        let near = |who| {
+            let indices = 0..places.len();
+            let open: Vec<usize> = indices.filter(|&place| may_read(who, place)).collect();
+            let at: Vec<Location> = open.iter().map(|&place| places[place]).collect();
+            nearest(&topology, &at, who).map(|near| open[near])
+        };
         let nodes = topology.nodes().iter();
         Self {
             gpus: topology.gpus().iter().map(|gpu| near(gpu.into())).collect(),

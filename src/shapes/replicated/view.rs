@@ -15,7 +15,7 @@ use super::readers::{Control, MAX_TEXT, Reader};
 use super::version::{Copy, Source, Version};
 use super::{Replica, Replicated};
 use crate::driver::{Access, Driver, HandleTypes, Location};
-use crate::memory::Memory;
+use crate::memory::{AccessChecks, Engine, Memory};
 use crate::topology::Topology;
 use crate::{Buffer, Error, Result, Stream};
 
@@ -196,7 +196,8 @@ impl Drop for Hold {
 }
 
 impl<T: AnyBitPattern + NoUninit> ReplicatedView<T> {
-    /// Waits for the data of another process, and maps their copies. The options say which GPUs may read them.
+    /// Waits for the data of another process, and maps their copies. The options say which GPUs may read them:
+    /// each of those gets access to the copies that it can reach.
     ///
     /// # Errors
     /// The channel's; [`InvalidArgument`](Error::InvalidArgument) for another kind of message, for elements of another size
@@ -236,6 +237,8 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedView<T> {
             .map(|offer| offer.import(driver, host))
             .transpose()?;
         let control = control.ok_or_else(|| refused("it has no copy"))?;
+        // Each GPU reads the copies that it reaches.
+        let options = options.skip_unreachable();
         let import = |offer: egmem_share::Offer| offer.read_only().import(driver, options.clone());
         let mut first = offers.into_iter().map(import).collect::<Result<Vec<_>>>()?;
         let second = first.split_off(places as usize);
@@ -244,12 +247,22 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedView<T> {
         if at != located(&second) {
             return Err(refused("its versions lie in different places").into());
         }
+        let may_read = |who, place: usize| {
+            let mut copies = [&first[place], &second[place]].into_iter();
+            copies.all(|copy| match who {
+                Location::Device(gpu) => copy
+                    .gpu_access(gpu, Engine::Kernel, 0, copy.len())
+                    .is_ok_and(|access| access >= Access::Read),
+                _ => copy.cpu().is_ok(),
+            })
+        };
+        let near = Near::new(Topology::of(driver)?, &at, may_read);
         let shared = ViewShared {
             versions: [first, second].map(|copies| Version::new(driver, copies)),
             // SAFETY: the host may read and write it, as the import has granted, and nothing else here has this one.
             control: unsafe { Control::new(control) },
             holds: Mutex::default(),
-            near: Near::new(Topology::of(driver)?, &at),
+            near,
             driver: driver.clone(),
             len: len as usize,
             link,
@@ -262,7 +275,8 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedView<T> {
 }
 
 impl<T> ReplicatedView<T> {
-    /// Returns the newest version in the copy near to a GPU or to the CPUs of a node, as [`Replicated::local`] does.
+    /// Returns the newest version in the copy near to a GPU or to the CPUs of a node, as [`Replicated::local`] does: among
+    /// the copies to which the import's options give it access.
     ///
     /// # Errors
     /// As [`Replicated::local`]; [`System`](Error::System) if the other process keeps changing its epoch.

@@ -4,6 +4,7 @@ use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use egmem::driver::sim::PeerAccess;
 use egmem::driver::{Access, Call, Code, Location};
 use egmem::shapes::Replicated;
 use egmem::shapes::replicated::ReplicatedView;
@@ -255,6 +256,55 @@ pub fn data_that_cannot_be_are_not_received(driver: &Driver) {
         );
     }
     nothing_held(driver);
+}
+
+fn view_for(
+    driver: &Driver,
+    data: &Replicated<u64>,
+    options: ImportOptions,
+) -> ReplicatedView<u64> {
+    let (mut channel, mut others) = channels();
+    data.share(&mut channel).unwrap();
+    ReplicatedView::receive(driver, &mut others, options).unwrap()
+}
+
+fn is_denied<T: std::fmt::Debug>(result: egmem::Result<T>) -> bool {
+    matches!(result, Err(Error::NotAccessible { .. }))
+}
+
+#[test]
+fn readers_get_copies_that_the_options_allow() {
+    let driver = Driver::simulated(Machine::h200x8()).unwrap();
+    let [own, other, third] = [0, 1, 2].map(Location::Device);
+    let data = data(&driver);
+    let view = view_for(&driver, &data, ImportOptions::new().access_by([other]));
+    for (who, at) in [(other, own), (Location::Host, node(&driver).into())] {
+        assert_eq!(view.local(who).unwrap().location(), at, "{who}");
+    }
+    assert!(is_denied(view.local(own)) && is_denied(view.local(third)));
+    let options = ImportOptions::new().access_by([other]);
+    let view = view_for(&driver, &data, options.access(Location::Host, Access::None));
+    assert!(is_denied(view.local(Location::Host)) && is_denied(view.local(node(&driver))));
+    assert_eq!(view.local(other).unwrap().location(), own);
+}
+
+/// Without peer access a GPU that the options name reads the copies that it reaches; copies that nobody here reads are in
+/// nobody's way.
+#[test]
+fn copies_out_of_reach_are_left_out() {
+    let mut machine = Machine::h200x8();
+    machine.nvlink = PeerAccess::None;
+    machine.peer_access = PeerAccess::None;
+    let driver = Driver::simulated(machine).unwrap();
+    let [own, other] = [0, 1].map(Location::Device);
+    let data = data(&driver);
+    let view = view_for(&driver, &data, ImportOptions::new().access_by([own, other]));
+    for (who, at) in [(own, own), (other, node(&driver).into())] {
+        assert_eq!(view.local(who).unwrap().location(), at, "{who}");
+    }
+    let view = view_for(&driver, &data, ImportOptions::new().access_by([other]));
+    assert!(is_denied(view.local(own)));
+    assert_eq!(view.local(other).unwrap().location(), node(&driver).into());
 }
 
 /// The child's variable: where the parent listens.
