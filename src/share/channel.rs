@@ -328,6 +328,19 @@ impl Channel {
         }
     }
 
+    /// Calls `work`, which sends or receives several messages that belong together, and closes the connection if it fails:
+    /// the next message would be taken for one of these.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub fn together<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let result = work(self);
+        if result.is_err() {
+            self.close();
+        }
+        result
+    }
+
     /// Calls `work`, whose messages have one time limit together.
     pub(super) fn as_one<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         self.until = Instant::now().checked_add(self.timeout);

@@ -41,7 +41,8 @@ impl<T> Replicated<T> {
     ///
     /// # Errors
     /// [`InvalidArgument`](Error::InvalidArgument) for data that are not shareable, and in a forked child; those of
-    /// [`BufferOptions::allocate`](crate::BufferOptions::allocate) and [`Channel::send`].
+    /// [`BufferOptions::allocate`](crate::BufferOptions::allocate); nothing is sent then. Those of [`Channel::send`]; the
+    /// channel is closed then.
     pub fn share(&self, channel: &mut Channel) -> egmem_share::Result<()> {
         self.driver.expect_this_process("replicated data")?;
         let _publishing = lock(&self.publishing);
@@ -64,10 +65,13 @@ impl<T> Replicated<T> {
         );
         control.put(0, self.epoch())?;
         let (places, element) = (self.places().len(), size_of::<T>());
-        channel.send_text(&format!("{KIND} {element} {} {places}", self.len))?;
-        copies.try_for_each(|copy| channel.send(&Shared::from(Arc::clone(copy)), Access::Read))?;
-        channel.send(&Shared::from(Arc::clone(&control)), Access::ReadWrite)?;
-        let link = channel.send_link()?;
+        let link = channel.together(|channel| {
+            channel.send_text(&format!("{KIND} {element} {} {places}", self.len))?;
+            copies
+                .try_for_each(|copy| channel.send(&Shared::from(Arc::clone(copy)), Access::Read))?;
+            channel.send(&Shared::from(Arc::clone(&control)), Access::ReadWrite)?;
+            channel.send_link()
+        })?;
         self.readers.add(Reader {
             // SAFETY: the CPU may read and write a buffer on a host node, and nothing else here has this one.
             control: unsafe { Control::new(control) },
@@ -200,8 +204,9 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedView<T> {
     /// each of those gets access to the copies that it can reach.
     ///
     /// # Errors
-    /// The channel's; [`InvalidArgument`](Error::InvalidArgument) for another kind of message, for elements of another size
-    /// and for copies that do not fit together; those of [`ImportOptions::import`].
+    /// The channel's: after a timeout the caller may retry if nothing had arrived, and the channel is closed otherwise.
+    /// [`InvalidArgument`](Error::InvalidArgument) for another kind of message, for elements of another size and for copies
+    /// that do not fit together; those of [`ImportOptions::import`]. The channel stays usable after these.
     #[track_caller]
     pub fn receive(
         driver: &Driver,
@@ -209,11 +214,11 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedView<T> {
         options: ImportOptions,
     ) -> egmem_share::Result<Self> {
         let (element, len, places) = read(&channel.receive_text(MAX_TEXT)?)?;
-        let mut offers = Vec::new();
-        for _ in 0..2 * places + 1 {
-            offers.push(channel.receive()?);
-        }
-        let link = channel.receive_link()?;
+        let (mut offers, link) = channel.together(|channel| {
+            let offers = (0..2 * places + 1).map(|_| channel.receive());
+            let offers = offers.collect::<egmem_share::Result<Vec<_>>>()?;
+            Ok((offers, channel.receive_link()?))
+        })?;
         let bytes = len
             .checked_mul(element)
             .filter(|_| element == size_of::<T>() as u64);

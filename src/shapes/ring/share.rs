@@ -60,18 +60,23 @@ impl RingMemory {
             side,
             shape: self.shape,
         };
-        match &self.parts {
+        let text = header.to_string();
+        let link = match &self.parts {
             Parts::Created(parts) => {
                 let shared = share(parts)?;
-                channel.send_text(&header.to_string())?;
-                channel.send(&shared, Access::ReadWrite)?;
+                channel.together(|channel| {
+                    channel.send_text(&text)?;
+                    channel.send(&shared, Access::ReadWrite)?;
+                    channel.send_link()
+                })
             }
-            Parts::Imported(parts) => {
-                channel.send_text(&header.to_string())?;
+            Parts::Imported(parts) => channel.together(|channel| {
+                channel.send_text(&text)?;
                 channel.pass_on(parts)?;
-            }
-        }
-        self.peer.set(channel.send_link()?);
+                channel.send_link()
+            }),
+        };
+        self.peer.set(link?);
         Ok(())
     }
 
@@ -85,7 +90,8 @@ impl RingMemory {
     ) -> Result<Arc<Self>> {
         let header = Header::read(&channel.receive_text(Header::MAX_TEXT)?)?;
         // All of the message, so that a ring that is refused leaves the channel usable.
-        let (offer, link) = (channel.receive()?, channel.receive_link()?);
+        let (offer, link) =
+            channel.together(|channel| Ok((channel.receive()?, channel.receive_link()?)))?;
         header.check(side, record, offer.description())?;
         let parts = offer.import_parts(driver, options)?;
         let access = parts.access().to_vec();
@@ -164,7 +170,8 @@ macro_rules! shared_side {
             /// may use it.
             ///
             /// # Errors
-            /// The channel's; [`InvalidArgument`](Error::InvalidArgument) for another kind of message, for the other side, for
+            /// The channel's: after a timeout the caller may retry if nothing had arrived, and the channel is closed
+            /// otherwise; [`InvalidArgument`](Error::InvalidArgument) for another kind of message, for the other side, for
             /// records of another size and for a ring that cannot be; those of [`ImportOptions::import`] and of creating a
             /// ring; [`CursorDamaged`](Error::CursorDamaged). The sender's side is alone then.
             #[track_caller]

@@ -136,9 +136,13 @@ impl<T> GrowableExport<T> {
                 chunks: batch.len() as u64,
                 more: u64::from(more),
             };
-            to.channel.send_text(&update.to_string())?;
+            to.channel.together(|channel| {
+                channel.send_text(&update.to_string())?;
+                shared
+                    .iter()
+                    .try_for_each(|shared| channel.send(shared, to.access))
+            })?;
             if let Some(shared) = shared {
-                to.channel.send(&shared, to.access)?;
                 to.sent = (sent + batch.len(), before + shared.len());
             }
             if !more {

@@ -2,7 +2,7 @@
 
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use egmem::driver::sim::PeerAccess;
 use egmem::driver::{Access, Call, Code, Location};
@@ -12,6 +12,7 @@ use egmem::share::{self, Channel, ImportOptions, Listener, Peers, Shared};
 use egmem::{Buffer, Driver, Error, Machine, Stream};
 use egmem_tests::drivers::{cuda_or, is_cuda_required};
 
+use crate::shapes::ring::soon;
 use crate::shapes::ring_shared::channels;
 use crate::shapes::{node, nothing_held};
 
@@ -305,6 +306,49 @@ fn copies_out_of_reach_are_left_out() {
     let view = view_for(&driver, &data, ImportOptions::new().access_by([other]));
     assert!(is_denied(view.local(own)));
     assert_eq!(view.local(other).unwrap().location(), node(&driver).into());
+}
+
+/// A message that breaks off closes the channel at both ends: what comes next would be taken for the rest.
+#[test]
+fn half_a_message_closes_the_channel() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let sim = driver.sim().unwrap();
+    let data = data(&driver);
+    for failing in 1..=5 {
+        let (mut channel, mut others) = channels();
+        let (call, code) = (Call::MemExportToShareableHandle, Code::OUT_OF_MEMORY);
+        let fault = sim.fail(call, failing, code);
+        // Buffers may keep the handles that they exported before.
+        if data.share(&mut channel).is_err() {
+            assert!(is_closed(&channel.send_text("")));
+            let options = ImportOptions::new();
+            let view = ReplicatedView::<u64>::receive(&driver, &mut others, options);
+            assert!(is_closed(&view), "{view:?}");
+        } else {
+            assert!(sim.cancel(fault) && failing > 1);
+        }
+    }
+    let (mut channel, mut others) = channels();
+    others.set_timeout(Duration::from_millis(1));
+    let receive = |channel: &mut Channel| {
+        ReplicatedView::<u64>::receive(&driver, channel, ImportOptions::new())
+    };
+    let early = receive(&mut others);
+    assert!(
+        matches!(early, Err(share::Error::TimedOut { .. })),
+        "{early:?}"
+    );
+    channel.send_text("egmem-replicated 1 8 10 1").unwrap();
+    // The time may end before the text is read, and after that.
+    let end = soon();
+    while !is_closed(&receive(&mut others)) {
+        assert!(Instant::now() < end, "it waits for the text again");
+    }
+    assert!(is_closed(&channel.send_text("")));
+}
+
+fn is_closed<T>(result: &share::Result<T>) -> bool {
+    matches!(result, Err(share::Error::PeerLost { .. }))
 }
 
 /// The child's variable: where the parent listens.
