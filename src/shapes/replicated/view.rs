@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex};
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use egmem_core::per_driver::lock;
-use egmem_share::{Channel, Description, ImportOptions, ImportedBuffer, Link, Shared};
+use egmem_share::{Channel, Description, ImportOptions, ImportedBuffer, Link, Offer, Shared};
 
 use super::near::Near;
 use super::readers::{Control, MAX_TEXT, Reader};
 use super::version::{Copy, Source, Version};
 use super::{Replica, Replicated};
 use crate::driver::{Access, Driver, HandleTypes, Location};
+use crate::ledger::Site;
 use crate::memory::{AccessChecks, Engine, Memory};
 use crate::topology::Topology;
 use crate::{Buffer, Error, Result, Stream};
@@ -214,38 +215,36 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedView<T> {
         options: ImportOptions,
     ) -> egmem_share::Result<Self> {
         let (element, len, places) = read(&channel.receive_text(MAX_TEXT)?)?;
-        let (mut offers, link) = channel.together(|channel| {
-            let offers = (0..2 * places + 1).map(|_| channel.receive());
-            let offers = offers.collect::<egmem_share::Result<Vec<_>>>()?;
-            Ok((offers, channel.receive_link()?))
-        })?;
         let bytes = len
             .checked_mul(element)
             .filter(|_| element == size_of::<T>() as u64);
-        let bytes = bytes.ok_or_else(|| refused(format!("{len} elements of {element} bytes")))?;
+        let bytes = bytes.ok_or_else(|| refused(format!("{len} elements of {element} bytes")));
+        // Each GPU reads the copies that it reaches.
+        let options = options.or_called_at(Site::here()).skip_unreachable();
         let host = ImportOptions::new().access_by([] as [Location; 0]);
         let host = host.access(Location::Host, Access::ReadWrite);
-        let is_wrong = |(index, offer): (usize, &egmem_share::Offer)| {
-            let Description { len, offset, .. } = *offer.description();
-            let is_control = index as u64 == 2 * places;
-            let right = match is_control {
-                true => len >= Control::<ImportedBuffer>::BYTES,
-                false => len == bytes,
-            };
-            !right || offset.is_some()
-        };
-        if offers.iter().enumerate().any(is_wrong) {
-            return Err(refused("its copies have other sizes").into());
-        }
-        let control = offers
-            .pop()
-            .map(|offer| offer.import(driver, host))
-            .transpose()?;
-        let control = control.ok_or_else(|| refused("it has no copy"))?;
-        // Each GPU reads the copies that it reaches.
-        let options = options.skip_unreachable();
-        let import = |offer: egmem_share::Offer| offer.read_only().import(driver, options.clone());
-        let mut first = offers.into_iter().map(import).collect::<Result<Vec<_>>>()?;
+        let host = host.or_called_at(Site::here());
+        // Each is imported before the next comes: the sender may wait until its fds are taken. Those after one that is refused
+        // are dropped, so that the channel stays usable.
+        let (copies, control, link) = channel.together(|channel| {
+            let mut copies = bytes.clone().map(|_| Vec::new());
+            for _ in 0..2 * places {
+                let offer = channel.receive()?.read_only();
+                if let (Ok(list), Ok(bytes)) = (&mut copies, &bytes) {
+                    let copy = check(&offer, |len| len == *bytes)
+                        .and_then(|()| offer.import(driver, options.clone()));
+                    match copy {
+                        Ok(copy) => list.push(copy),
+                        Err(error) => copies = Err(error),
+                    }
+                }
+            }
+            let offer = channel.receive()?;
+            let control = check(&offer, |len| len >= Control::<ImportedBuffer>::BYTES)
+                .and_then(|()| offer.import(driver, host));
+            Ok((copies, control, channel.receive_link()?))
+        })?;
+        let (mut first, control) = (copies?, control?);
         let second = first.split_off(places as usize);
         let located = |copies: &[ImportedBuffer]| copies.iter().map(Memory::location).collect();
         let at: Vec<Location> = located(&first);
@@ -328,6 +327,15 @@ fn read(text: &str) -> Result<(u64, u64, u64)> {
         }
         _ => Err(refused("the other process sent another kind of text")),
     }
+}
+
+/// Refuses memory of another size, and a window on larger memory.
+fn check(offer: &Offer, is_right: impl Fn(u64) -> bool) -> Result<()> {
+    let Description { len, offset, .. } = *offer.description();
+    if !is_right(len) || offset.is_some() {
+        return Err(refused("its copies have other sizes"));
+    }
+    Ok(())
 }
 
 fn refused(why: impl Into<String>) -> Error {

@@ -351,6 +351,32 @@ fn is_closed<T>(result: &share::Result<T>) -> bool {
     matches!(result, Err(share::Error::PeerLost { .. }))
 }
 
+/// A sender may wait until the fds of a large table are taken: each copy is imported before the next comes.
+#[test]
+fn copies_are_imported_as_they_come() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let sim = driver.sim().unwrap();
+    let (mut channel, mut others) = channels();
+    let shared = [80, 80, 512].map(|bytes| memory(&driver, bytes));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            channel.send_text("egmem-replicated 1 8 10 1").unwrap();
+            let end = soon();
+            for (imports, memory) in shared.iter().enumerate() {
+                while sim.count(Call::MemImportFromShareableHandle) < imports as u64 {
+                    assert!(Instant::now() < end, "it waits for more");
+                    std::thread::yield_now();
+                }
+                channel.send(memory, Access::ReadWrite).unwrap();
+            }
+            channel.send_link().unwrap();
+        });
+        let options = ImportOptions::new();
+        let view = ReplicatedView::<u64>::receive(&driver, &mut others, options).unwrap();
+        assert_eq!(view.len(), 10);
+    });
+}
+
 /// The child's variable: where the parent listens.
 const AT: &str = "EGMEM_TEST_REPLICATED_AT";
 
