@@ -94,13 +94,18 @@ mod shared {
     impl Readers {
         /// Returns those that use a slot that is no longer the current one. Readers that have ended are forgotten.
         pub(in crate::replicated) fn holders(&self, slot: usize) -> Vec<String> {
-            let mut all = lock(&self.all);
-            all.retain(|reader| !reader.link.is_cut());
+            self.forget_ended();
+            let all = lock(&self.all);
             // Behind the store of `current` by the publisher before.
             fence(SeqCst);
             let using = all.iter();
             let using = using.filter(|reader| reader.control.in_use(slot).load(SeqCst) != 0);
             using.map(|reader| reader.peer.to_string()).collect()
+        }
+
+        /// Gives back what readers that have ended had.
+        pub(in crate::replicated) fn forget_ended(&self) {
+            lock(&self.all).retain(|reader| !reader.link.is_cut());
         }
 
         /// Tells all readers the newest epoch, whose copies are written.

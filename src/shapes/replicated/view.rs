@@ -56,6 +56,7 @@ impl<T> Replicated<T> {
             let why = "they were created without `shareable`";
             return Err(Error::invalid("replicated data", why).into());
         }
+        self.readers.forget_ended();
         let nodes = self.near.topology().nodes();
         let node = nodes.first().map_or(Location::Host, |node| node.id.into());
         let control = Buffer::on(node).access_by([] as [Location; 0]).shareable();

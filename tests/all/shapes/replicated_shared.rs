@@ -377,6 +377,18 @@ fn copies_are_imported_as_they_come() {
     });
 }
 
+#[test]
+fn readers_that_have_ended_hold_nothing() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let data = data(&driver);
+    drop(view(&driver, &data));
+    let held = driver.sim().unwrap().held();
+    for _ in 0..3 {
+        drop(view(&driver, &data));
+    }
+    assert_eq!(driver.sim().unwrap().held(), held);
+}
+
 /// The child's variable: where the parent listens.
 const AT: &str = "EGMEM_TEST_REPLICATED_AT";
 
