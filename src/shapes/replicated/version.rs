@@ -98,7 +98,8 @@ impl<B> Version<B> {
         Ok(holders)
     }
 
-    /// Returns how many uses by GPU work, of those that outlive their replicas, have not passed.
+    /// Returns how many uses by GPU work, of those that outlive their replicas, have not passed. A lost GPU reads nothing any
+    /// more.
     pub(super) fn pending_work(&self) -> Result<usize> {
         let mut pending = lock(&self.pending);
         if pending.is_empty() {
@@ -107,9 +108,14 @@ impl<B> Version<B> {
         let _captures = RelaxedCaptures::new(&self.driver);
         let mut index = 0;
         while let Some(event) = pending.get(index) {
-            match event.is_done()? {
-                true => drop(pending.swap_remove(index)),
-                false => index += 1,
+            let is_over = match event.is_done() {
+                Err(error) if !is_gpu_lost(&error) => return Err(error),
+                done => done.unwrap_or(true),
+            };
+            if is_over {
+                drop(pending.swap_remove(index));
+            } else {
+                index += 1;
             }
         }
         Ok(pending.len())
@@ -121,6 +127,10 @@ impl<B> Version<B> {
             holders,
         }
     }
+}
+
+fn is_gpu_lost(error: &Error) -> bool {
+    error.code().is_some_and(|code| code.loses_context())
 }
 
 /// A version that replicas read.
@@ -165,7 +175,7 @@ impl<B> Drop for Version<B> {
         for event in &pending {
             // A refusal that may pass is tried once more.
             match event.synchronize().or_else(|_| event.synchronize()) {
-                Err(error) if !error.code().is_some_and(|code| code.loses_context()) => {
+                Err(error) if !is_gpu_lost(&error) => {
                     std::mem::forget(std::mem::take(&mut self.buffers));
                     log_lost("copies that GPU work may still read", Err(error));
                 }

@@ -389,6 +389,27 @@ fn readers_that_have_ended_hold_nothing() {
     assert_eq!(driver.sim().unwrap().held(), held);
 }
 
+/// The publisher's data are on a node alone, so it needs no GPU.
+#[test]
+fn a_lost_gpu_holds_no_version() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let sim = driver.sim().unwrap();
+    let options = Replicated::on([node(&driver)]).shareable();
+    let data = options.create(&driver, &values(1)).unwrap();
+    let view = view(&driver, &data);
+    let stream = Stream::new(&driver, 0).unwrap();
+    let replica = view.local(Location::Device(0)).unwrap();
+    sim.fail(Call::EventQuery, 1, Code::NOT_READY);
+    replica.release_after(&stream).unwrap();
+    assert_eq!(data.publish(&values(2)), Ok(2));
+    assert!(is_held(&data.publish(&values(3)).unwrap_err()));
+    for nth in 1..20 {
+        sim.fail(Call::EventQuery, nth, Code::ILLEGAL_ADDRESS);
+    }
+    assert_eq!(view.local(node(&driver)).unwrap().epoch(), 2);
+    assert_eq!(data.publish(&values(3)), Ok(3));
+}
+
 /// The child's variable: where the parent listens.
 const AT: &str = "EGMEM_TEST_REPLICATED_AT";
 
