@@ -159,28 +159,37 @@ impl Source for Version {
     }
 }
 
-impl<B> Drop for Version<B> {
+impl<B> Version<B> {
     /// Waits for GPU work that reads it. Where the driver does not say that the work has ended, the memory is not
-    /// unmapped.
-    fn drop(&mut self) {
+    /// unmapped. Returns whether that is so.
+    pub(super) fn end(&mut self) -> bool {
         let pending = std::mem::take(
             self.pending
                 .get_mut()
                 .unwrap_or_else(|lost| lost.into_inner()),
         );
         if pending.is_empty() || !self.driver.is_of_this_process() {
-            return;
+            return false;
         }
+        let mut is_leaked = false;
         let _captures = RelaxedCaptures::new(&self.driver);
         for event in &pending {
             // A refusal that may pass is tried once more.
             match event.synchronize().or_else(|_| event.synchronize()) {
                 Err(error) if !is_gpu_lost(&error) => {
                     std::mem::forget(std::mem::take(&mut self.buffers));
+                    is_leaked = true;
                     log_lost("copies that GPU work may still read", Err(error));
                 }
                 _ => {}
             }
         }
+        is_leaked
+    }
+}
+
+impl<B> Drop for Version<B> {
+    fn drop(&mut self) {
+        self.end();
     }
 }

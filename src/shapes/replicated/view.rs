@@ -128,13 +128,24 @@ pub struct ReplicatedView<T> {
 struct ViewShared {
     // The copies go first, once the GPU work that reads them has ended; then the publisher may know.
     versions: [Version<ImportedBuffer>; 2],
-    control: Control<ImportedBuffer>,
+    control: Arc<Control<ImportedBuffer>>,
     /// How many holds there are of each slot. Whoever has the lock changes this reader's words.
     holds: Mutex<[usize; 2]>,
     near: Near,
     driver: Driver,
     len: usize,
-    link: Link,
+    link: Arc<Link>,
+}
+
+impl Drop for ViewShared {
+    /// Where the driver does not say that GPU work has ended, the publisher sees this reader, and its use of the version, until
+    /// this process ends.
+    fn drop(&mut self) {
+        let leaked = self.versions.each_mut().map(Version::end);
+        if leaked.contains(&true) {
+            std::mem::forget((Arc::clone(&self.control), Arc::clone(&self.link)));
+        }
+    }
 }
 
 impl ViewShared {
@@ -265,12 +276,12 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedView<T> {
         let shared = ViewShared {
             versions: [first, second].map(|copies| Version::new(driver, copies)),
             // SAFETY: the host may read and write it, as the import has granted, and nothing else here has this one.
-            control: unsafe { Control::new(control) },
+            control: Arc::new(unsafe { Control::new(control) }),
             holds: Mutex::default(),
             near,
             driver: driver.clone(),
             len: len as usize,
-            link,
+            link: Arc::new(link),
         };
         Ok(Self {
             shared: Arc::new(shared),

@@ -74,3 +74,32 @@ fn a_version_is_lost_with_a_copy_in_the_middle() {
     stream.copy(&seen, 0, &replica, 0, 8000).unwrap();
     assert_eq!((replica.epoch(), seen.get::<u64>(7992)), (1, Ok(1)));
 }
+
+/// The driver does not report whether GPU work of a reader elsewhere has ended: the publisher does not write that version.
+#[cfg(feature = "portable")]
+#[test]
+fn a_version_that_a_reader_lost_is_not_written() {
+    use egmem::shapes::replicated::ReplicatedView;
+    use egmem::share::ImportOptions;
+
+    let driver = grace();
+    let sim = driver.sim().unwrap();
+    let options = Replicated::on([crate::shapes::node(&driver)]).shareable();
+    let data = options.create(&driver, &[1_u64; 10]).unwrap();
+    let (mut channel, mut others) = crate::shapes::ring_shared::channels();
+    data.share(&mut channel).unwrap();
+    let options = ImportOptions::new();
+    let view = ReplicatedView::<u64>::receive(&driver, &mut others, options).unwrap();
+    let stream = Stream::new(&driver, 0).unwrap();
+    let replica = view.local(Location::Device(0)).unwrap();
+    for nth in 1..200 {
+        sim.fail(Call::EventQuery, nth, Code::UNKNOWN);
+        sim.fail(Call::EventSynchronize, nth, Code::UNKNOWN);
+    }
+    replica.release_after(&stream).unwrap();
+    drop(view);
+    sim.cancel_all();
+    assert_eq!(data.publish(&[2; 10]), Ok(2));
+    let error = data.publish(&[3; 10]).unwrap_err();
+    assert!(matches!(error, Error::StillHeld { .. }), "{error}");
+}
