@@ -31,13 +31,19 @@ int main(void)
     egm_driver *driver = open_driver();
     egm_channel *channel;
     egm_ring_side *side;
+    bool alone;
     check(egm_channel_from_fd(fds[child ? 0 : 1], &channel));
     if (child == 0) {
         check(egm_ring_receive(channel, driver, EGM_RING_PRODUCER, &side));
         for (double n = 0; n < 100000; n++) {
-            double *room; /* for the CPU and for GPUs; kernels push with egmem_ring.cuh */
-            check(egm_ring_reserve(side, 1, 10000, (void **)&room));
-            room[0] = n, room[1] = n * n;
+            void *room; /* for the CPU and for GPUs; kernels push with egmem_ring.cuh */
+            do {
+                check(egm_ring_is_alone(side, &alone));
+                check(egm_ring_reserve(side, 1, 10000, &room));
+            } while (!room && !alone);
+            if (!room) _exit(1); /* nobody takes records any more */
+            double *record = room;
+            record[0] = n, record[1] = n * n;
             check(egm_ring_commit(side, 1));
         }
         _exit(0); /* as if it had been killed: nothing is given back */
@@ -46,16 +52,18 @@ int main(void)
                                 .record_bytes = 2 * sizeof(double), .records = 1000, .flags = EGM_SHAREABLE};
     check(egm_ring_create(driver, &options, NULL, &side)); /* the producer's side is for the child */
     check(egm_ring_share(side, channel));
-    const double *found;
     size_t count, taken = 0;
     double sum = 0;
     do {
-        check(egm_ring_peek(side, 1000, 10000, (const void **)&found, &count));
+        const void *found;
+        check(egm_ring_is_alone(side, &alone)); /* first: records that were committed before are still there */
+        check(egm_ring_peek(side, 1000, 10000, &found, &count));
+        const double *records = found; /* null if count is 0 */
         for (size_t i = 0; i < count; i++)
-            sum += found[2 * i];
+            sum += records[2 * i];
         check(egm_ring_release(side, count));
         taken += count;
-    } while (count > 0);
+    } while (!alone || count > 0);
     printf("%zu records, sum %.0f, and the child is gone\n", taken, sum);
     return waitpid(child, NULL, 0) != child || sum != 99999.0 * 50000 || egm_ring_destroy(side) != EGM_OK;
 }
