@@ -290,7 +290,8 @@ pub unsafe extern "C" fn egm_ring_to_gpu(
 
 /// Gives a side back to the CPU. No kernel may use it any more.
 ///
-/// Fails with ::EGM_DAMAGED if a counter has a value that it cannot have; only egm_ring_destroy() is left then.
+/// Fails with ::EGM_NOT_ACCESSIBLE if the CPU may not read and write the memory; the side stays with the GPU then. Fails with
+/// ::EGM_DAMAGED if a counter has a value that it cannot have; only egm_ring_destroy() is left then.
 ///
 /// # Safety
 /// `side` is null or a side that no other call uses.
@@ -299,6 +300,11 @@ pub unsafe extern "C" fn egm_ring_to_cpu(side: *mut egm_ring_side) -> egm_status
     call(|| {
         // SAFETY: the caller's promise.
         let side = unsafe { args::object_mut(side, "side")? };
+        match &side.kind {
+            Kind::GpuProducer(side) => side.expect_cpu()?,
+            Kind::GpuConsumer(side) => side.expect_cpu()?,
+            _ => {}
+        }
         side.kind = match mem::replace(&mut side.kind, Kind::Lost) {
             Kind::GpuProducer(side) => Kind::Producer(side.into_cpu()?),
             Kind::GpuConsumer(side) => Kind::Consumer(side.into_cpu()?),

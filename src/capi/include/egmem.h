@@ -1174,7 +1174,8 @@ egm_status egm_ring_to_gpu(struct egm_ring_side *side,
 
 /// Gives a side back to the CPU. No kernel may use it any more.
 ///
-/// Fails with ::EGM_DAMAGED if a counter has a value that it cannot have; only egm_ring_destroy() is left then.
+/// Fails with ::EGM_NOT_ACCESSIBLE if the CPU may not read and write the memory; the side stays with the GPU then. Fails with
+/// ::EGM_DAMAGED if a counter has a value that it cannot have; only egm_ring_destroy() is left then.
 ///
 /// Contract:
 /// `side` is null or a side that no other call uses.

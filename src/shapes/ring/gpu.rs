@@ -53,12 +53,21 @@ macro_rules! gpu_side {
                 self.memory.has_one_side()
             }
 
+            /// Fails if the CPU cannot have the side, which then stays with the GPU.
+            ///
+            /// # Errors
+            /// [`Error::NotAccessible`](crate::Error::NotAccessible) if the CPU may not read and write the memory;
+            /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) in a forked child.
+            pub fn expect_cpu(&self) -> Result<()> {
+                self.memory.expect_cpu()
+            }
+
             /// Gives the side back to the CPU. No kernel may use it any more.
             ///
             /// # Errors
             /// [`Error::CursorDamaged`](crate::Error::CursorDamaged) if a counter has a value that it cannot have;
             /// [`Error::NotAccessible`](crate::Error::NotAccessible) if the CPU may not read and write the memory.
-            /// This side is dropped then.
+            /// This side is dropped then: [`expect_cpu`](Self::expect_cpu) asks before.
             pub fn into_cpu(self) -> Result<$cpu<T>> {
                 $cpu::resume(self.memory)
             }

@@ -82,6 +82,24 @@ static void one_process(void)
     OK(egm_driver_destroy(driver));
 }
 
+/* The CPU cannot have a side of a ring in a GPU's memory; the GPU keeps it. */
+static void on_a_gpu(void)
+{
+    egm_driver *driver = simulated("gh200");
+    egm_ring_options here = options(4, 0);
+    egm_ring_side *producer = NULL, *consumer = NULL;
+    here.location = (egm_location){EGM_LOCATION_DEVICE, 0};
+    OK(egm_ring_create(driver, &here, &producer, &consumer));
+    void *ring = NULL;
+    OK(egm_ring_to_gpu(producer, &ring));
+    for (int i = 0; i < 2; i++)
+        FAILS(EGM_NOT_ACCESSIBLE, egm_ring_to_cpu(producer));
+    OK(egm_ring_to_gpu(producer, &ring));
+    OK(egm_ring_destroy(producer));
+    OK(egm_ring_destroy(consumer));
+    OK(egm_driver_destroy(driver));
+}
+
 /* Pushes records until it is killed. */
 static void produce(int fd)
 {
@@ -146,5 +164,6 @@ int main(void)
 {
     two_processes(); /* first: it forks */
     one_process();
+    on_a_gpu();
     return 0;
 }
