@@ -247,6 +247,9 @@ pub fn data_that_cannot_be_are_not_received(driver: &Driver) {
         "egmem-replicated 1 8 10 0",
         "egmem-replicated 1 8 10 257",
         "egmem-replicated 1 8 10 1 1",
+        "egmem-replicated 1 8 10 1 ?",
+        "egmem-replicated 18 10 1",
+        "egmem-replicated 1 8 10  1",
     ] {
         channel.send_text(text).unwrap();
         let options = ImportOptions::new();
