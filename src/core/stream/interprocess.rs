@@ -31,6 +31,7 @@ impl Event {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn interprocess(driver: &Driver, device: i32) -> Result<Self> {
+        sweep();
         let handle = driver
             .event_create_interprocess(device)
             .map_err(|error| name_missing_gpu(driver, error, device))?;
@@ -38,8 +39,8 @@ impl Event {
     }
 
     /// Lends the event to another process, which records it and waits for it as this one does. Until that process has
-    /// destroyed its event or has ended, this one exists, even if it is dropped: it is then destroyed when the next event
-    /// is lent or dropped. An open pipe takes one fd in each process.
+    /// destroyed its event or has ended, this one exists, even if it is dropped: it is then destroyed when this process next
+    /// makes an event by [`interprocess`](Self::interprocess), lends one, or drops such an event. An open pipe takes one fd in each process.
     ///
     /// The `Channel` of sharing sends it with the same checks as memory.
     ///
