@@ -233,45 +233,16 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedView<T> {
         let bytes = bytes.ok_or_else(|| refused(format!("{len} elements of {element} bytes")));
         // Each GPU reads the copies that it reaches.
         let options = options.or_called_at(Site::here()).skip_unreachable();
-        let host = ImportOptions::new().access_by([] as [Location; 0]);
-        let host = host.access(Location::Host, Access::ReadWrite);
-        let host = host.or_called_at(Site::here());
-        // Each is imported before the next comes: the sender may wait until its fds are taken. Those after one that is refused
-        // are dropped, so that the channel stays usable.
-        let (copies, control, link) = channel.together(|channel| {
-            let mut copies = bytes.clone().map(|_| Vec::new());
-            for _ in 0..2 * places {
-                let offer = channel.receive()?.read_only();
-                if let (Ok(list), Ok(bytes)) = (&mut copies, &bytes) {
-                    let copy = check(&offer, |len| len == *bytes)
-                        .and_then(|()| offer.import(driver, options.clone()));
-                    match copy {
-                        Ok(copy) => list.push(copy),
-                        Err(error) => copies = Err(error),
-                    }
-                }
-            }
-            let offer = channel.receive()?;
-            let control = check(&offer, |len| len >= Control::<ImportedBuffer>::BYTES)
-                .and_then(|()| offer.import(driver, host));
-            Ok((copies, control, channel.receive_link()?))
-        })?;
-        let (mut first, control) = (copies?, control?);
+        let (mut first, control, link) =
+            receive_all(driver, channel, &options, (bytes, 2 * places))?;
         let second = first.split_off(places as usize);
         let located = |copies: &[ImportedBuffer]| copies.iter().map(Memory::location).collect();
         let at: Vec<Location> = located(&first);
         if at != located(&second) {
             return Err(refused("its versions lie in different places").into());
         }
-        let may_read = |who, place: usize| {
-            let mut copies = [&first[place], &second[place]].into_iter();
-            copies.all(|copy| match who {
-                Location::Device(gpu) => copy
-                    .gpu_access(gpu, Engine::Kernel, 0, copy.len())
-                    .is_ok_and(|access| access >= Access::Read),
-                _ => copy.cpu().is_ok(),
-            })
-        };
+        let may_read =
+            |who, place: usize| is_readable(&first[place], who) && is_readable(&second[place], who);
         let near = Near::new(Topology::of(driver)?, &at, may_read);
         let shared = ViewShared {
             versions: [first, second].map(|copies| Version::new(driver, copies)),
@@ -342,6 +313,51 @@ fn read(text: &str) -> Result<(u64, u64, u64)> {
             Ok((element, len, places))
         }
         _ => Err(refused("the other process sent another kind of text")),
+    }
+}
+
+/// Receives what comes behind the text: as many copies of so many bytes, the control page, and the link.
+///
+/// Each is imported before the next comes: the sender may wait until its fds are taken. Those after one that is refused are
+/// dropped, so that the channel stays usable.
+#[track_caller]
+fn receive_all(
+    driver: &Driver,
+    channel: &mut Channel,
+    options: &ImportOptions,
+    (bytes, count): (Result<u64>, u64),
+) -> egmem_share::Result<(Vec<ImportedBuffer>, ImportedBuffer, Link)> {
+    let host = ImportOptions::new().access_by([] as [Location; 0]);
+    let host = host.access(Location::Host, Access::ReadWrite);
+    let host = host.or_called_at(Site::here());
+    let (copies, control, link) = channel.together(|channel| {
+        let mut copies = bytes.clone().map(|_| Vec::new());
+        for _ in 0..count {
+            let offer = channel.receive()?.read_only();
+            if let (Ok(list), Ok(bytes)) = (&mut copies, &bytes) {
+                let copy = check(&offer, |len| len == *bytes)
+                    .and_then(|()| offer.import(driver, options.clone()));
+                match copy {
+                    Ok(copy) => list.push(copy),
+                    Err(error) => copies = Err(error),
+                }
+            }
+        }
+        let offer = channel.receive()?;
+        let control = check(&offer, |len| len >= Control::<ImportedBuffer>::BYTES)
+            .and_then(|()| offer.import(driver, host));
+        Ok((copies, control, channel.receive_link()?))
+    })?;
+    Ok((copies?, control?, link))
+}
+
+/// Returns whether the import gives a GPU, or the CPU, access to a copy.
+fn is_readable(copy: &ImportedBuffer, who: Location) -> bool {
+    match who {
+        Location::Device(gpu) => copy
+            .gpu_access(gpu, Engine::Kernel, 0, copy.len())
+            .is_ok_and(|access| access >= Access::Read),
+        _ => copy.cpu().is_ok(),
     }
 }
 
