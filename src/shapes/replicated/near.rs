@@ -16,24 +16,33 @@ pub(super) struct Near {
 
 impl Near {
     /// `may_read` tells whether a reader may read the place with an index.
+    ///
+    /// # Errors
+    /// Those of `may_read`.
     pub(super) fn new(
         topology: Topology,
         places: &[Location],
-        may_read: impl Fn(Location, usize) -> bool,
-    ) -> Self {
+        may_read: impl Fn(Location, usize) -> Result<bool>,
+    ) -> Result<Self> {
         let near = |who| {
-            let indices = 0..places.len();
-            let open: Vec<usize> = indices.filter(|&place| may_read(who, place)).collect();
-            let at: Vec<Location> = open.iter().map(|&place| places[place]).collect();
-            nearest(&topology, &at, who).map(|near| open[near])
+            let mut open = Vec::new();
+            for (index, &place) in places.iter().enumerate() {
+                if may_read(who, index)? {
+                    open.push((index, place));
+                }
+            }
+            let at: Vec<Location> = open.iter().map(|&(_, place)| place).collect();
+            Ok(nearest(&topology, &at, who).map(|near| open[near].0))
         };
+        let gpus = topology.gpus().iter().map(|gpu| near(gpu.into()));
         let nodes = topology.nodes().iter();
-        Self {
-            gpus: topology.gpus().iter().map(|gpu| near(gpu.into())).collect(),
-            nodes: nodes.map(|node| (node.id, near(node.into()))).collect(),
-            host: near(Location::Host),
+        let nodes = nodes.map(|node| Ok((node.id, near(node.into())?)));
+        Ok(Self {
+            gpus: gpus.collect::<Result<_>>()?,
+            nodes: nodes.collect::<Result<_>>()?,
+            host: near(Location::Host)?,
             topology,
-        }
+        })
     }
 
     /// Returns the index of the place that is near to `who`; `None` if it can read none.

@@ -113,7 +113,7 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
         };
         let replicated = Replicated {
             driver: driver.clone(),
-            near: Near::new(topology, &self.places, |_, _| true),
+            near: Near::new(topology, &self.places, |_, _| Ok(true))?,
             len: values.len(),
             versions,
             current: Mutex::new(0),

@@ -241,9 +241,10 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedView<T> {
         if at != located(&second) {
             return Err(refused("its versions lie in different places").into());
         }
-        let may_read =
-            |who, place: usize| is_readable(&first[place], who) && is_readable(&second[place], who);
-        let near = Near::new(Topology::of(driver)?, &at, may_read);
+        let may_read = |who, place: usize| {
+            Ok(is_readable(&first[place], who)? && is_readable(&second[place], who)?)
+        };
+        let near = Near::new(Topology::of(driver)?, &at, may_read)?;
         let shared = ViewShared {
             versions: [first, second].map(|copies| Version::new(driver, copies)),
             // SAFETY: the host may read and write it, as the import has granted, and nothing else here has this one.
@@ -352,12 +353,14 @@ fn receive_all(
 }
 
 /// Returns whether the import gives a GPU, or the CPU, access to a copy.
-fn is_readable(copy: &ImportedBuffer, who: Location) -> bool {
-    match who {
-        Location::Device(gpu) => copy
-            .gpu_access(gpu, Engine::Kernel, 0, copy.len())
-            .is_ok_and(|access| access >= Access::Read),
-        _ => copy.cpu().is_ok(),
+fn is_readable(copy: &ImportedBuffer, who: Location) -> Result<bool> {
+    if let Location::Device(gpu) = who {
+        let access = copy.gpu_access(gpu, Engine::Kernel, 0, copy.len())?;
+        return Ok(access >= Access::Read);
+    }
+    match copy.cpu() {
+        Err(error) if !matches!(error, Error::NotAccessible { .. }) => Err(error),
+        cpu => Ok(cpu.is_ok()),
     }
 }
 
