@@ -6,7 +6,6 @@
 
 mod capability;
 mod captures;
-mod conformance;
 mod demo;
 mod fault_sweep;
 mod forked;
@@ -23,6 +22,8 @@ mod trace;
 
 #[cfg(feature = "portable")]
 mod access;
+#[cfg(feature = "portable")]
+mod conformance;
 #[cfg(feature = "portable")]
 mod demo_parts;
 #[cfg(feature = "portable")]
