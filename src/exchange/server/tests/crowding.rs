@@ -157,7 +157,7 @@ async fn half_hellos_keep_nobody_out() {
 #[tokio::test]
 async fn large_answers_that_a_peer_does_not_read_hold_up_only_large_ones() {
     let driver = driver();
-    let options = Server::options().limits(limits());
+    let options = options().limits(limits());
     let (_directory, address, server) = start_at_unix(options).await;
     let peer = PeerName::User(rustix::process::geteuid().as_raw());
     let held = |count| {
@@ -245,7 +245,7 @@ async fn a_peer_that_does_not_read_keeps_no_place_among_those_that_wait_for_a_pe
         queued_frames: NOTICES,
         ..limits()
     };
-    let (_directory, address, server) = start_at_unix(Server::options().limits(limits)).await;
+    let (_directory, address, server) = start_at_unix(options().limits(limits)).await;
     let peer = PeerName::User(rustix::process::geteuid().as_raw());
     let open = async || Raw::open_at(&address, &Security::Plain, &hello()).await;
     let (mut silent, mut other) = (open().await, open().await);
@@ -342,7 +342,7 @@ fn news() -> Event {
 async fn a_peer_with_many_notices_is_heard_meanwhile() {
     const MUCH: usize = 5000;
     let driver = driver();
-    let (_directory, address, server) = start_at_unix(Server::options()).await;
+    let (_directory, address, server) = start_at_unix(options()).await;
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
     let id = raw.send(Ask::Ping).await;
     for _ in 0..MUCH {
@@ -362,7 +362,7 @@ async fn a_peer_with_many_notices_is_heard_meanwhile() {
 #[tokio::test]
 async fn news_without_end_is_no_sign_of_life() {
     let driver = driver();
-    let options = Server::options().heartbeat(short()).lease(soon_over());
+    let options = options().heartbeat(short()).lease(soon_over());
     let (_directory, address, server) = start_at_unix(options).await;
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
     let telling = tokio::spawn({

@@ -10,7 +10,7 @@ use super::*;
 #[tokio::test]
 async fn no_frame_carries_fds_to_a_server() {
     let driver = driver();
-    let (_directory, address, server) = start_at_unix(Server::options()).await;
+    let (_directory, address, server) = start_at_unix(options()).await;
     let Address::Unix(path) = &address else {
         panic!()
     };
@@ -44,7 +44,7 @@ async fn a_peer_is_sent_so_many_fds_at_once() {
     let driver = driver();
     let mut limits = limits();
     limits.fds_per_peer = 2;
-    let options = Server::options().limits(limits);
+    let options = options().limits(limits);
     let (_directory, address, server) = start_at_unix(options).await;
     let parts = |count: u64| {
         let buffer = Buffer::on(NodeId(0)).bytes(count * 2 * MIB).shareable();

@@ -59,7 +59,7 @@ async fn fabric_handles_are_imported_and_proved() {
 #[tokio::test]
 async fn over_a_unix_socket_fds_come_with_the_answer() {
     let driver = driver();
-    let (_directory, address, server) = start_at_unix(Server::options()).await;
+    let (_directory, address, server) = start_at_unix(options()).await;
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
     let (granted, fds) = raw.fetch(fetch_fds("a")).await.unwrap();
@@ -88,7 +88,7 @@ fn in_parts(driver: &Driver, parts: u64) -> Buffer {
 #[tokio::test]
 async fn only_a_client_that_knows_queues_gets_one_and_only_for_many_parts() {
     let driver = driver();
-    let (_directory, address, server) = start_at_unix(Server::options()).await;
+    let (_directory, address, server) = start_at_unix(options()).await;
     let few = server.publish("few", in_parts(&driver, 32)).now().unwrap();
     let many = server.publish("many", in_parts(&driver, 33)).now().unwrap();
     for (queues, name, count, queue) in [
@@ -120,7 +120,7 @@ async fn a_client_without_queues_is_refused_more_fds_than_a_frame_has() {
         frame_fds: 40,
         ..Limits::default()
     };
-    let options = Server::options().limits(limits);
+    let options = options().limits(limits);
     let (_directory, address, server) = start_at_unix(options).await;
     let published = server.publish("a", in_parts(&driver, 41)).now().unwrap();
     let mut old = Raw::open_at(&address, &Security::Plain, &hello()).await;
@@ -146,7 +146,7 @@ async fn a_queue_ends_with_its_client_or_with_its_time() {
         fds_per_peer: 18,
         ..Limits::default()
     };
-    let options = Server::options().limits(limits);
+    let options = options().limits(limits);
     let (_directory, address, server) = start_at_unix(options).await;
     let published = server.publish("a", in_parts(&driver, 200)).now().unwrap();
     let hello = Hello {
@@ -173,7 +173,7 @@ async fn a_queue_ends_with_its_client_or_with_its_time() {
 #[tokio::test]
 async fn an_importer_whose_server_ends_gets_an_error_and_no_part() {
     let driver = driver();
-    let (_directory, address, server) = start_at_unix(Server::options()).await;
+    let (_directory, address, server) = start_at_unix(options()).await;
     let published = server.publish("a", in_parts(&driver, 200)).now().unwrap();
     let hello = Hello {
         queues: true,

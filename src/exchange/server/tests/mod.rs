@@ -51,8 +51,13 @@ fn memory(driver: &Driver) -> Shared {
     buffer.allocate(driver).unwrap().into()
 }
 
+/// Options that end no session of a raw client, which sends no heartbeats, however slow the machine is.
+fn options() -> ServerOptions {
+    Server::options().heartbeat(LONG).lease(LONG)
+}
+
 fn loopback() -> ServerOptions {
-    Server::options().listen(Address::loopback(0))
+    options().listen(Address::loopback(0))
 }
 
 /// Limits that a busy machine meets. A test sets the one that it exceeds.

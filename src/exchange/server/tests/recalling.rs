@@ -77,7 +77,7 @@ async fn a_resumed_session_is_asked_again_for_what_was_recalled() {
 #[tokio::test]
 async fn a_dismissed_or_recalled_holder_is_gone_when_its_process_has_ended() {
     let driver = driver();
-    let server = loopback().heartbeat(LONG).lease(LONG).start().await;
+    let server = loopback().start().await;
     let server = server.unwrap();
     let names = ["recalled", "dismissed"];
     let names = names.map(|name| server.publish(name, memory(&driver)).now().unwrap());

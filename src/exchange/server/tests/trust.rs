@@ -314,8 +314,8 @@ async fn a_user_that_may_not_connect_any_more_is_ended_and_kept_out() {
     let (_directory, address) = at_unix();
     let own = rustix::process::geteuid().as_raw();
     let everybody = Peers::same_user().and_user(own + 1);
-    let options = Server::options().listen(address.clone()).peers(everybody);
-    let server = options.start().await.unwrap();
+    let allowed = options().listen(address.clone()).peers(everybody);
+    let server = allowed.start().await.unwrap();
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
     server.set_peers(Peers::user(own + 1)).unwrap();
     let why = dismissed(&mut raw).await;
@@ -330,7 +330,7 @@ async fn a_user_that_may_not_connect_any_more_is_ended_and_kept_out() {
     server.close(LONG).await.unwrap();
 
     let (_directory, address) = at_unix();
-    let server = Server::options().listen(address).start().await.unwrap();
+    let server = options().listen(address).start().await.unwrap();
     let error = server.set_peers(Peers::same_user().any_user()).unwrap_err();
     assert!(
         matches!(

@@ -7,7 +7,7 @@ use crate::{Error, MemoryError, ShareError};
 
 /// Its peers have names: over plain TCP any local process could be another one.
 async fn server_at_unix() -> (tempfile::TempDir, Server) {
-    let options = Server::options().heartbeat(soon_over() / 4);
+    let options = options().heartbeat(soon_over() / 4);
     let (directory, _, server) = start_at_unix(options.lease(soon_over())).await;
     (directory, server)
 }
@@ -77,7 +77,7 @@ async fn a_name_goes_and_its_silent_holder_is_still_listened_to() {
 #[tokio::test]
 async fn a_release_after_the_name_has_gone_counts() {
     let driver = driver();
-    let (_directory, _, server) = start_at_unix(Server::options()).await;
+    let (_directory, _, server) = start_at_unix(options()).await;
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
@@ -126,7 +126,7 @@ async fn leases_end_with_their_processes_however_many_there_were() {
 #[tokio::test]
 async fn places_of_forgotten_holders_are_given_back() {
     let driver = driver();
-    let (_directory, _, server) = start_at_unix(Server::options().lease(LONG)).await;
+    let (_directory, _, server) = start_at_unix(options().lease(LONG)).await;
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let (inner, id) = (&published.inner, published.publication.id);
     let publication = {
@@ -172,7 +172,7 @@ async fn a_holder_goes_silent_after_the_name() {
 async fn nobody_listens_any_more_when_the_server_has_ended() {
     let driver = driver();
     let (_directory, address) = at_unix();
-    let server = Server::options().listen(address).start().await.unwrap();
+    let server = options().listen(address).start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     raw.fetch(fetch("a")).await.unwrap();
