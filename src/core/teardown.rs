@@ -44,6 +44,21 @@ pub fn give_back_or_log(
     }
 }
 
+/// Waits for the work of all GPUs that are not lost. A lost one runs nothing any more, but work of its streams may have
+/// waited for another GPU's, which goes on.
+///
+/// # Errors
+/// The driver's: a GPU may still run its work.
+pub fn wait_for_all_gpus(driver: &Driver) -> Result<()> {
+    for device in 0..driver.device_count()? {
+        match driver.ctx_synchronize(device) {
+            Ok(()) | Err(Error::ContextLost { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 /// Logs memory that was not released.
 pub fn log_lost(what: &'static str, result: Result<()>) {
     if let Err(error) = result {

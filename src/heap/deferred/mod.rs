@@ -32,7 +32,7 @@ pub(crate) use self::deferral::Deferral;
 use crate::driver::{Driver, Relaxed, StreamHandle};
 use crate::reports::Reports;
 use crate::stream::{Event, Held, Stream};
-use crate::teardown::log_lost;
+use crate::teardown::{log_lost, wait_for_all_gpus};
 use crate::{Error, Result};
 
 /// `CU_STREAM_PER_THREAD`
@@ -299,7 +299,7 @@ impl<T: Copy> Deferred<T> {
         }
         if !self.lost.is_empty() {
             let over = if waits {
-                self.wait_for_all_gpus().map(|()| true)
+                wait_for_all_gpus(&self.driver).map(|()| true)
             } else {
                 Ok(self.driver.device_count().is_ok_and(|count| count == 1))
             };
@@ -335,17 +335,6 @@ impl<T: Copy> Deferred<T> {
         }
         self.lost.append(&mut taken.lost);
         self.pending += std::mem::take(&mut taken.pending);
-    }
-
-    fn wait_for_all_gpus(&self) -> Result<()> {
-        for device in 0..self.driver.device_count()? {
-            if let Err(error) = self.driver.ctx_synchronize(device)
-                && !matches!(error, Error::ContextLost { .. })
-            {
-                return Err(error);
-            }
-        }
-        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, fence};
 use std::sync::{Arc, Mutex};
 
 use egmem_core::per_driver::lock;
-use egmem_core::teardown::log_lost;
+use egmem_core::teardown::{log_lost, wait_for_all_gpus};
 
 use crate::driver::{Driver, Relaxed as RelaxedCaptures};
 use crate::memory::{CpuMemory, Memory};
@@ -99,7 +99,7 @@ impl<B> Version<B> {
     }
 
     /// Returns how many uses by GPU work, of those that outlive their replicas, have not passed. A lost GPU reads nothing any
-    /// more.
+    /// more, but where there are others, its stream may have waited for theirs, which goes on.
     pub(super) fn pending_work(&self) -> Result<usize> {
         let mut pending = lock(&self.pending);
         if pending.is_empty() {
@@ -109,8 +109,8 @@ impl<B> Version<B> {
         let mut index = 0;
         while let Some(event) = pending.get(index) {
             let is_over = match event.is_done() {
-                Err(error) if !is_gpu_lost(&error) => return Err(error),
-                done => done.unwrap_or(true),
+                Err(Error::ContextLost { .. }) => self.driver.device_count()? == 1,
+                done => done?,
             };
             if is_over {
                 drop(pending.swap_remove(index));
@@ -127,10 +127,6 @@ impl<B> Version<B> {
             holders,
         }
     }
-}
-
-fn is_gpu_lost(error: &Error) -> bool {
-    error.code().is_some_and(|code| code.loses_context())
 }
 
 /// A version that replicas read.
@@ -171,18 +167,24 @@ impl<B> Version<B> {
         if pending.is_empty() || !self.driver.is_of_this_process() {
             return false;
         }
-        let mut is_leaked = false;
         let _captures = RelaxedCaptures::new(&self.driver);
-        for event in &pending {
+        let ended = pending.iter().try_fold(false, |is_lost, event| {
             // A refusal that may pass is tried once more.
             match event.synchronize().or_else(|_| event.synchronize()) {
-                Err(error) if !is_gpu_lost(&error) => {
-                    std::mem::forget(std::mem::take(&mut self.buffers));
-                    is_leaked = true;
-                    log_lost("copies that GPU work may still read", Err(error));
-                }
-                _ => {}
+                Ok(()) => Ok(is_lost),
+                Err(Error::ContextLost { .. }) => Ok(true),
+                Err(error) => Err(error),
             }
+        });
+        let ended = match ended {
+            Ok(false) => return false,
+            Ok(true) => wait_for_all_gpus(&self.driver),
+            Err(error) => Err(error),
+        };
+        let is_leaked = ended.is_err();
+        if is_leaked {
+            std::mem::forget(std::mem::take(&mut self.buffers));
+            log_lost("copies that GPU work may still read", ended);
         }
         is_leaked
     }
