@@ -116,7 +116,8 @@ impl<T> GrowableExport<T> {
     /// # Errors
     /// [`InvalidArgument`](Error::InvalidArgument) if the vector was created without
     /// [`shareable`](crate::GrowableOptions::shareable), or is not the exported one, or the follower is of another:
-    /// nothing is sent then. Those of [`Channel::send`]; the channel is closed then.
+    /// nothing is sent then. Those of [`Channel::send`]: the channel is closed then, but not if handles cannot be made; the
+    /// next call goes on from there.
     pub fn send(&mut self, vector: &Growable<T>, to: &mut Follower) -> Result<()> {
         self.take(vector, to)?;
         loop {

@@ -39,31 +39,33 @@ impl<T: AnyBitPattern + NoUninit> GrowableView<T> {
         options: ImportOptions,
     ) -> egmem_share::Result<Self> {
         let first = Update::read(&channel.receive_text(MAX_TEXT)?)?;
-        Self::check(&first, first.max_len, 0)?;
-        let bytes = first.max_len.checked_mul(Self::ELEMENT);
-        let bytes = bytes.ok_or_else(|| refused("it can have more elements than addresses"))?;
-        let mut view = Self {
-            memory: GrowingImport::reserve(driver, bytes)?,
-            options,
-            max_len: first.max_len,
-            len: 0,
-            elements: PhantomData,
-        };
-        view.apply(first, channel)?;
-        Ok(view)
+        channel.together(|channel| {
+            Self::check(&first, first.max_len, 0)?;
+            let bytes = first.max_len.checked_mul(Self::ELEMENT);
+            let bytes = bytes.ok_or_else(|| refused("it can have more elements than addresses"))?;
+            let mut view = Self {
+                memory: GrowingImport::reserve(driver, bytes)?,
+                options,
+                max_len: first.max_len,
+                len: 0,
+                elements: PhantomData,
+            };
+            view.apply(first, channel)?;
+            Ok(view)
+        })
     }
 
     /// Waits for an update, maps the chunks that came with it, and returns the number of elements from then on.
     ///
     /// # Errors
-    /// [`TimedOut`](egmem_share::Error::TimedOut), after which the caller may retry if nothing had arrived; the
-    /// channel's other errors; [`Error::InvalidArgument`] for an update that does not continue the chunks received so
-    /// far, or is of another type; those of [`ImportOptions::import`]. After an error of an update the view has its
-    /// earlier chunks and maybe some of the new ones, and cannot follow any more.
+    /// The channel's: after a timeout the caller may retry if nothing had arrived, and the channel is closed otherwise.
+    /// [`Error::InvalidArgument`] for another kind of text, and for an update that does not continue the chunks received so
+    /// far, or is of another type; those of [`ImportOptions::import`]. After an error of an update the channel is closed, and
+    /// the view has its earlier chunks and maybe some of the new ones.
     #[track_caller]
     pub fn follow(&mut self, channel: &mut Channel) -> egmem_share::Result<usize> {
         let update = Update::read(&channel.receive_text(MAX_TEXT)?)?;
-        self.apply(update, channel)
+        channel.together(|channel| self.apply(update, channel))
     }
 
     #[track_caller]

@@ -1,7 +1,7 @@
 //! Growable vectors that another process maps and follows: here both ends are in one process.
 
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use egmem::driver::{Access, Location};
 use egmem::proof::Prover;
@@ -264,6 +264,17 @@ pub fn what_cannot_be_followed_is_refused(driver: &Driver) {
     one.send_text(&text).unwrap();
     let endless = GrowableView::<u64>::receive(driver, &mut other, ImportOptions::new());
     assert!(why(endless).contains("addresses"));
+    // Half an update: the chunk is missing.
+    let (mut one, mut other) = channels();
+    other.set_timeout(Duration::from_millis(1));
+    one.send_text("egmem-growable 1 8 8388608 1 0 1 0").unwrap();
+    let end = Instant::now() + Duration::from_secs(600);
+    let receive =
+        |channel: &mut Channel| GrowableView::<u64>::receive(driver, channel, ImportOptions::new());
+    // The time may end before the text is read, and after that.
+    while !matches!(receive(&mut other), Err(share::Error::PeerLost { .. })) {
+        assert!(Instant::now() < end, "it waits for the text again");
+    }
     drop((to, export, vector, alone));
     nothing_held(driver);
 }
