@@ -29,8 +29,9 @@ impl Event {
     /// Source: `cuEventCreate` with `CU_EVENT_INTERPROCESS`.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new); [`Error::InvalidArgument`] in a forked child.
     pub fn interprocess(driver: &Driver, device: i32) -> Result<Self> {
+        driver.expect_this_process("event")?;
         sweep();
         let handle = driver
             .event_create_interprocess(device)
@@ -92,8 +93,8 @@ impl Event {
     /// Source: `cuIpcOpenEventHandle`.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`]; the driver's errors: for bytes that are no handle, for an event of this process, and if
-    /// the exporter has ended.
+    /// [`Error::NoSuchGpu`]; the driver's errors: for bytes that are no handle, and for an event of this process. After the
+    /// exporter's end some drivers open it still.
     ///
     /// # Safety
     /// The exporter keeps its event until this one is dropped, or while `tether` is open.
@@ -147,7 +148,8 @@ impl Event {
         let (event, stream_gpu) = (self.handle.device, stream.device());
         if event != stream_gpu {
             let why = format!(
-                "an event of several processes orders streams of its own GPU, {event}, and this one is of GPU {stream_gpu}"
+                "an event of several processes orders streams of its own GPU alone, and this one is of GPU {stream_gpu}: \
+                 use a stream of GPU {event}"
             );
             return Err(Error::invalid("stream", why));
         }
