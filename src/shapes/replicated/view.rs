@@ -65,7 +65,9 @@ impl<T> Replicated<T> {
                 .bytes(Control::<Arc<Buffer>>::BYTES)
                 .allocate(&self.driver)?,
         );
-        control.put(0, self.epoch())?;
+        let mut words = [0; Control::<Arc<Buffer>>::BYTES as usize / size_of::<u64>()];
+        words[0] = self.epoch();
+        control.write_at(0, &words)?;
         let (places, element) = (self.places().len(), size_of::<T>());
         let link = channel.together(|channel| {
             channel.send_text(&format!("{KIND} {element} {} {places}", self.len))?;
@@ -219,7 +221,8 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedView<T> {
     /// # Errors
     /// The channel's: after a timeout the caller may retry if nothing had arrived, and the channel is closed otherwise.
     /// [`InvalidArgument`](Error::InvalidArgument) for another kind of message, for elements of another size and for copies
-    /// that do not fit together; those of [`ImportOptions::import`]. The channel stays usable after these.
+    /// that do not fit together; those of [`ImportOptions::import`]. The channel stays usable after these, but what belongs to
+    /// another kind of message comes next.
     #[track_caller]
     pub fn receive(
         driver: &Driver,
