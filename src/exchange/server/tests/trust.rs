@@ -153,7 +153,9 @@ async fn a_session_ends_when_its_certificate_expires_though_no_timer_ran() {
 
 #[tokio::test]
 async fn a_client_learns_that_its_certificate_has_expired() {
-    let served = Served::start(|options| options.wall_clock(clock::<1>)).await;
+    // It learns it with its next heartbeat.
+    let heartbeat = Duration::from_secs(5);
+    let served = Served::start(|options| options.heartbeat(heartbeat).wall_clock(clock::<1>)).await;
     let tls = load(&served.authority, &issue(&served.authority, "peer.test"));
     let client = served.client(&tls).await;
     let memory = client.fetch("a").go().await.unwrap();
