@@ -63,6 +63,9 @@ fn processes(holders: &Holders, most: Option<usize>) -> String {
     if more > 0 {
         text += &format!("and {more} more\n");
     }
+    if holders.not_looked_at > 0 {
+        text += &format!("{} processes were not looked at\n", holders.not_looked_at);
+    }
     let mut lines = String::new();
     for why in reasons {
         if let Some(command) = why.command() {

@@ -60,7 +60,11 @@ pub(super) fn judge(holder: &mut Holder, asker: &Asker, ledgers: &[u32], gpus: &
         ),
         (
             Why::Unreadable,
-            !is_hidden && !holder.has_ended && holder.device_fds.is_none(),
+            // One that waits in the kernel may be permitted.
+            !is_hidden
+                && !holder.has_ended
+                && holder.device_fds.is_none()
+                && !holder.why.contains(&Why::Waiting),
         ),
         (Why::InFlight, holder.fds_in_flight > Some(0)),
         (Why::OnGpus, uses_gpus || gpus.is_empty() && driver >= LEAST),

@@ -23,6 +23,7 @@ use crate::ledger::Ledger;
 
 pub use holder::{Holder, OnGpu};
 pub use nvml::{NvmlGpu, NvmlProcess};
+use patience::Unanswered;
 use tmpfs::Tmpfs;
 use walk::Walk;
 pub use why::Why;
@@ -31,7 +32,7 @@ pub use why::Why;
 pub const MAX_HOLDERS: usize = 256;
 
 /// How long NVML has to answer.
-const NVML_LIMIT: Duration = Duration::from_secs(5);
+const NVML_LIMIT: Duration = Duration::from_secs(30);
 
 /// The processes that may hold memory, and what could not be seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +42,9 @@ pub struct Holders {
     pub processes: Vec<Holder>,
     /// How many more there are.
     pub omitted: u64,
+    /// How many processes were not looked at, because too much or too many had been waited for already.
+    #[serde(default)]
+    pub not_looked_at: u64,
     /// How many processes did not permit this one to look at their files and mappings.
     pub unreadable: u64,
     /// Whether `/proc` does not show all processes of the PID namespace (`hidepid`).
@@ -60,15 +64,18 @@ pub struct Holders {
 impl Holders {
     /// Looks at all processes of this machine, and asks NVML. `ledgers` are those of processes that offer them.
     pub(crate) fn gather(ledgers: &[Ledger], several_nodes: bool) -> Self {
-        let pids = ledgers.iter().map(|ledger| ledger.process.pid);
+        let pids: Vec<u32> = ledgers.iter().map(|ledger| ledger.process.pid).collect();
         let nvml = patience::within(NVML_LIMIT, nvml::ask);
-        let nvml = nvml.unwrap_or_else(|| Err("NVML did not answer within 5 s".into()));
+        let nvml = nvml.unwrap_or_else(|why| match why {
+            Unanswered::Late => Err(format!("NVML did not answer within {NVML_LIMIT:?}")),
+            Unanswered::NotAsked => Err("there is no thread to ask NVML".into()),
+        });
         let tmpfs = Tmpfs::of_this_process();
         let bytes = tmpfs.bytes;
-        let found = Walk::of(Path::new("/"), several_nodes, tmpfs);
+        let found = Walk::of(Path::new("/"), &first(&nvml, &pids), several_nodes, tmpfs);
         Self {
             tmpfs: bytes,
-            ..Self::judged(found, nvml, pids)
+            ..Self::judged(found, nvml, &pids)
         }
     }
 
@@ -76,29 +83,27 @@ impl Holders {
     /// test's folder. `nvml` is what NVML tells, or why it does not. `with_ledgers` are processes that offer their ledgers;
     /// with `several_nodes` the kernel is asked for the node of each page, which takes it some nanoseconds a page.
     ///
-    /// At most 65,536 processes are looked at, 16,384 file descriptors and 16 MiB of mappings of each. After 1,000,000 of them in all
-    /// the other processes count as omitted. A process that ends
-    /// meanwhile, or whose number is given out again, is left out.
+    /// At most 65,536 processes are looked at, those that NVML or `with_ledgers` names first, and 16,384 file descriptors and 16 MiB
+    /// of mappings of each. After 1,000,000 of them in all the other processes are [not looked at](Holders::not_looked_at). A
+    /// process that ends meanwhile, or whose number is given out again, is left out.
     ///
-    /// Each process is looked at on a thread of its own for at most 1 s. A process whose mappings the kernel does not show within
-    /// that is in the result with [`Why::Waiting`]; its thread stays until the kernel answers. After 16 such processes the others
-    /// count as omitted.
+    /// Each process is looked at on a thread of its own for at most 5 s. A process whose mappings the kernel does not show within
+    /// that is in the result with [`Why::Waiting`]; its thread stays until the kernel answers. While 8 such threads of this process
+    /// stay, no process is looked at.
     pub fn of(
         root: &Path,
         nvml: Result<Vec<NvmlGpu>, String>,
         with_ledgers: impl IntoIterator<Item = u32>,
         several_nodes: bool,
     ) -> Self {
-        let found = Walk::of(root, several_nodes, Tmpfs::below(root));
-        Self::judged(found, nvml, with_ledgers)
+        let ledgers: Vec<u32> = with_ledgers.into_iter().collect();
+        let first = first(&nvml, &ledgers);
+        let found = Walk::of(root, &first, several_nodes, Tmpfs::below(root));
+        Self::judged(found, nvml, &ledgers)
     }
 
     /// Adds what NVML tells, and the reasons, and sorts.
-    fn judged(
-        mut found: Walk,
-        nvml: Result<Vec<NvmlGpu>, String>,
-        with_ledgers: impl IntoIterator<Item = u32>,
-    ) -> Self {
+    fn judged(mut found: Walk, nvml: Result<Vec<NvmlGpu>, String>, ledgers: &[u32]) -> Self {
         let (gpus, why_not) = match nvml {
             Ok(gpus) => (gpus, None),
             Err(why) => (Vec::new(), Some(why)),
@@ -110,18 +115,18 @@ impl Holders {
             let known = files.entry(inode).or_insert(size);
             *known = size.min(*known);
         }
-        let ledgers: Vec<u32> = with_ledgers.into_iter().collect();
         let mut processes: Vec<Holder> = found.seen.into_values().filter(Holder::counts).collect();
         for holder in &mut processes {
-            judge::judge(holder, &found.asker, &ledgers, &gpus);
+            judge::judge(holder, &found.asker, ledgers, &gpus);
         }
         processes.sort_by_key(|holder| (std::cmp::Reverse(holder.bytes()), holder.pid));
-        let omitted = processes.len().saturating_sub(MAX_HOLDERS) as u64 + found.not_looked_at;
+        let omitted = processes.len().saturating_sub(MAX_HOLDERS) as u64;
         processes.truncate(MAX_HOLDERS);
         let notes = gpus.iter().find_map(|gpu| gpu.why.clone());
         Self {
             processes,
             omitted,
+            not_looked_at: found.not_looked_at,
             unreadable: found.unreadable,
             proc_hides: found.asker.proc_hides,
             in_namespace: found.asker.in_namespace,
@@ -133,6 +138,13 @@ impl Holders {
             tmpfs: None,
         }
     }
+}
+
+/// Returns the processes that are known to have memory.
+fn first(nvml: &Result<Vec<NvmlGpu>, String>, ledgers: &[u32]) -> Vec<u32> {
+    let processes = nvml.iter().flatten().flat_map(|gpu| &gpu.processes);
+    let pids = processes.map(|process| process.pid);
+    pids.chain(ledgers.iter().copied()).collect()
 }
 
 /// Adds what NVML tells of processes, also of those that `/proc` does not show.

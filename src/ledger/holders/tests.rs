@@ -39,9 +39,17 @@ impl Tree {
             processes: named.collect(),
             ..NvmlGpu::default()
         };
-        Holders::of(self.0.path(), Ok(vec![gpu]), [], false)
+        Holders::judged(self.walk(pids, Tmpfs::default()), Ok(vec![gpu]), &[])
+    }
+
+    /// Looks at the processes for as long as it takes.
+    fn walk(&self, first: &[u32], tmpfs: Tmpfs) -> Walk {
+        Walk::within(self.0.path(), first, false, tmpfs, |_| LONG)
     }
 }
+
+/// Long enough for every machine.
+const LONG: Duration = Duration::from_secs(600);
 
 fn why(holders: &Holders, pid: u32) -> &[Why] {
     let mut all = holders.processes.iter();
@@ -84,8 +92,7 @@ fn files_of_a_tmpfs_that_is_counted_are_not_counted_by_process() {
         devices: [5].into(),
         bytes: None,
     };
-    let found = Walk::of(tree.0.path(), false, tmpfs);
-    let holders = Holders::judged(found, Ok(Vec::new()), []);
+    let holders = Holders::judged(tree.walk(&[], tmpfs), Ok(Vec::new()), &[]);
     assert_eq!(holders.shared_found, 16 << 20);
     assert_eq!(holders.processes[0].shared_mapped, 24 << 20);
 }
@@ -104,12 +111,12 @@ fn a_file_has_the_size_that_is_measured_or_else_the_smallest_estimate() {
 
     let measured = Tree::new(&[(1, 'S', 1), (30, 'S', 1), (31, 'S', 1)]);
     let size = |is_estimate, bytes| Size { is_estimate, bytes };
-    let mut found = Walk::of(measured.0.path(), false, Tmpfs::default());
+    let mut found = measured.walk(&[], Tmpfs::default());
     for (pid, size) in [(30, size(true, 4096)), (31, size(false, 8192))] {
         let holder = found.seen.get_mut(&pid).unwrap();
         holder.files.insert((1, 9), size);
     }
-    let holders = Holders::judged(found, Ok(Vec::new()), []);
+    let holders = Holders::judged(found, Ok(Vec::new()), &[]);
     assert_eq!(holders.shared_found, 8192);
 }
 
@@ -128,22 +135,27 @@ fn a_process_whose_mappings_do_not_come_is_kept_and_the_next_one_is_looked_at() 
     )
     .unwrap();
     symlink("/dev/nvidia0", tree.folder(31).join("fd/3")).unwrap();
-    let limit = |pid| Duration::from_secs(if pid == 30 { 0 } else { 600 });
-    let found = Walk::within(tree.0.path(), false, Tmpfs::default(), limit);
-    let holders = Holders::judged(found, Ok(Vec::new()), []);
-    assert_eq!(why(&holders, 30), [Why::Waiting, Why::Unreadable]);
+    let limit = |pid| if pid == 30 { Duration::ZERO } else { LONG };
+    let found = Walk::within(tree.0.path(), &[], false, Tmpfs::default(), limit);
+    let holders = Holders::judged(found, Ok(Vec::new()), &[]);
+    assert_eq!(why(&holders, 30), [Why::Waiting]);
     assert_eq!(why(&holders, 31), [Why::OpenAlone]);
-    assert_eq!((holders.unreadable, &*holders.processes[1].name), (1, "x"));
+    assert_eq!((holders.unreadable, &*holders.processes[1].name), (0, "x"));
     // Ends the thread that waits.
     std::fs::write(&maps, "").unwrap();
 }
 
 #[test]
-fn a_walk_ends_after_a_million_mappings_and_counts_the_rest() {
-    let tree = Tree::new(&[(1, 'S', 1), (30, 'S', 1), (31, 'S', 1)]);
+fn a_walk_ends_after_a_million_mappings_and_begins_with_those_that_have_memory() {
+    let tree = Tree::new(&[(1, 'S', 1), (30, 'S', 1), (31, 'S', 1), (32, 'S', 1)]);
     tree.file(30, "maps", &"\n".repeat(1_000_000));
-    symlink("/dev/nvidia0", tree.folder(31).join("fd/3")).unwrap();
-    assert_eq!(tree.holders(&[]).omitted, 1);
+    for pid in [31, 32] {
+        symlink("/dev/nvidia0", tree.folder(pid).join("fd/3")).unwrap();
+    }
+    let holders = tree.holders(&[32]);
+    assert_eq!((holders.omitted, holders.not_looked_at), (0, 1));
+    assert_eq!(holders.processes.len(), 1);
+    assert_eq!(why(&holders, 32), [Why::OnGpus]);
 }
 
 #[test]

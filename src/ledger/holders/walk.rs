@@ -14,7 +14,7 @@ use super::fds::{Fds, Inode, Size};
 use super::holder::Holder;
 use super::judge::Asker;
 use super::maps::{self, Maps, Shared};
-use super::patience::within;
+use super::patience::{Unanswered, within};
 use super::tmpfs::Tmpfs;
 use super::why::Why;
 use crate::procs::{self, read};
@@ -29,16 +29,13 @@ const MAPPINGS: u64 = 16 << 20;
 const SMALL: u64 = 64 << 10;
 
 /// How long a process may take to show its files and mappings.
-const LIMIT: Duration = Duration::from_secs(1);
+const LIMIT: Duration = Duration::from_secs(5);
 
 /// How long the kernel may take to count a process's pages by node: some nanoseconds for each.
 const PAGES_LIMIT: Duration = Duration::from_secs(10);
 
 /// The file descriptors and mappings of all processes after which no further process is looked at.
 const MOST_LOOKED_AT: u64 = 1_000_000;
-
-/// The most processes that are waited for so long: each keeps a thread.
-const MOST_STUCK: u64 = 16;
 
 /// The number of the first PID namespace of a machine, which Linux never changes (PROC_PID_INIT_INO).
 const INITIAL: &str = "pid:[4026531836]";
@@ -53,14 +50,16 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    /// Looks at the processes below `root`; shared memory in one of `tmpfs` is not in [`Holder::files`].
-    pub(super) fn of(root: &Path, several_nodes: bool, tmpfs: Tmpfs) -> Self {
-        Self::within(root, several_nodes, tmpfs, |_| LIMIT)
+    /// Looks at the processes below `root`, those of `first` before the others; shared memory in one of `tmpfs` is not in
+    /// [`Holder::files`].
+    pub(super) fn of(root: &Path, first: &[u32], several_nodes: bool, tmpfs: Tmpfs) -> Self {
+        Self::within(root, first, several_nodes, tmpfs, |_| LIMIT)
     }
 
     /// As [`Walk::of`], where `limit` is the time that a process may take.
     pub(super) fn within(
         root: &Path,
+        first: &[u32],
         several_nodes: bool,
         tmpfs: Tmpfs,
         limit: fn(u32) -> Duration,
@@ -69,7 +68,7 @@ impl Walk {
         let names = fs::read_dir(&proc).into_iter().flatten().flatten();
         let pids = names.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
         let mut pids: Vec<u32> = pids.collect();
-        pids.sort_unstable();
+        pids.sort_unstable_by_key(|pid| (!first.contains(pid), *pid));
         let mut looking = Looking {
             users: users(root),
             inside: Arc::new(Inside {
@@ -77,7 +76,6 @@ impl Walk {
                 tmpfs,
             }),
             limit,
-            stuck: 0,
             looked_at: 0,
             not_looked_at: pids.len().saturating_sub(MOST) as u64,
             unreadable: 0,
@@ -95,11 +93,11 @@ impl Walk {
             unreadable: looking.unreadable,
             not_looked_at: looking.not_looked_at,
             asker: Asker {
-                pid: own.unwrap_or_else(std::process::id),
+                pid: own.unwrap_or(0),
                 uid: rustix::process::geteuid().as_raw(),
                 in_namespace: namespace.map(|link| link.as_os_str() != INITIAL),
                 // Each PID namespace has a process 1.
-                proc_hides: !pids.is_empty() && pids[0] != 1,
+                proc_hides: !pids.is_empty() && !pids.contains(&1),
             },
             seen,
         }
@@ -112,8 +110,6 @@ struct Looking {
     inside: Arc<Inside>,
     limit: fn(u32) -> Duration,
     unreadable: u64,
-    /// How many processes did not show their files and mappings in time.
-    stuck: u64,
     /// How many file descriptors and mappings were looked at.
     looked_at: u64,
     not_looked_at: u64,
@@ -148,7 +144,7 @@ impl Looking {
             return None;
         }
         let mut holder = self.described(&process, pid, &stat);
-        if self.stuck >= MOST_STUCK || self.looked_at >= MOST_LOOKED_AT {
+        if self.looked_at >= MOST_LOOKED_AT {
             self.not_looked_at += 1;
         } else if !stat.has_ended() {
             self.look_inside(living(&process, &stat), &process, &mut holder);
@@ -167,11 +163,13 @@ impl Looking {
             let looked = inside.look(&place, &process, &mut found);
             (found, looked)
         };
-        let Some((found, looked)) = within((self.limit)(holder.pid), look) else {
-            holder.why.push(Why::Waiting);
-            self.stuck += 1;
-            self.unreadable += 1;
-            return;
+        let (found, looked) = match within((self.limit)(holder.pid), look) {
+            Ok(answer) => answer,
+            Err(Unanswered::Late) => return holder.why.push(Why::Waiting),
+            Err(Unanswered::NotAsked) => {
+                self.not_looked_at += 1;
+                return;
+            }
         };
         *holder = found;
         match looked {
@@ -183,9 +181,8 @@ impl Looking {
         let has_driver = self.inside.several_nodes && holder.driver_mapped > Some(0);
         if has_driver || holder.managed_mapped > Some(0) {
             let pages = move || read(&pages, MAPPINGS).unwrap_or_default();
-            match within(PAGES_LIMIT, pages) {
-                Some(pages) => holder.by_node = maps::by_node(&pages),
-                None => self.stuck += 1,
+            if let Ok(pages) = within(PAGES_LIMIT, pages) {
+                holder.by_node = maps::by_node(&pages);
             }
         }
     }
