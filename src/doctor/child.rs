@@ -1,42 +1,39 @@
-//! One child process with its pipes.
-//!
-//! A program that the child starts may keep the child's output open after the child has ended. So the end of the child
-//! ends the reading, not the end of its output.
+//! One child process. Its input and output are files in memory, which it can neither fill nor keep the parent waiting at.
 
 use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::Shutdown;
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Take};
+use std::mem;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::thread::{self, JoinHandle};
+use std::process::{Child, Command, ExitStatus};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use egmem_core::doctor::Libraries;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::{ioctl_fionread, retry_on_intr};
+use rustix::fs::{MemfdFlags, memfd_create};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::children::Problem;
 use crate::probe::{LIBRARIES, MARK};
 
-/// How often the parent looks whether the child has ended.
+/// How often the parent looks whether the child has said something or ended.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// More than this a child must not write to one of its outputs, in bytes.
+const MOST: u64 = 16 << 20;
 
 /// A running child; if it still runs when dropped, it is killed.
 pub(crate) struct Guarded {
     child: Child,
     /// How long the child may take for each answer and to exit.
     patience: Duration,
-    /// The answers as JSON.
-    answers: Receiver<String>,
-    libraries: Receiver<Libraries>,
-    last_words: Option<JoinHandle<String>>,
-    /// Shut down when the child has ended: then the readers take what it has written, and end.
-    ended: UnixStream,
+    stdout: Output,
+    stderr: Output,
+    libraries: Libraries,
+    /// The last line of its messages.
+    last_words: String,
 }
 
 impl Guarded {
@@ -47,42 +44,30 @@ impl Guarded {
         patience: Duration,
     ) -> Result<Self, Problem> {
         let not_started = |why: String| Problem::Died(format!("it could not be started: {why}"));
-        let of_pipe = |error: io::Error| not_started(error.to_string());
+        let of_file = |error: io::Error| not_started(error.to_string());
         let (program, args) = command
             .split_first()
             .ok_or_else(|| not_started("no command".into()))?;
         let input =
             serde_json::to_vec(questions).map_err(|error| not_started(error.to_string()))?;
-        let (ended, of_readers) = UnixStream::pair().map_err(of_pipe)?;
-        let of_words = of_readers.try_clone().map_err(of_pipe)?;
-        let mut child = Command::new(program)
+        let stdin = in_memory().map_err(of_file)?;
+        stdin.write_all_at(&input, 0).map_err(of_file)?;
+        let (stdout, of_stdout) = Output::new().map_err(of_file)?;
+        let (stderr, of_stderr) = Output::new().map_err(of_file)?;
+        let child = Command::new(program)
             .args(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stdin(stdin)
+            .stdout(of_stdout)
+            .stderr(of_stderr)
             .spawn()
             .map_err(|error| not_started(format!("{}: {error}", program.display())))?;
-        if let Some(mut stdin) = child.stdin.take() {
-            // In a thread, because a child that hangs reads nothing. If it is dead already, `next` finds out.
-            thread::spawn(move || stdin.write_all(&input));
-        }
-        let (sender, answers) = mpsc::channel();
-        let (of_process, libraries) = mpsc::channel();
-        if let Some(stdout) = child.stdout.take() {
-            let stdout = UntilItEnds::new(stdout, of_readers);
-            thread::spawn(move || read_answers(stdout, &sender, &of_process));
-        }
-        let last_words = child.stderr.take().map(|stderr| {
-            let stderr = UntilItEnds::new(stderr, of_words);
-            thread::spawn(move || read_last_words(stderr))
-        });
         Ok(Self {
             child,
             patience,
-            answers,
-            libraries,
-            last_words,
-            ended,
+            stdout,
+            stderr,
+            libraries: Libraries::default(),
+            last_words: String::new(),
         })
     }
 
@@ -90,22 +75,22 @@ impl Guarded {
     pub(crate) fn next<A: DeserializeOwned>(&mut self) -> Result<A, Problem> {
         let start = Instant::now();
         loop {
-            match self.answers.recv_timeout(LOOK_EVERY) {
-                Ok(answer) => match serde_json::from_str(&answer) {
-                    Ok(answer) => return Ok(answer),
+            // First, so that all that it has written is read if it has ended.
+            let ended = self.look()?;
+            while let Some(line) = self.stdout.line(ended.is_some()) {
+                if let Some(Ok(told)) = line.strip_prefix(LIBRARIES).map(serde_json::from_str) {
+                    self.libraries = told;
+                }
+                match line.strip_prefix(MARK).map(serde_json::from_str) {
+                    Some(Ok(answer)) => return Ok(answer),
                     // Libraries may print the same prefix.
-                    Err(error) => tracing::info!(%error, "a child says: {answer}"),
-                },
-                Err(RecvTimeoutError::Disconnected) => {
-                    let status = self.end()?;
-                    return Err(self.died(status));
+                    Some(Err(error)) => tracing::info!(%error, "a child says: {line}"),
+                    None => {}
                 }
-                Err(RecvTimeoutError::Timeout) if start.elapsed() > self.patience => {
-                    return Err(Problem::Hung(self.patience));
-                }
-                Err(RecvTimeoutError::Timeout) => {
-                    self.has_ended()?;
-                }
+            }
+            match ended {
+                Some(status) => return Err(self.died(status)),
+                None => self.wait_since(start)?,
             }
         }
     }
@@ -117,43 +102,53 @@ impl Guarded {
 
     /// Returns the child's libraries, once it has [answered](Self::next) or ended.
     pub(crate) fn libraries(&self) -> Libraries {
-        self.libraries.try_recv().unwrap_or_default()
+        self.libraries.clone()
     }
 
     /// Waits for the exit, but not forever.
     pub(crate) fn end(&mut self) -> Result<ExitStatus, Problem> {
         let start = Instant::now();
         loop {
-            match self.has_ended()? {
+            match self.look()? {
                 Some(status) => return Ok(status),
-                None if start.elapsed() > self.patience => {
-                    return Err(Problem::Hung(self.patience));
-                }
-                None => thread::sleep(LOOK_EVERY),
+                None => self.wait_since(start)?,
             }
         }
     }
 
-    /// Returns the status of a child that has ended, and lets its readers end.
-    fn has_ended(&mut self) -> Result<Option<ExitStatus>, Problem> {
-        let status = self.child.try_wait();
-        if !matches!(status, Ok(None)) {
-            self.ended.shutdown(Shutdown::Both).ok();
+    /// Waits until the next look, but not longer than is left of the patience.
+    fn wait_since(&self, start: Instant) -> Result<(), Problem> {
+        if start.elapsed() > self.patience {
+            return Err(Problem::Hung(self.patience));
         }
-        status.map_err(|error| Problem::Died(format!("it was lost: {error}")))
+        thread::sleep(LOOK_EVERY);
+        Ok(())
+    }
+
+    /// Returns the status of a child that has ended. Logs its messages, and keeps the last one.
+    fn look(&mut self) -> Result<Option<ExitStatus>, Problem> {
+        let lost = |error| Problem::Died(format!("it was lost: {error}"));
+        let status = self.child.try_wait().map_err(lost)?;
+        while let Some(line) = self.stderr.line(status.is_some()) {
+            if !line.is_empty() {
+                tracing::info!("a child says: {line}");
+                self.last_words = line.chars().take(200).collect();
+            }
+        }
+        if status.is_none() && (self.stdout.is_full() || self.stderr.is_full()) {
+            return Err(Problem::Died(format!("it wrote more than {MOST} bytes")));
+        }
+        Ok(status)
     }
 
     /// Says how a child died that [has ended](Self::end).
-    pub(crate) fn died(&mut self, status: ExitStatus) -> Problem {
+    pub(crate) fn died(&self, status: ExitStatus) -> Problem {
         let mut how = match status.signal() {
             Some(signal) => format!("killed by {}", signal_name(signal)),
             None => status.to_string(),
         };
-        let words = self.last_words.take().map(JoinHandle::join);
-        if let Some(Ok(words)) = words
-            && !words.is_empty()
-        {
-            how = format!("{how}: {words}");
+        if !self.last_words.is_empty() {
+            how = format!("{how}: {}", self.last_words);
         }
         Problem::Died(how)
     }
@@ -161,81 +156,50 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        if matches!(self.has_ended(), Ok(None)) {
+        if matches!(self.child.try_wait(), Ok(None)) {
             self.child.kill().ok();
             // A child that the kernel's driver does not let go cannot be waited for.
             self.end().ok();
-            self.ended.shutdown(Shutdown::Both).ok();
         }
     }
 }
 
-/// Sends the answers in a child's output, and its libraries.
-fn read_answers(stdout: impl Read, answers: &Sender<String>, libraries: &Sender<Libraries>) {
-    for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-        let told = line.strip_prefix(LIBRARIES).map(serde_json::from_str);
-        if let Some(Ok(told)) = told {
-            libraries.send(told).ok();
-        }
-        if let Some(answer) = line.strip_prefix(MARK)
-            && answers.send(answer.to_owned()).is_err()
-        {
-            break;
-        }
+/// One of a child's outputs.
+struct Output {
+    /// Has a position of its own: the child and what it starts share another.
+    written: BufReader<Take<File>>,
+    /// The start of a line of which the rest is not written yet.
+    line: Vec<u8>,
+}
+
+impl Output {
+    /// Returns an empty output, and the file that the child writes.
+    fn new() -> io::Result<(Self, File)> {
+        let file = in_memory()?;
+        let written = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?.take(MOST);
+        let (written, line) = (BufReader::new(written), Vec::new());
+        Ok((Self { written, line }, file))
+    }
+
+    /// Returns the next line; once the child has `ended`, also a last one without an end.
+    fn line(&mut self, ended: bool) -> Option<String> {
+        self.written.read_until(b'\n', &mut self.line).ok()?;
+        let whole = self.line.ends_with(b"\n") || (ended && !self.line.is_empty());
+        whole.then(|| {
+            let line = mem::take(&mut self.line);
+            String::from_utf8_lossy(&line).trim_end().to_owned()
+        })
+    }
+
+    /// Whether no more of it is read.
+    fn is_full(&self) -> bool {
+        self.written.get_ref().limit() == 0
     }
 }
 
-/// Logs a child's messages. Returns the last one.
-fn read_last_words(stderr: impl Read) -> String {
-    let mut last = String::new();
-    for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
-        let line = String::from_utf8_lossy(&line);
-        if !line.trim().is_empty() {
-            tracing::info!("a child says: {line}");
-            last = line.trim().chars().take(200).collect();
-        }
-    }
-    last
-}
-
-/// A child's output up to its end, or up to what is there when the child has ended.
-struct UntilItEnds<P> {
-    pipe: P,
-    /// At its end when the child has ended.
-    ended: UnixStream,
-    /// How many bytes are left to read once the child has ended.
-    left: Option<u64>,
-}
-
-impl<P> UntilItEnds<P> {
-    const fn new(pipe: P, ended: UnixStream) -> Self {
-        let left = None;
-        Self { pipe, ended, left }
-    }
-}
-
-impl<P: Read + AsFd> Read for UntilItEnds<P> {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let left = match self.left {
-            Some(left) => left,
-            None => {
-                let mut fds = [
-                    PollFd::new(&self.pipe, PollFlags::IN),
-                    PollFd::new(&self.ended, PollFlags::IN),
-                ];
-                retry_on_intr(|| poll(&mut fds, None))?;
-                if fds[1].revents().is_empty() {
-                    return self.pipe.read(buf);
-                }
-                ioctl_fionread(&self.pipe)?
-            }
-        };
-        let most = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-        // These bytes are there, so this does not wait.
-        let read = self.pipe.read(&mut buf[..most])?;
-        self.left = Some(left - read as u64);
-        Ok(read)
-    }
+/// Returns an empty file in memory.
+fn in_memory() -> io::Result<File> {
+    Ok(memfd_create("egmem-probe", MemfdFlags::CLOEXEC)?.into())
 }
 
 fn signal_name(signal: i32) -> String {
@@ -270,7 +234,6 @@ mod tests {
 
     /// Returns a pipe, and the path by which a child opens the end that it then waits at.
     fn waiting_place() -> ((io::PipeReader, io::PipeWriter), String) {
-        use std::os::fd::AsRawFd;
         let pipe = io::pipe().unwrap();
         let path = format!("/proc/{}/fd/{}", std::process::id(), pipe.0.as_raw_fd());
         (pipe, path)
@@ -308,6 +271,14 @@ mod tests {
     }
 
     #[test]
+    fn a_child_that_writes_without_end_is_stopped() {
+        let mut child = shell("exec cat /dev/zero", &[], LONG);
+        assert!(
+            matches!(child.next::<Answer>(), Err(Problem::Died(how)) if how.starts_with("it wrote more"))
+        );
+    }
+
+    #[test]
     fn a_child_that_reads_nothing_is_stopped() {
         let trial = Trial {
             location: crate::driver::Location::Host,
@@ -316,7 +287,7 @@ mod tests {
             handle_types: crate::driver::HandleTypes::NONE,
         };
         let (_pipe, path) = waiting_place();
-        // More than a pipe has room for.
+        // More than a pipe would have room for.
         let trials = vec![trial; 20_000];
         let patience = Duration::from_millis(1);
         let mut child = shell(&format!("exec cat {path}"), &trials, patience);

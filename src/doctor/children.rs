@@ -152,25 +152,19 @@ impl Children {
         take: &mut dyn FnMut(Said),
     ) -> Result<(), Problem> {
         let left = || until.saturating_duration_since(Instant::now());
-        let mut child = Guarded::start(&self.command, std::slice::from_ref(ask), left())?;
-        if let Answer::No { reason } | Answer::Unknown { reason } = child.next()? {
-            return Err(Problem::Refused(reason));
-        }
-        loop {
-            child.set_patience(left());
-            // Also if the child says something all the time.
-            if left().is_zero() {
-                return Err(Problem::Hung(Duration::ZERO));
+        self.ask(std::slice::from_ref(ask), left(), |child| {
+            loop {
+                child.set_patience(left());
+                // Also if the child says something all the time.
+                if left().is_zero() {
+                    return Err(Problem::Hung(Duration::ZERO));
+                }
+                match child.next()? {
+                    Said::End => return Ok(()),
+                    said => take(said),
+                }
             }
-            match child.next()? {
-                Said::End => break,
-                said => take(said),
-            }
-        }
-        match child.end()? {
-            status if status.success() => Ok(()),
-            status => Err(child.died(status)),
-        }
+        })
     }
 
     fn has_hung(&self, trial: &Trial) -> bool {
@@ -193,7 +187,13 @@ impl Children {
 
     fn run<Q: Serialize, A: DeserializeOwned>(&mut self, questions: &[Q]) -> Run<A> {
         let mut answers = Vec::with_capacity(questions.len());
-        let problem = self.answer(questions, &mut answers).err();
+        let done = self.ask(questions, self.patience, |child| {
+            for _ in questions {
+                answers.push(child.next()?);
+            }
+            Ok(())
+        });
+        let problem = done.err();
         tracing::info!(
             questions = questions.len(),
             answers = answers.len(),
@@ -207,23 +207,20 @@ impl Children {
         Run { answers, problem }
     }
 
-    fn answer<Q: Serialize, A: DeserializeOwned>(
+    /// Runs a child that opens the driver, and then says what `listen` takes.
+    fn ask(
         &mut self,
-        questions: &[Q],
-        answers: &mut Vec<A>,
+        questions: &[impl Serialize],
+        patience: Duration,
+        listen: impl FnOnce(&mut Guarded) -> Result<(), Problem>,
     ) -> Result<(), Problem> {
-        let mut child = Guarded::start(&self.command, questions, self.patience)?;
+        let mut child = Guarded::start(&self.command, questions, patience)?;
         let opened = child.next();
         self.libraries = child.libraries();
-        match opened? {
-            Answer::Yes => {}
-            Answer::No { reason } | Answer::Unknown { reason } => {
-                return Err(Problem::Refused(reason));
-            }
+        if let Answer::No { reason } | Answer::Unknown { reason } = opened? {
+            return Err(Problem::Refused(reason));
         }
-        for _ in questions {
-            answers.push(child.next()?);
-        }
+        listen(&mut child)?;
         match child.end()? {
             status if status.success() => Ok(()),
             status => Err(child.died(status)),
