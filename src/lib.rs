@@ -141,7 +141,7 @@ pub mod doctor {
 pub mod memory {
     #[doc(inline)]
     pub use egmem_core::memory::{
-        AccessChecks, CpuMemory, CpuView, Cursor, Engine, GrantUse, Memory, ParallelCopy,
+        AccessChecks, CpuMemory, CpuView, Engine, GrantUse, Memory, ParallelCopy,
     };
 }
 

@@ -1,7 +1,6 @@
 //! Interfaces that all memory of this crate shares, and the CPU's safe access to it.
 
 mod checks;
-mod cursor;
 mod file;
 mod gpu;
 mod grants;
@@ -13,7 +12,6 @@ mod words;
 pub use checks::{
     AccessChecks, Engine, access_checks, impl_memory, is_of_one_kind, memory_through,
 };
-pub use cursor::Cursor;
 pub use parallel::ParallelCopy;
 pub use reach::CpuMemory;
 pub use reach::impl_cpu_memory;

@@ -118,7 +118,7 @@ on_both! {
     }
     objects {
         objects_go_back_in_any_order,
-        cursors_read_and_write_any_memory_of_the_cpu,
+        functions_take_any_memory_of_the_cpu,
     }
 }
 

@@ -1,10 +1,9 @@
 //! Objects of all kinds: which go together, and in what order they go back.
 
-use std::io::{Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
 use egmem::driver::NodeId;
-use egmem::memory::{CpuMemory, Cursor, ParallelCopy};
+use egmem::memory::{CpuMemory, ParallelCopy};
 use egmem::pinned::{DeviceMemory, PinnedHost};
 use egmem::proof::Prover;
 use egmem::vmm::{PhysicalMemory, Reservation};
@@ -25,7 +24,7 @@ fn everything_can_be_sent_and_shared() {
     both::<egmem::vmm::Mapping>();
     both::<Buffer>();
     both::<egmem::memory::CpuView<'_>>();
-    both::<(Cursor<Buffer>, ParallelCopy)>();
+    both::<ParallelCopy>();
     both::<(PinnedHost, DeviceMemory)>();
     both::<(Stream, Event, egmem::Transfer<Buffer>)>();
     both::<(egmem::Heap, egmem::Block, egmem::HeapOptions)>();
@@ -99,22 +98,18 @@ pub fn objects_go_back_in_any_order(driver: &Driver) {
     dropped.unwrap();
 }
 
-/// A function that takes any memory, written through a cursor and read through another.
+/// A function that takes any memory.
 fn round_trip(memory: &impl CpuMemory) {
-    let size = memory.cpu().unwrap().len();
-    let mut cursor = Cursor::new(memory);
-    cursor.seek(SeekFrom::End(-6)).unwrap();
-    cursor.write_all(b"end").unwrap();
-    cursor.write_all(b"ing").unwrap();
-    let error = cursor.write_all(b"!").unwrap_err();
-    assert_eq!(error.kind(), std::io::ErrorKind::WriteZero);
-    cursor.set_position(size - 6);
-    let mut text = String::new();
-    cursor.read_to_string(&mut text).unwrap();
-    assert_eq!((&*text, cursor.position()), ("ending", size));
+    let end = memory.cpu().unwrap().len() - 6;
+    memory.cpu().unwrap().write_at(end, b"ending").unwrap();
+    let error = memory.cpu().unwrap().put(end + 6, 0_u8).unwrap_err();
+    assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+    let mut text = [0_u8; 6];
+    memory.cpu().unwrap().read_at(end, &mut text).unwrap();
+    assert_eq!(&text, b"ending");
 }
 
-pub fn cursors_read_and_write_any_memory_of_the_cpu(driver: &Driver) {
+pub fn functions_take_any_memory_of_the_cpu(driver: &Driver) {
     let pinned = PinnedHost::new(driver, 0, 4096).unwrap();
     round_trip(&pinned);
     round_trip(&pinned.cpu());
