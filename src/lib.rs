@@ -171,7 +171,7 @@ pub mod ledger {
 /// Streams and events, and the copies and fills that run on them.
 pub mod stream {
     #[doc(inline)]
-    pub use egmem_core::stream::{BatchCopy, NotStarted, Started, TransferFailed};
+    pub use egmem_core::stream::{BatchCopy, NotStarted, Started, TransferError, TransferFailed};
 
     #[doc(inline)]
     pub use crate::{Event, Stream, Transfer};

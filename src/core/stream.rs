@@ -27,7 +27,7 @@ pub use event::Held;
 pub use lent::LentEvent;
 use marks::Marks;
 pub use over::Waited;
-pub use transfer::{NotStarted, Started, Transfer, TransferFailed};
+pub use transfer::{NotStarted, Started, Transfer, TransferError, TransferFailed};
 
 /// A stream: orders the work of one GPU. Clones are the same stream; it is destroyed with the last clone.
 ///

@@ -6,7 +6,7 @@ mod future;
 
 use std::fmt;
 
-pub use errors::{NotStarted, TransferFailed};
+pub use errors::{NotStarted, TransferError, TransferFailed};
 
 use super::marks::Mark;
 use super::over::Waited;

@@ -146,7 +146,7 @@ pub fn a_refused_ticket_gives_its_operands_back(driver: &Driver) {
     let refused = stream.start_fill((open, MIB - 1), 2, 8).unwrap_err();
     let text = refused.to_string();
     assert!(
-        text.starts_with("a copy or a fill was not started: "),
+        text.starts_with("a copy or a fill failed: "),
         "{text}"
     );
     assert!(matches!(Error::from(refused), Error::OutOfRange { .. }));
