@@ -1,8 +1,8 @@
 //! The host's facts as text.
 
 use crate::facts::HostFacts;
-use crate::ranges::ranges;
 use crate::size::Bytes;
+use crate::texts::ranges;
 
 /// Returns a label and a text for each known fact.
 pub fn rows(host: &HostFacts) -> Vec<(&'static str, String)> {
@@ -78,8 +78,8 @@ fn numa(host: &HostFacts) -> String {
         .map(|cpus| format!("CPUs {cpus}"));
     let nodes = host.allowed_nodes.as_ref().map(|nodes| {
         let ids: Vec<i32> = nodes.iter().map(|node| node.0).collect();
-        let plural = if ids.len() == 1 { "node" } else { "nodes" };
-        format!("{plural} {}", ranges(&ids))
+        let s = if ids.len() == 1 { "" } else { "s" };
+        format!("node{s} {}", ranges(&ids))
     });
     let allowed: Vec<String> = cpus.into_iter().chain(nodes).collect();
     let mut words = Vec::new();

@@ -13,7 +13,6 @@ mod host;
 pub mod measure;
 mod part;
 mod probe;
-mod ranges;
 pub mod survey;
 mod text;
 

@@ -7,9 +7,8 @@ use comfy_table::{ContentArrangement, Table, TableComponent, presets};
 use crate::capability::{HANDLE_TYPES, Path};
 use crate::driver::{HandleTypes, Location};
 use crate::host;
-use crate::ranges::ranges;
 use crate::size::Bytes;
-use crate::texts::{escape, escape_lines};
+use crate::texts::{count, escape, escape_lines, ranges};
 use crate::{Answer, Reason, Report};
 
 const WIDTH: u16 = 80;
@@ -67,9 +66,9 @@ fn verdict(report: &Report) -> String {
         Some(_) => "Extended GPU Memory does NOT work here: the driver cannot be used.".into(),
         None if gpus == 0 => "Extended GPU Memory does NOT work here: there is no GPU.".into(),
         None if report.works => format!(
-            "Extended GPU Memory works, for {} of {gpus} {}.",
+            "Extended GPU Memory works, for {} of {}.",
             report.working_gpus.len(),
-            if gpus == 1 { "GPU" } else { "GPUs" }
+            count(gpus as u64, "GPU")
         ),
         None => "Extended GPU Memory does NOT work here.".into(),
     }
@@ -123,8 +122,7 @@ fn driver_rows(report: &Report) -> Vec<(&'static str, String)> {
 
 fn topology_rows(report: &Report) -> Vec<(&'static str, String)> {
     let topology = &report.topology;
-    let mut kinds: Vec<(String, Vec<i32>)> = Vec::new();
-    for gpu in topology.gpus() {
+    let kinds = topology.gpus().iter().map(|gpu| {
         let node = match gpu.host_node() {
             Ok(node) => node.to_string(),
             Err(_) => "unknown".to_owned(),
@@ -139,14 +137,9 @@ fn topology_rows(report: &Report) -> Vec<(&'static str, String)> {
             Bytes(gpu.memory),
             gpu.link
         );
-        match kinds.iter_mut().find(|(known, _)| *known == kind) {
-            Some((_, gpus)) => gpus.push(gpu.ordinal),
-            None => kinds.push((kind, vec![gpu.ordinal])),
-        }
-    }
-    let gpus = kinds
-        .into_iter()
-        .map(|(kind, gpus)| ("GPUs", format!("{}: {kind}", ranges(&gpus))));
+        (kind, gpu.ordinal)
+    });
+    let mut rows = by_kind("GPUs", kinds);
     let nodes = topology.nodes().iter().map(|node| {
         let mut text = format!("{}: {}", node.id, Bytes(node.memory_total));
         if let Some(free) = node.memory_free {
@@ -158,13 +151,29 @@ fn topology_rows(report: &Report) -> Vec<(&'static str, String)> {
         }
         ("Host nodes", text)
     });
-    gpus.chain(nodes).collect()
+    rows.extend(nodes);
+    rows
+}
+
+/// Returns a row for each kind, with the ids that are of it.
+fn by_kind(
+    label: &'static str,
+    ids: impl Iterator<Item = (String, i32)>,
+) -> Vec<(&'static str, String)> {
+    let mut kinds: Vec<(String, Vec<i32>)> = Vec::new();
+    for (kind, id) in ids {
+        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, ids)) => ids.push(id),
+            None => kinds.push((kind, vec![id])),
+        }
+    }
+    let row = |(kind, ids): (String, Vec<i32>)| (label, format!("{}: {kind}", ranges(&ids)));
+    kinds.into_iter().map(row).collect()
 }
 
 /// Returns the attributes' claims, which often differ from the trials.
 fn claims(report: &Report) -> Vec<(&'static str, String)> {
-    let mut kinds: Vec<(String, Vec<i32>)> = Vec::new();
-    for hints in &report.hints {
+    let kinds = report.hints.iter().map(|hints| {
         let claimed = |name: &str| {
             let hint = hints.attributes.iter().find(|hint| hint.name == name);
             match hint.and_then(|hint| hint.value) {
@@ -180,35 +189,22 @@ fn claims(report: &Report) -> Vec<(&'static str, String)> {
             claimed("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"),
             claimed("HANDLE_TYPE_FABRIC_SUPPORTED"),
         );
-        match kinds.iter_mut().find(|(known, _)| *known == kind) {
-            Some((_, gpus)) => gpus.push(hints.gpu),
-            None => kinds.push((kind, vec![hints.gpu])),
-        }
-    }
-    kinds
-        .into_iter()
-        .map(|(kind, gpus)| ("Attributes", format!("{}: {kind}", ranges(&gpus))))
-        .collect()
+        (kind, hints.gpu)
+    });
+    by_kind("Attributes", kinds)
 }
 
 /// Returns what `Backing::Auto` takes on which nodes, and why.
 fn backings(report: &Report) -> Vec<(&'static str, String)> {
-    let mut kinds: Vec<(String, Vec<i32>)> = Vec::new();
-    for of_node in &report.backings {
+    let kinds = report.backings.iter().map(|of_node| {
         let decision = match &of_node.chosen {
             Some(chosen) => chosen.to_string(),
             None => format!("none: {}", of_node.reason),
         };
         let kind = format!("{} → {decision}", column(&of_node.handle_types));
-        match kinds.iter_mut().find(|(known, _)| *known == kind) {
-            Some((_, nodes)) => nodes.push(of_node.node.0),
-            None => kinds.push((kind, vec![of_node.node.0])),
-        }
-    }
-    kinds
-        .into_iter()
-        .map(|(kind, nodes)| ("Auto backing", format!("{}: {kind}", ranges(&nodes))))
-        .collect()
+        (kind, of_node.node.0)
+    });
+    by_kind("Auto backing", kinds)
 }
 
 /// Rows with the same answer, and the GPUs and nodes that they cover.

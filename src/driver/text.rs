@@ -119,6 +119,26 @@ pub fn hex_id(text: &str) -> Option<[u8; 16]> {
     id.map(u128::to_be_bytes)
 }
 
+/// Formats a number of things: `1 block`, `2 blocks`.
+pub fn count(number: u64, thing: &str) -> String {
+    let s = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{s}")
+}
+
+/// Formats ascending ids as ranges: `0–3, 7`.
+pub fn ranges(ids: &[i32]) -> String {
+    let text = |run: &[i32]| match run {
+        [first, _, .., last] => format!("{first}–{last}"),
+        ids => ids
+            .iter()
+            .map(i32::to_string)
+            .collect::<Vec<_>>()
+            .join(", "),
+    };
+    let runs = ids.chunk_by(|one, next| one.checked_add(1) == Some(*next));
+    runs.map(text).collect::<Vec<_>>().join(", ")
+}
+
 fn escape_but<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
     let is_bad = |c: char| is_unsafe(c) && !kept.contains(&c);
     if !text.contains(is_bad) {
@@ -148,6 +168,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn neighbours_become_a_range() {
+        assert_eq!(ranges(&[]), "");
+        assert_eq!(ranges(&[4]), "4");
+        assert_eq!(ranges(&[0, 1]), "0, 1");
+        assert_eq!(ranges(&[0, 1, 2, 3, 7, 9, 10]), "0–3, 7, 9, 10");
+        assert_eq!(ranges(&[0, i32::MAX]), "0, 2147483647");
+    }
 
     #[test]
     fn controls_are_shown_and_other_texts_stay() {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::fork::Generation;
 use crate::ledger::Ledger;
 use crate::size::Bytes;
-use crate::text::count;
+use crate::texts::count;
 use crate::texts::escape_lines;
 
 /// Which process has registered the report: one more than [`Generation::forks`], 0 for none.

@@ -8,7 +8,7 @@ use crate::entries::{Allocation, TierUse};
 use crate::ledger::{Ledger, Total};
 use crate::size::Bytes;
 use crate::table::{Table, end_cut};
-use crate::texts::escape;
+use crate::texts::{count, escape, ranges};
 use egmem_core::GrowthState;
 
 /// The most characters of a line of tables that are not wide.
@@ -32,12 +32,6 @@ pub(crate) fn escaped(text: &str) -> String {
     escape(text).into_owned()
 }
 
-/// Formats a number of things: `1 allocation`, `2 allocations`.
-pub(crate) fn count(number: u64, thing: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {thing}{plural}")
-}
-
 /// Formats a place in few characters: `node 0`, `GPU 1`.
 pub(crate) fn place(location: Location) -> String {
     match location {
@@ -57,27 +51,12 @@ fn access(granted: &[AccessDesc]) -> String {
         Location::Device(gpu) => Some(gpu),
         _ => None,
     });
-    let mut ranges: Vec<(i32, i32)> = Vec::new();
     let mut gpus: Vec<i32> = gpus.collect();
     gpus.sort_unstable();
-    for gpu in gpus {
-        match ranges.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(gpu) => *last = gpu,
-            _ => ranges.push((gpu, gpu)),
-        }
-    }
-    let ranges: Vec<String> = ranges
-        .iter()
-        .map(|(first, last)| match last - first {
-            0 => first.to_string(),
-            1 => format!("{first}, {last}"),
-            _ => format!("{first}–{last}"),
-        })
-        .collect();
-    match ranges.as_slice() {
+    match gpus.as_slice() {
         [] => {}
-        [one] if !one.contains(['–', ',']) => words.push(format!("GPU {one}")),
-        all => words.push(format!("GPUs {}", all.join(", "))),
+        [one] => words.push(format!("GPU {one}")),
+        all => words.push(format!("GPUs {}", ranges(all))),
     }
     words.join(", ")
 }

@@ -42,17 +42,6 @@ impl CpuSet {
     pub fn intersection(&self, other: &Self) -> Self {
         Self(self.0.intersection(&other.0).copied().collect())
     }
-
-    fn ranges(&self) -> Vec<(u32, u32)> {
-        let mut ranges: Vec<(u32, u32)> = Vec::new();
-        for cpu in self.iter() {
-            match ranges.last_mut() {
-                Some((_, last)) if *last + 1 == cpu => *last = cpu,
-                _ => ranges.push((cpu, cpu)),
-            }
-        }
-        ranges
-    }
 }
 
 impl FromIterator<u32> for CpuSet {
@@ -63,17 +52,13 @@ impl FromIterator<u32> for CpuSet {
 
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = String::new();
-        for (first, last) in self.ranges() {
-            if !text.is_empty() {
-                text.push(',');
-            }
-            text.push_str(&first.to_string());
-            if last > first {
-                text.push_str(&format!("-{last}"));
-            }
-        }
-        f.pad(&text)
+        let cpus: Vec<u32> = self.iter().collect();
+        let range = |run: &[u32]| match run {
+            [first, .., last] => format!("{first}-{last}"),
+            ids => ids.iter().map(u32::to_string).collect(),
+        };
+        let runs = cpus.chunk_by(|one, next| one.checked_add(1) == Some(*next));
+        f.pad(&runs.map(range).collect::<Vec<_>>().join(","))
     }
 }
 

@@ -3,11 +3,11 @@
 mod drawing;
 mod peers;
 
-use super::text::count;
 use super::{Gpu, LinkKind, NumaNode, Topology};
 use crate::driver::NodeId;
 use crate::size::Bytes;
 use crate::svg::Drawing;
+use crate::text::count;
 use drawing::{line, rect, texts};
 
 const MARGIN: f64 = 28.0;
@@ -181,7 +181,7 @@ fn draw_node(out: &mut Drawing, node: &NumaNode, x: f64, y: f64, width: f64) {
     let cpus = match node.cpus.len() {
         0 if !node.cpus_known => "CPUs unknown".into(),
         0 => "no CPUs".into(),
-        n => format!("{}: {}", count(n, "CPU"), node.cpus),
+        n => format!("{}: {}", count(n as u64, "CPU"), node.cpus),
     };
     let memory = match (node.memory_total, node.memory_free) {
         (0, _) => "memory: size unknown".into(),

@@ -4,6 +4,7 @@ use std::fmt::{self, Write};
 
 use super::{Gpu, NumaNode, Topology, TopologySource};
 use crate::size::Bytes;
+use crate::text::count;
 
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -81,8 +82,8 @@ impl Topology {
     pub(super) fn headline(&self) -> String {
         let size = format!(
             "{}, {}",
-            count(self.nodes.len(), "host NUMA node"),
-            count(self.gpus.len(), "GPU")
+            count(self.nodes.len() as u64, "host NUMA node"),
+            count(self.gpus.len() as u64, "GPU")
         );
         match (&self.machine, self.source) {
             (Some(name), TopologySource::Simulated) => format!("{name} (SIMULATED): {size}"),
@@ -111,17 +112,13 @@ impl Topology {
     }
 }
 
-pub(super) fn count(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
-}
-
 fn node_cells(node: &NumaNode) -> Vec<String> {
     vec![
         format!("node {}", node.id),
         match node.cpus.len() {
             0 if !node.cpus_known => "CPUs unknown".into(),
             0 => "no CPUs".into(),
-            n => format!("{} ({})", count(n, "CPU"), node.cpus),
+            n => format!("{} ({})", count(n as u64, "CPU"), node.cpus),
         },
         match node.memory_total {
             0 => "memory unknown".into(),

@@ -7,9 +7,9 @@ use comfy_table::{CellAlignment, Table, presets};
 use super::gather::Survey;
 use super::rows::{Fabric, Figure, Pinned, Placed, Problem, Section};
 use crate::measure::{BandwidthRow, Kind, Rate};
-use crate::ranges::ranges;
 use crate::size::Bytes;
 use crate::text::{hanging, trimmed};
+use crate::texts::ranges;
 
 /// The most rows of a table that shows all kinds of memory.
 const MANY: usize = 20;

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::text;
+
 /// Where in the program an operation happened, and in which thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Site {
@@ -215,15 +217,10 @@ impl fmt::Display for DamageReport {
 
 /// Formats a count: "1 block", "2 blocks".
 pub fn blocks(count: u64) -> String {
-    counted(count, "block")
+    text::count(count, "block")
 }
 
 /// Formats a count: "1 byte", "2 bytes".
 pub fn bytes(count: u64) -> String {
-    counted(count, "byte")
-}
-
-fn counted(count: u64, what: &str) -> String {
-    let s = if count == 1 { "" } else { "s" };
-    format!("{count} {what}{s}")
+    text::count(count, "byte")
 }
