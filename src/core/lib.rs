@@ -22,6 +22,7 @@ pub mod pool;
 pub mod proof;
 pub mod stream;
 pub mod svg;
+pub mod table;
 pub mod teardown;
 pub mod topology;
 pub mod vmm;

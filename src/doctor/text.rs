@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use comfy_table::{ContentArrangement, Table, TableComponent, presets};
+use egmem_core::table::Table;
 
 use crate::capability::{HANDLE_TYPES, Path};
 use crate::driver::{HandleTypes, Location};
@@ -11,7 +11,7 @@ use crate::size::Bytes;
 use crate::texts::{count, escape, escape_lines, ranges};
 use crate::{Answer, Reason, Report};
 
-const WIDTH: u16 = 80;
+const WIDTH: usize = 80;
 
 /// Formats a report for people, 80 columns wide, as `egmem doctor` shows it; with `all`, one row for every pair of
 /// node and GPU. With `colours`, words have a terminal's escape sequences; all other control characters are escaped.
@@ -84,17 +84,15 @@ fn facts(report: &Report) -> String {
     if report.simulated.is_none() {
         rows.extend(host::rows(&report.host));
     }
-    let mut table = Table::new();
-    table
-        .load_preset(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_width(WIDTH);
+    let width = rows.iter().map(|(label, _)| label.len()).max().unwrap_or(0);
     let mut last = "";
+    let mut text = String::new();
     for (label, value) in rows {
-        table.add_row([if label == last { "" } else { label }, &value]);
+        let shown = if label == last { "" } else { label };
+        text += &hanging(&format!(" {shown:<width$}  "), &value);
         last = label;
     }
-    trimmed(&table)
+    text
 }
 
 fn driver_rows(report: &Report) -> Vec<(&'static str, String)> {
@@ -218,31 +216,22 @@ struct Group {
 fn capabilities(report: &Report, all: bool, paint: &Paint) -> String {
     let mut reasons = Vec::new();
     let groups = groups(report, all, &mut reasons);
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(
-        ["Node", "GPU", "Path"]
-            .map(str::to_owned)
-            .into_iter()
-            .chain(HANDLE_TYPES.iter().map(column)),
-    );
-    for rule in [
-        TableComponent::HeaderLines,
-        TableComponent::MiddleHeaderIntersections,
-    ] {
-        table.set_style(rule, '─');
-    }
+    let types = HANDLE_TYPES.map(|types| column(&types));
+    let heads = ["Node", "GPU", "Path"].into_iter();
+    let heads: Vec<&str> = heads.chain(types.iter().map(String::as_str)).collect();
+    let mut table = Table::new(&heads);
     for group in groups {
-        table.add_row(
-            [
-                ranges(&group.nodes),
-                ranges(&group.gpus),
-                group.path.to_string(),
-            ]
-            .into_iter()
-            .chain(group.cells),
-        );
+        let place = [
+            ranges(&group.nodes),
+            ranges(&group.gpus),
+            group.path.to_string(),
+        ];
+        table.row(place.into_iter().chain(group.cells));
     }
-    let mut cells = trimmed(&table);
+    let mut cells = indented(&table);
+    let width = cells.lines().map(|line| line.chars().count()).max();
+    let rule = "─".repeat(width.unwrap_or(0) + 1) + "\n";
+    cells.insert_str(cells.find('\n').map_or(0, |end| end + 1), &rule);
     for (word, colour) in [("yes", GREEN), ("no ", RED), ("? ", YELLOW)] {
         cells = paint.words(&cells, word, colour);
     }
@@ -333,7 +322,7 @@ pub(crate) fn hanging(mark: &str, text: &str) -> String {
     let mut column = indent;
     for word in text.split_whitespace() {
         let length = word.chars().count();
-        if column > indent && column + 1 + length > usize::from(WIDTH) {
+        if column > indent && column + 1 + length > WIDTH {
             out.push('\n');
             out.extend(std::iter::repeat_n(' ', indent));
             column = indent;
@@ -347,10 +336,8 @@ pub(crate) fn hanging(mark: &str, text: &str) -> String {
     out + "\n"
 }
 
-/// Formats the table without trailing spaces.
-pub(crate) fn trimmed(table: &Table) -> String {
-    table
-        .lines()
-        .map(|line| line.trim_end().to_owned() + "\n")
-        .collect()
+/// Formats a table, each line after a space.
+pub(crate) fn indented(table: &Table) -> String {
+    let lines = table.lines(None);
+    lines.lines().map(|line| format!(" {line}\n")).collect()
 }

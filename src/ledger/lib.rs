@@ -21,7 +21,6 @@ mod procs;
 mod report;
 mod report_text;
 mod svg;
-mod table;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -38,7 +37,7 @@ pub use report::{Exporter, GpuUse, Importer, Kept, Report};
 
 use egmem_core::ledger as entries;
 use egmem_core::{
-    Error as MemoryError, Result as MemoryResult, driver, fork, size, svg as drawing,
+    Error as MemoryError, Result as MemoryResult, driver, fork, size, svg as drawing, table,
     text as texts, topology, vmm,
 };
 use egmem_share::{Error, Result};

@@ -4,6 +4,7 @@ use std::fmt::{self, Write};
 
 use super::{Gpu, NumaNode, Topology, TopologySource};
 use crate::size::Bytes;
+use crate::table::Table;
 use crate::text::count;
 
 impl fmt::Display for Topology {
@@ -30,9 +31,8 @@ impl Topology {
             out.push_str(&format!(" (told by {})", self.told_by()));
         }
         out.push('\n');
-        let nodes: Vec<Vec<String>> = self.nodes.iter().map(node_cells).collect();
-        let gpus: Vec<Vec<String>> = self.gpus.iter().map(gpu_cells).collect();
-        let (nodes, gpus) = (align(&nodes), align(&gpus));
+        let nodes = align(self.nodes.iter().map(node_cells).collect());
+        let gpus = align(self.gpus.iter().map(gpu_cells).collect());
         for (node, line) in self.nodes.iter().zip(&nodes) {
             out.push('\n');
             out.push_str(line);
@@ -75,7 +75,7 @@ impl Topology {
         if self.gpus.iter().any(|gpu| gpu.peers.len() + 1 < count) {
             rows.push(vec!["  other pairs".into(), "no access".into()]);
         }
-        format!("\nlinks between GPUs\n{}\n", align(&rows).join("\n"))
+        format!("\nlinks between GPUs\n{}\n", align(rows).join("\n"))
     }
 
     /// Describes the topology's machine in one line.
@@ -160,21 +160,12 @@ fn gpu_cells(gpu: &Gpu) -> Vec<String> {
 }
 
 /// Pads each row's cells to the widest of their column; leaves out columns that are empty in all rows.
-fn align(rows: &[Vec<String>]) -> Vec<String> {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).filter(|(_, width)| **width > 0);
-        let padded: Vec<String> = cells
-            .map(|(cell, width)| format!("{cell:<width$}"))
-            .collect();
-        padded.join("  ").trim_end().to_owned()
-    };
-    rows.iter().map(line).collect()
+fn align(rows: Vec<Vec<String>>) -> Vec<String> {
+    let columns = rows.first().map_or(0, Vec::len);
+    let mut table = Table::new(&vec![""; columns]);
+    rows.into_iter().for_each(|row| table.row(row));
+    let lines = table.lines(None);
+    lines.lines().skip(1).map(str::to_owned).collect()
 }
 
 fn tree<'a>(out: &mut String, gpus: impl Iterator<Item = (&'a Gpu, &'a String)>) {

@@ -2,13 +2,13 @@
 
 use std::fmt::Write;
 
-use comfy_table::{CellAlignment, Table, presets};
+use egmem_core::table::Table;
 
 use super::gather::Survey;
 use super::rows::{Fabric, Figure, Pinned, Placed, Problem, Section};
 use crate::measure::{BandwidthRow, Kind, Rate};
 use crate::size::Bytes;
-use crate::text::{hanging, trimmed};
+use crate::text::{hanging, indented};
 use crate::texts::ranges;
 
 /// The most rows of a table that shows all kinds of memory.
@@ -107,17 +107,15 @@ fn rates(rows: &[BandwidthRow<Figure>], digits: usize) -> String {
             rows.len()
         );
     }
-    let mut table = Table::new();
-    let header = [
-        "  node",
+    let mut table = Table::new(&[
+        " node",
         "GPU",
         "memory",
-        "to GPU",
-        "to host",
-        "kernel reads",
-        "kernel writes",
-    ];
-    table.load_preset(presets::NOTHING).set_header(header);
+        ">to GPU",
+        ">to host",
+        ">kernel reads",
+        ">kernel writes",
+    ]);
     for row in rows {
         let buffer = matches!(row.memory, Kind::Vmm | Kind::Registered);
         if rows.len() > MANY && !buffer {
@@ -125,16 +123,13 @@ fn rates(rows: &[BandwidthRow<Figure>], digits: usize) -> String {
         }
         let figures = row.rates().map(|figure| median(figure, digits));
         let place = [
-            format!("  {}", row.node),
+            format!(" {}", row.node),
             row.gpu.to_string(),
             row.memory.name().to_owned(),
         ];
-        table.add_row(place.into_iter().chain(figures));
+        table.row(place.into_iter().chain(figures));
     }
-    for column in table.column_iter_mut().skip(3) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    trimmed(&table)
+    indented(&table)
 }
 
 fn median(figure: Option<Figure>, digits: usize) -> String {

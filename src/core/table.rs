@@ -23,7 +23,7 @@ enum Kind {
 }
 
 /// Cells in columns; columns without any text are left out.
-pub(crate) struct Table {
+pub struct Table {
     kinds: Vec<Kind>,
     rows: Vec<Vec<String>>,
 }
@@ -31,7 +31,7 @@ pub(crate) struct Table {
 impl Table {
     /// Begins a table. A heading that begins with `>` is a column of numbers, with `~` of texts that may be cut, with
     /// `/` of paths.
-    pub(crate) fn new(heads: &[&str]) -> Self {
+    pub fn new(heads: &[&str]) -> Self {
         let kind = |head: &&str| match head.as_bytes() {
             [b'>', ..] => Kind::Number,
             [b'~', ..] => Kind::Text,
@@ -46,13 +46,13 @@ impl Table {
     }
 
     /// Adds a row with a cell for each heading.
-    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let cells = cells.into_iter().map(|cell| end_cut(&cell, MOST));
         self.rows.push(cells.collect());
     }
 
     /// Returns the lines, each with a line break and without blanks at its end, of at most `most` characters.
-    pub(crate) fn lines(&self, most: Option<usize>) -> String {
+    pub fn lines(&self, most: Option<usize>) -> String {
         let widths = self.widths(most.unwrap_or(usize::MAX));
         let mut text = String::new();
         for row in &self.rows {
@@ -104,7 +104,7 @@ impl Table {
 }
 
 /// Cuts a text of more than `most` characters at its end, and marks it.
-pub(crate) fn end_cut(text: &str, most: usize) -> String {
+pub fn end_cut(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         None => text.to_owned(),
         Some(_) => {
