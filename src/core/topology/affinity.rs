@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use super::kernel::Kernel;
 use super::{CpuSet, Live, Topology};
 use crate::driver::NodeId;
+use crate::host::status_field;
 use crate::{Error, Result};
 
 /// Words in a mask: 65 536 CPUs, more than any kernel supports.
@@ -163,10 +164,7 @@ fn online() -> Option<CpuSet> {
 /// Returns the CPUs that the control group allows this process.
 fn allowed() -> Option<CpuSet> {
     let status = Kernel::here().read("/proc/thread-self/status")?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-    line.parse().ok()
+    status_field(&status, "Cpus_allowed_list")?.parse().ok()
 }
 
 fn affinity() -> io::Result<CpuSet> {

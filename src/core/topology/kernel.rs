@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::{CpuSet, NumaNode};
 use crate::driver::NodeId;
+use crate::host::status_field;
 
 /// The kernel's files, from a root: `/`, or a test's folder.
 #[derive(Clone, Debug)]
@@ -123,10 +124,7 @@ impl Kernel {
     /// Returns the nodes that this process may allocate on (`cpuset.mems`), if the kernel reports them.
     pub(crate) fn allowed_nodes(&self) -> Option<Vec<NodeId>> {
         let status = self.read("/proc/self/status")?;
-        let list = status
-            .lines()
-            .find_map(|line| line.strip_prefix("Mems_allowed_list:"))?;
-        let nodes: CpuSet = list.parse().ok()?;
+        let nodes: CpuSet = status_field(&status, "Mems_allowed_list")?.parse().ok()?;
         Some(nodes.iter().filter_map(node_id).collect())
     }
 
