@@ -13,13 +13,16 @@ text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fil
 .head{font-size:18px;font-weight:600}.soft{fill:#5b6676}.end{text-anchor:end}.bg{fill:#fff}\n";
 const DARK: &str = "text{fill:#e8edf4}.soft{fill:#a3afbf}.bg{fill:#12161c}";
 
+/// A place or a size, in pixels: to the right and down.
+pub type Point = (f64, f64);
+
 /// Elements of a drawing, in the order in which they are drawn. Writers add whole elements; writing cannot fail.
 #[derive(Clone, Debug, Default)]
 pub struct Drawing(String);
 
 impl Drawing {
     /// Adds a text in the classes `class`, unless it is empty.
-    pub fn text(&mut self, (x, y): (f64, f64), class: &str, content: &str) {
+    pub fn text(&mut self, (x, y): Point, class: &str, content: &str) {
         if !content.is_empty() {
             let content = escape_xml(content);
             let _ = writeln!(
@@ -27,6 +30,27 @@ impl Drawing {
                 r#"<text x="{x:.1}" y="{y:.1}" class="{class}">{content}</text>"#
             );
         }
+    }
+
+    /// Adds a rectangle. `attributes` has its class and more: `class="box" rx="3"`. A viewer shows `title`, if there is one,
+    /// where the pointer is.
+    pub fn rect(&mut self, (x, y): Point, (w, h): Point, attributes: &str, title: &str) {
+        let title = match title {
+            "" => String::new(),
+            title => format!("<title>{}</title>", escape_xml(title)),
+        };
+        let _ = writeln!(
+            self.0,
+            r#"<rect x="{x:.2}" y="{y:.1}" width="{w:.2}" height="{h:.1}" {attributes}>{title}</rect>"#
+        );
+    }
+
+    /// Adds a line. `attributes` has its class and more.
+    pub fn line(&mut self, (x1, y1): Point, (x2, y2): Point, attributes: &str) {
+        let _ = writeln!(
+            self.0,
+            r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" {attributes}/>"#
+        );
     }
 
     /// Returns the file, of `width` and `height` pixels. Its classes are those of `style`, in the dark also of `dark`,

@@ -1,7 +1,6 @@
 //! Ledgers as a drawing: a bar for each location, with a part for each allocation.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 use crate::drawing::Drawing;
 use crate::driver::Location;
@@ -10,15 +9,15 @@ use crate::ledger::Ledger;
 use crate::once::drawn_once;
 use crate::report::Report;
 use crate::size::Bytes;
-use crate::texts::escape_xml;
 
-const MARGIN: u64 = 24;
-const TOP: u64 = 86;
-const LABEL: u64 = 150;
-const BAR: u64 = 720;
-const HEIGHT: u64 = 34;
-const PITCH: u64 = 62;
-const WIDTH: u64 = MARGIN + LABEL + BAR + 170;
+const MARGIN: f64 = 24.0;
+const TOP: f64 = 86.0;
+/// Where bars begin, and how long they are.
+const LEFT: f64 = MARGIN + 150.0;
+const BAR: f64 = 720.0;
+const HEIGHT: f64 = 34.0;
+const PITCH: f64 = 62.0;
+const WIDTH: f64 = LEFT + BAR + 170.0;
 /// The most parts of a bar; the smallest share the last.
 const PARTS: usize = 400;
 
@@ -121,12 +120,12 @@ fn bars<'a>(ledgers: &'a [Ledger], capacities: &'a [Capacity]) -> BTreeMap<Place
 fn draw(title: &str, ledgers: &[Ledger], capacities: &[Capacity]) -> String {
     let bars = bars(ledgers, capacities);
     let largest = bars.values().map(Bar::bytes).max().unwrap_or(0).max(1);
-    let height = TOP + bars.len() as u64 * PITCH + 40;
+    let height = TOP + bars.len() as f64 * PITCH + 40.0;
     let mut svg = Drawing::default();
-    svg.text((MARGIN as f64, 34.0), "head", title);
+    svg.text((MARGIN, 34.0), "head", title);
     legend(&mut svg);
     if bars.is_empty() {
-        svg.text((MARGIN as f64, TOP as f64), "", "No allocations.");
+        svg.text((MARGIN, TOP), "", "No allocations.");
     }
     let mut y = TOP;
     for (&(is_managed, location), bar) in &bars {
@@ -137,7 +136,7 @@ fn draw(title: &str, ledgers: &[Ledger], capacities: &[Capacity]) -> String {
         draw_bar(&mut svg, &name, bar, largest, y);
         y += PITCH;
     }
-    svg.file((WIDTH, height), title, STYLE, DARK)
+    svg.file((WIDTH as u64, height as u64), title, STYLE, DARK)
 }
 
 fn legend(svg: &mut Drawing) {
@@ -152,65 +151,44 @@ fn legend(svg: &mut Drawing) {
     ];
     let mut x = MARGIN;
     for (class, name) in kinds {
-        let (text, next) = (x + 18, x + 34 + 8 * name.len() as u64);
-        let _ = writeln!(
-            svg,
-            "<rect class=\"{class}\" x=\"{x}\" y=\"50\" width=\"12\" height=\"12\"/>\
-             <text class=\"soft\" x=\"{text}\" y=\"60\">{name}</text>"
-        );
-        x = next;
+        svg.rect((x, 50.0), (12.0, 12.0), &format!("class=\"{class}\""), "");
+        svg.text((x + 18.0, 60.0), "soft", name);
+        x += 34.0 + 8.0 * name.len() as f64;
     }
 }
 
-fn draw_bar(svg: &mut Drawing, name: &str, bar: &Bar<'_>, largest: u64, y: u64) {
+fn draw_bar(svg: &mut Drawing, name: &str, bar: &Bar<'_>, largest: u64, y: f64) {
     let bytes = bar.bytes();
     let total = bar.capacity.and_then(|capacity| capacity.total);
     let used = bar.capacity.and_then(|capacity| capacity.used);
     let scale = total.unwrap_or(largest).max(bytes).max(1);
-    let width = |bytes: u64| bytes as f64 / scale as f64 * BAR as f64;
-    let left = (MARGIN + LABEL) as f64;
-    let (middle, right) = (y + 22, MARGIN + LABEL + BAR + 10);
+    let size = |bytes: u64| (bytes as f64 / scale as f64 * BAR, HEIGHT);
     let known = match total {
         Some(total) => format!("{} of {}", Bytes(bytes), Bytes(total)),
         None => Bytes(bytes).to_string(),
     };
-    let _ = writeln!(
-        svg,
-        "<text class=\"name\" x=\"{MARGIN}\" y=\"{middle}\">{name}</text>\
-         <text class=\"soft\" x=\"{right}\" y=\"{middle}\">{known}</text>\n\
-         <rect class=\"box\" x=\"{left}\" y=\"{y}\" width=\"{BAR}\" height=\"{HEIGHT}\"/>"
-    );
+    svg.text((MARGIN, y + 22.0), "name", name);
+    svg.text((LEFT + BAR + 10.0, y + 22.0), "soft", &known);
+    svg.rect((LEFT, y), (BAR, HEIGHT), r#"class="box""#, "");
     if let Some(used) = used {
-        let other = width(used.min(scale));
-        let _ = writeln!(
-            svg,
-            "<rect class=\"other\" x=\"{left}\" y=\"{y}\" width=\"{other:.1}\" height=\"{HEIGHT}\">\
-             <title>{} in use, of which {} are accounted for</title></rect>",
-            Bytes(used),
-            Bytes(bytes),
-        );
+        let (all, known) = (Bytes(used), Bytes(bytes));
+        let title = format!("{all} in use, of which {known} are accounted for");
+        let size = size(used.min(scale));
+        svg.rect((LEFT, y), size, r#"class="other""#, &title);
     }
-    let mut x = left;
+    let mut x = LEFT;
     for (ledger, entry) in bar.parts.iter().take(PARTS) {
-        let (class, wide) = (class(entry.path), width(entry.bytes));
-        let _ = writeln!(
-            svg,
-            "<rect class=\"part {class}\" x=\"{x:.2}\" y=\"{y}\" width=\"{wide:.2}\" height=\"{HEIGHT}\">\
-             <title>{}</title></rect>",
-            escape_xml(&words(ledger, entry))
-        );
-        x += wide;
+        let class = format!("class=\"part {}\"", class(entry.path));
+        let size = size(entry.bytes);
+        svg.rect((x, y), size, &class, &words(ledger, entry));
+        x += size.0;
     }
     let rest = bar.parts.iter().skip(PARTS);
     let rest = rest.fold(0_u64, |sum, (_, entry)| sum.saturating_add(entry.bytes));
     if rest > 0 {
-        let (wide, count) = (width(rest), bar.parts.len() - PARTS);
-        let _ = writeln!(
-            svg,
-            "<rect class=\"part o\" x=\"{x:.2}\" y=\"{y}\" width=\"{wide:.2}\" height=\"{HEIGHT}\">\
-             <title>{count} smaller allocations: {}</title></rect>",
-            Bytes(rest)
-        );
+        let count = bar.parts.len() - PARTS;
+        let title = format!("{count} smaller allocations: {}", Bytes(rest));
+        svg.rect((x, y), size(rest), r#"class="part o""#, &title);
     }
 }
 

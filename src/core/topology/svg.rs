@@ -1,14 +1,14 @@
 //! A topology as an SVG drawing: host nodes as panels, their GPUs below, links between.
 
-mod drawing;
-mod peers;
+use std::fmt::Write;
 
-use super::{Gpu, LinkKind, NumaNode, Topology};
+use super::peer_groups::PeerGroup;
+use super::{Gpu, LinkKind, NumaNode, PeerLinkKind, Topology};
 use crate::driver::NodeId;
 use crate::size::Bytes;
-use crate::svg::Drawing;
+use crate::svg::{Drawing, Point};
+use crate::table::end_cut;
 use crate::text::count;
-use drawing::{line, rect, texts};
 
 const MARGIN: f64 = 28.0;
 const GAP: f64 = 24.0;
@@ -21,6 +21,10 @@ const GPU_WIDTH: f64 = 168.0;
 const GPU_GAP: f64 = 16.0;
 const GPU_HEIGHT: f64 = 104.0;
 const HEAD: f64 = 84.0;
+/// The height of a bar that links GPUs, with its text.
+const LEVEL: f64 = 34.0;
+/// The width of a character of the small font, rounded up.
+const CHAR: f64 = 6.9;
 
 const STYLE: &str = "\
 .title{font-size:20px;font-weight:600}.name{font-size:15px;font-weight:600}\
@@ -77,7 +81,7 @@ impl Topology {
             y += PANEL_HEIGHT + GAP;
             if has_gpus {
                 y += LINK_HEIGHT + GPU_HEIGHT;
-                y += peers::draw(&mut body, &groups, &middles, y - GAP) + GAP / 2.0;
+                y += draw_peers(&mut body, &groups, &middles, y - GAP) + GAP / 2.0;
             }
         }
         let legend = self.legend();
@@ -162,10 +166,10 @@ fn draw_column(out: &mut Drawing, column: &Column<'_>, x: f64, y: f64) -> Vec<(i
         gpu_x += GPU_WIDTH + GPU_GAP;
     }
     let class = match column.node {
-        Some(_) => "\"panel\"",
-        None => "\"panel\" stroke-dasharray=\"6 5\"",
+        Some(_) => r#"class="panel" rx="10""#,
+        None => r#"class="panel" rx="10" stroke-dasharray="6 5""#,
     };
-    rect(out, (x, y), (width, PANEL_HEIGHT), 10, class);
+    out.rect((x, y), (width, PANEL_HEIGHT), class, "");
     match column.node {
         Some(node) => draw_node(out, node, x, y, width),
         None => {
@@ -195,11 +199,12 @@ fn draw_node(out: &mut Drawing, node: &NumaNode, x: f64, y: f64, width: f64) {
         (120.0, "small soft", distances(node)),
     ];
     texts(out, (left, y), inner, &rows);
-    rect(out, (left, y + 80.0), (inner, 14.0), 3, "\"bar\"");
+    let bar = (left, y + 80.0);
+    out.rect(bar, (inner, 14.0), r#"class="bar" rx="3""#, "");
     if let (total @ 1.., Some(free)) = (node.memory_total, node.memory_free) {
         let used = inner * (total.saturating_sub(free) as f64 / total as f64);
         if used >= 1.0 {
-            rect(out, (left, y + 80.0), (used, 14.0), 3, "\"used\"");
+            out.rect(bar, (used, 14.0), r#"class="used" rx="3""#, "");
         }
     }
 }
@@ -226,17 +231,22 @@ fn distances(node: &NumaNode) -> String {
 
 fn draw_link(out: &mut Drawing, link: LinkKind, x: f64, y: f64) {
     let class = match link {
-        LinkKind::NvlinkC2c => r#""c2c" stroke-width="7""#,
-        LinkKind::Pcie => r#""pcie" stroke-width="3""#,
-        LinkKind::Unknown => r#""pcie" stroke-width="2" stroke-dasharray="3 5""#,
+        LinkKind::NvlinkC2c => r#"class="c2c" stroke-width="7""#,
+        LinkKind::Pcie => r#"class="pcie" stroke-width="3""#,
+        LinkKind::Unknown => r#"class="pcie" stroke-width="2" stroke-dasharray="3 5""#,
     };
-    line(out, (x, y), (x, y + LINK_HEIGHT), class);
+    out.line((x, y), (x, y + LINK_HEIGHT), class);
     let at = (x + 9.0, y + LINK_HEIGHT / 2.0 + 4.0);
     out.text(at, "small soft", &link.to_string());
 }
 
 fn draw_gpu(out: &mut Drawing, gpu: &Gpu, x: f64, y: f64) {
-    rect(out, (x, y), (GPU_WIDTH, GPU_HEIGHT), 10, "\"gpu\"");
+    out.rect(
+        (x, y),
+        (GPU_WIDTH, GPU_HEIGHT),
+        r#"class="gpu" rx="10""#,
+        "",
+    );
     let memory = match gpu.memory {
         0 => "memory unknown".into(),
         bytes => Bytes(bytes).to_string(),
@@ -252,4 +262,43 @@ fn draw_gpu(out: &mut Drawing, gpu: &Gpu, x: f64, y: f64) {
         (88.0, "small soft", gpu.pci_bus_id.clone()),
     ];
     texts(out, (x + 12.0, y), GPU_WIDTH - 24.0, &rows);
+}
+
+/// Draws a text for each row (distance from `y`, class, text), shortened to `width`.
+fn texts(out: &mut Drawing, (x, y): Point, width: f64, rows: &[(f64, &str, String)]) {
+    let most = (width / CHAR).max(1.0) as usize;
+    for (down, class, content) in rows {
+        out.text((x, y + down), class, &end_cut(content, most));
+    }
+}
+
+/// Draws for each group a bar below `y` with a line up to each of its GPUs in this row, whose ordinals and middles
+/// `gpus` has. Returns the height drawn.
+fn draw_peers(out: &mut Drawing, groups: &[PeerGroup], gpus: &[(i32, f64)], y: f64) -> f64 {
+    let mut level = y;
+    for group in groups {
+        let here = gpus.iter().filter(|(gpu, _)| group.gpus.contains(gpu));
+        let here: Vec<f64> = here.map(|(_, middle)| *middle).collect();
+        let (Some(left), Some(right)) = (here.first(), here.last()) else {
+            continue;
+        };
+        level += LEVEL;
+        let class = match group.kind {
+            PeerLinkKind::Nvlink => r#"class="nvlink" stroke-linecap="round" stroke-width="5""#,
+            PeerLinkKind::Pcie => r#"class="pcie" stroke-linecap="round" stroke-width="3""#,
+            PeerLinkKind::Unknown => r#"class="pcie" stroke-width="2" stroke-dasharray="3 5""#,
+        };
+        out.line((*left, level), (*right, level), class);
+        for x in &here {
+            out.line((*x, y), (*x, level), class);
+            let _ = writeln!(out, r#"<circle cx="{x:.1}" cy="{level:.1}" r="4"/>"#);
+        }
+        // The GPUs are named where others are in another row.
+        let words = match here.len() == group.gpus.len() {
+            true => group.words.clone(),
+            false => format!("{}: GPUs {}", group.words, group.list()),
+        };
+        out.text((left + 6.0, level - 6.0), "small soft", &words);
+    }
+    level - y
 }
