@@ -33,14 +33,14 @@ pub struct PoolBuffer {
     freed: bool,
 }
 
-/// Memory of a pool. A free that waits for the end of a capture keeps it.
+/// Memory of a pool of this process or of another. A free that waits for the end of a capture keeps it.
 #[derive(Debug)]
-struct Allocation {
-    pool: Arc<Inner>,
-    start: DevicePtr,
-    len: u64,
-    stream: Stream,
-    entry: Entry,
+pub(super) struct Allocation {
+    pub(super) pool: Arc<Inner>,
+    pub(super) start: DevicePtr,
+    pub(super) len: u64,
+    pub(super) stream: Stream,
+    pub(super) entry: Entry,
 }
 
 impl Pool {
@@ -73,21 +73,7 @@ impl Pool {
 impl PoolBuffer {
     #[track_caller]
     pub(super) fn new(pool: Arc<Inner>, start: DevicePtr, len: u64, stream: &Stream) -> Self {
-        let new = NewEntry {
-            driver: &pool.driver,
-            bytes: len,
-            location: pool.props.location,
-            path: AllocPath::Pool,
-            label: pool.label.clone(),
-            site: Site::here(),
-        };
-        let memory = Allocation {
-            entry: Entry::mapped(new, start, Arc::clone(&pool.grants)),
-            pool,
-            start,
-            len,
-            stream: stream.clone(),
-        };
+        let memory = Allocation::new(pool, AllocPath::Pool, (start, len), stream, Site::here());
         Self {
             memory: Arc::new(memory),
             users: Vec::new(),
@@ -191,6 +177,30 @@ impl PoolBuffer {
 }
 
 impl Allocation {
+    pub(super) fn new(
+        pool: Arc<Inner>,
+        path: AllocPath,
+        (start, len): (DevicePtr, u64),
+        stream: &Stream,
+        site: Site,
+    ) -> Self {
+        let new = NewEntry {
+            driver: &pool.driver,
+            bytes: len,
+            location: pool.props.location,
+            path,
+            label: pool.label.clone(),
+            site,
+        };
+        Self {
+            entry: Entry::mapped(new, start, Arc::clone(&pool.grants)),
+            pool,
+            start,
+            len,
+            stream: stream.clone(),
+        }
+    }
+
     /// Frees the memory on `stream` after the work of `users`, once none of them is being captured. Called once, because the
     /// address may be reused afterwards.
     fn free(self: Arc<Self>, users: Vec<Stream>, stream: Stream) -> Result<()> {
@@ -221,6 +231,11 @@ impl Allocation {
             }
             ordered = ordered.and(waited.result);
         }
+        self.give_back(stream).and(ordered)
+    }
+
+    /// Frees the memory on `stream`, after its work. Called once.
+    pub(super) fn give_back(&self, stream: &Stream) -> Result<()> {
         let mut freed = Ok(());
         self.entry.give_back(&self.pool.driver, || {
             freed = give_back(&self.pool.driver, "a pool's memory", || {
@@ -229,7 +244,7 @@ impl Allocation {
             });
             freed.is_err()
         });
-        freed.and(ordered)
+        freed
     }
 }
 

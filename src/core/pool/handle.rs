@@ -1,10 +1,10 @@
 //! A pool and its calls.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use serde::{Deserialize, Serialize};
 
-use super::access::Granting;
 use crate::Result;
 use crate::driver::{
     Access, AccessDesc, Driver, Location, PoolApi, PoolAttribute, PoolCalls, PoolHandle, PoolProps,
@@ -32,7 +32,7 @@ use crate::teardown::{give_back, give_back_or_log};
 #[derive(Clone, Debug)]
 pub struct Pool(pub(super) Arc<Inner>);
 
-/// A pool, which its handles and its allocations keep.
+/// A pool of this process or of another, which its handles and its allocations keep.
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) driver: Driver,
@@ -45,7 +45,8 @@ pub(super) struct Inner {
     /// For the entries of its allocations.
     pub(super) grants: Arc<Grants>,
     pub(super) label: Option<Label>,
-    pub(super) destroyed: bool,
+    /// How often the driver is to destroy it: it counts the imports of another process's pool, and has one handle for all.
+    pub(super) owned: AtomicU32,
 }
 
 impl Inner {
@@ -57,13 +58,12 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if self.destroyed {
-            return;
+        for _ in 0..*self.owned.get_mut() {
+            give_back_or_log(&self.driver, "a memory pool", || {
+                // SAFETY: owned by `self`, this often; the driver keeps memory that allocations in flight still need.
+                unsafe { self.calls()?.pool_destroy(self.handle) }
+            });
         }
-        give_back_or_log(&self.driver, "a memory pool", || {
-            // SAFETY: owned by `self`; the driver keeps memory that allocations in flight still need.
-            unsafe { self.calls()?.pool_destroy(self.handle) }
-        });
     }
 }
 
@@ -92,20 +92,6 @@ impl Pool {
         }
     }
 
-    fn granting(&self) -> Granting<'_> {
-        // SAFETY: `self` keeps the pool alive.
-        let granting = unsafe {
-            Granting::new(
-                &self.0.driver,
-                self.0.api,
-                self.0.handle,
-                &self.0.uses,
-                &self.0.grants,
-            )
-        };
-        granting.of(self.0.props.location)
-    }
-
     /// Changes the access of GPUs to all of the pool's memory, present and future.
     ///
     /// Source: `cuMemPoolSetAccess`. The owner's own access cannot be revoked.
@@ -117,7 +103,7 @@ impl Pool {
     /// [`Error::StillHeld`](crate::Error::StillHeld) for access that is revoked while a copy, a fill or a
     /// [ticket](crate::stream::Transfer) for one uses the memory.
     pub fn set_access(&self, access: &[AccessDesc]) -> Result<()> {
-        self.granting().set(access)
+        self.0.set_access(access)
     }
 
     /// Returns the access of `location` to the pool's memory.
@@ -128,7 +114,7 @@ impl Pool {
     /// The driver's errors, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for flags that this
     /// crate does not know.
     pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
-        self.granting().get(location.into())
+        self.0.access(location.into())
     }
 
     /// Gives free memory back to the system until `keep` bytes are held, or no more is free.
@@ -218,7 +204,7 @@ impl Pool {
         run_due(&self.0.driver);
         match Arc::try_unwrap(self.0) {
             Ok(mut inner) => {
-                inner.destroyed = true;
+                *inner.owned.get_mut() = 0;
                 // SAFETY: this is the last reference; allocations hold one each.
                 let result = give_back(&inner.driver, "a memory pool", || unsafe {
                     inner.calls()?.pool_destroy(inner.handle)

@@ -144,7 +144,7 @@ impl PoolOptions {
             uses: Arc::default(),
             grants: Arc::new(grants),
             label: self.label,
-            destroyed: false,
+            owned: 1.into(),
         }));
         let reuse = &self.reuse;
         let refused = [

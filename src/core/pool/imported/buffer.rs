@@ -4,13 +4,14 @@ use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
-use super::{Imported, ImportedPool};
+use super::ImportedPool;
 use crate::driver::{
     Access, AccessDesc, Code, DevicePtr, Location, PointerAttribute, PoolPtrExport, Relaxed,
 };
-use crate::ledger::{AllocPath, Entry, Imported as From, NewEntry, Party, Site};
+use crate::ledger::{AllocPath, Imported as From, Party, Site};
 use crate::memory::{AccessChecks, CpuView, Engine, GrantUse, impl_cpu_memory, impl_memory};
 use crate::per_driver::lock;
+use crate::pool::buffer::Allocation;
 use crate::stream::Stream;
 use crate::stream::captures::{after_captures, run_due};
 use crate::teardown::{give_back, log_lost};
@@ -29,8 +30,8 @@ impl ImportedPool {
         // For drivers that know no host pointers of imported memory.
         has_address
             || (attribute(PointerAttribute::MemoryType).is_ok_and(|kind| kind == HOST_MEMORY)
-                && self.0.location.is_host()
-                && self.access(self.0.location) == Ok(Access::ReadWrite))
+                && self.0.props.location.is_host()
+                && self.access(self.0.props.location) == Ok(Access::ReadWrite))
     }
 
     /// Imports an allocation of `bytes`, to be freed on `stream`. The exporter keeps it while `tether` is
@@ -57,24 +58,11 @@ impl ImportedPool {
         driver.expect_same(stream.driver(), "stream")?;
         run_due(driver);
         let start = self.import_once(pointer)?;
-        let new = NewEntry {
-            driver,
-            bytes,
-            location: self.0.location,
-            path: AllocPath::ImportedPool,
-            label: None,
-            site: Site::here(),
-        };
+        let (pool, site) = (Arc::clone(&self.0), Site::here());
         // Owned from here on, so that a failing step releases it.
-        let memory = Allocation {
-            entry: Entry::mapped(new, start, Arc::clone(&self.0.grants)),
-            pool: Arc::clone(&self.0),
-            start,
-            stream: stream.clone(),
-        };
+        let memory = Allocation::new(pool, AllocPath::ImportedPool, (start, bytes), stream, site);
         let mut buffer = ImportedPoolBuffer {
             memory: Arc::new(memory),
-            len: bytes,
             cpu: false,
             tether: Some(tether),
         };
@@ -137,20 +125,10 @@ fn live() -> MutexGuard<'static, HashSet<(usize, DevicePtr)>> {
 #[derive(Debug)]
 pub struct ImportedPoolBuffer {
     memory: Arc<Allocation>,
-    len: u64,
     /// Whether the CPU reaches it.
     cpu: bool,
     /// Closing it tells the exporter that this process has freed the memory.
     tether: Option<OwnedFd>,
-}
-
-/// Imported memory. A free that waits for the end of a capture keeps it.
-#[derive(Debug)]
-struct Allocation {
-    pool: Arc<Imported>,
-    start: DevicePtr,
-    stream: Stream,
-    entry: Entry,
 }
 
 impl ImportedPoolBuffer {
@@ -169,7 +147,7 @@ impl ImportedPoolBuffer {
         // SAFETY: mapped for the CPU, and at least `len` bytes, as the driver reported at the import; until
         // `self` is freed. Pools allocate in units larger than a word, and their only access is reading and
         // writing. Safe code reaches it through atomic views only.
-        Ok(unsafe { CpuView::new(self.memory.start, self.len, true) })
+        Ok(unsafe { CpuView::new(self.memory.start, self.memory.len, true) })
     }
 
     /// Returns the pool that it belongs to.
@@ -206,51 +184,35 @@ impl ImportedPoolBuffer {
         let Some(tether) = self.tether.take() else {
             return Ok(());
         };
-        Arc::clone(&self.memory).free(tether)
+        free(Arc::clone(&self.memory), tether)
     }
 }
 
-impl Allocation {
-    /// Frees the memory once its stream is not being captured.
-    fn free(self: Arc<Self>, tether: OwnedFd) -> Result<()> {
-        if !self.stream.may_be_captured() {
-            run_due(&self.pool.driver);
-            return self.free_now(tether);
-        }
-        let streams = vec![self.stream.clone()];
-        after_captures(streams, move || log_lost(WHAT, self.free(tether)));
-        Ok(())
+/// Frees imported memory once its stream is not being captured.
+fn free(memory: Arc<Allocation>, tether: OwnedFd) -> Result<()> {
+    if memory.stream.may_be_captured() {
+        let streams = vec![memory.stream.clone()];
+        after_captures(streams, move || log_lost(WHAT, free(memory, tether)));
+        return Ok(());
     }
-
-    fn free_now(&self, tether: OwnedFd) -> Result<()> {
-        let _relaxed = Relaxed::new(&self.pool.driver);
-        let freed = {
-            let mut live = live();
-            let mut freed = Ok(());
-            self.entry.give_back(&self.pool.driver, || {
-                freed = give_back(&self.pool.driver, "a pool's memory", || {
-                    // SAFETY: owned by `self`, which frees it once, and by no other value, as `live` shows;
-                    // the free comes after the stream's work.
-                    unsafe {
-                        self.pool
-                            .calls()?
-                            .free_async(self.start, self.stream.handle())
-                    }
-                });
-                freed.is_err()
-            });
-            if freed.is_ok() {
-                live.remove(&(self.pool.driver.address(), self.start));
-            }
-            freed
-        }
-        .and_then(|()| give_back(&self.pool.driver, "a stream", || self.stream.synchronize()));
-        if freed.is_err() {
-            // It may still be in use, so the exporter must not hear that it was freed.
-            std::mem::forget(tether);
+    let driver = &memory.pool.driver;
+    run_due(driver);
+    let _relaxed = Relaxed::new(driver);
+    let freed = {
+        // Until the memory is freed no other value owns it.
+        let mut live = live();
+        let freed = memory.give_back(&memory.stream);
+        if freed.is_ok() {
+            live.remove(&(driver.address(), memory.start));
         }
         freed
     }
+    .and_then(|()| give_back(driver, "a stream", || memory.stream.synchronize()));
+    if freed.is_err() {
+        // It may still be in use, so the exporter must not hear that it was freed.
+        std::mem::forget(tether);
+    }
+    freed
 }
 
 impl_cpu_memory!(ImportedPoolBuffer);
@@ -270,7 +232,7 @@ unsafe impl AccessChecks for ImportedPoolBuffer {
     }
 }
 
-impl_memory! { for ImportedPoolBuffer, |this| &this.memory.pool.driver, this.memory.start, this.len, this.memory.pool.location }
+impl_memory! { for ImportedPoolBuffer, |this| &this.memory.pool.driver, this.memory.start, this.memory.len, this.memory.pool.props.location }
 
 impl Drop for ImportedPoolBuffer {
     fn drop(&mut self) {
