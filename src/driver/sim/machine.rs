@@ -23,106 +23,89 @@ use crate::{CudaVersion, NodeId, SimulatedHost, SimulatedNode};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct Machine {
     /// A human-readable name.
-    #[serde(default = "default_name")]
     pub name: String,
     /// The answer of `cuDriverGetVersion`: 12.2 or newer. The simulator refuses features that it lacks, as
     /// its driver does. 13.0 if not given.
-    #[serde(default = "default_version")]
     pub driver_version: CudaVersion,
     /// The host NUMA nodes: at least one.
     pub nodes: Vec<NodeSpec>,
     /// The GPUs, by CUDA ordinal.
-    #[serde(default)]
     pub gpus: Vec<GpuSpec>,
     /// Which GPUs can access each other's memory.
-    #[serde(default)]
     pub peer_access: PeerAccess,
     /// Which GPUs NVLink connects; PCIe connects the others. None if not given.
-    #[serde(default = "no_pairs")]
     pub nvlink: PeerAccess,
     /// Whether there is an IMEX channel; without one the driver refuses FABRIC.
-    #[serde(default)]
     pub imex_channel: bool,
     /// Whether a host-NUMA pool may become a device's pool, so that `cudaMallocAsync` draws from it.
-    #[serde(default)]
     pub host_pool_for_device: bool,
     /// How many bytes a pool grows by at a time, unless a request needs more: a multiple of 2 MiB.
-    #[serde(default = "default_chunk", deserialize_with = "bytes")]
+    #[serde(deserialize_with = "bytes")]
     pub pool_chunk: u64,
     /// The most references that one physical memory may have, over all processes, when a CPU mapping is
     /// granted: exports (fds not closed), imports and CPU mappings count together, including that mapping.
     /// 254 was measured on H200 (docs/driver-behaviour.md). Not 0; `None`, the default: no limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_references: Option<u32>,
     /// The most mappings that the kernel allows the process (`vm.max_map_count`), of which the simulator counts those that
     /// the CPU has access to. `None`, the default: no limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_mappings: Option<u64>,
     /// Answers of `cuDeviceGetAttribute` that differ from those that the other fields imply, by the attribute's
     /// number.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub attributes: BTreeMap<i32, AttributeAnswer>,
     /// An `lstopo` XML file of the machine, which stands for hwloc's answer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub topology_xml: Option<PathBuf>,
 }
 
 /// A host NUMA node: a CPU socket's memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct NodeSpec {
     /// The operating system's id. 0 if not given.
-    #[serde(default)]
     pub id: i32,
     /// Its CPUs as a list, such as `0-71`; may be empty. The driver refuses memory on a node without CPUs if another
     /// node has some.
-    #[serde(default)]
     pub cpus: String,
     /// Its memory in bytes.
     #[serde(deserialize_with = "bytes")]
     pub memory: u64,
     /// The distances to other NUMA nodes, including GPU memories, as in the firmware's SLIT: 10 is the node
     /// itself. May be empty: unknown.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub distances: BTreeMap<i32, u32>,
 }
 
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct GpuSpec {
     /// Its product name.
-    #[serde(default = "default_gpu_name")]
     pub name: String,
     /// `domain:bus:device.function`; empty: derived from the ordinal.
-    #[serde(default)]
     pub pci_bus_id: String,
     /// Its UUID as 32 hexadecimal digits, dashes and `GPU-` or `MIG-` allowed; empty: derived from the ordinal.
-    #[serde(default)]
     pub uuid: String,
     /// Its memory in bytes.
     #[serde(deserialize_with = "bytes")]
     pub memory: u64,
     /// HOST_NUMA_ID; −1, the default: unknown.
-    #[serde(default = "unknown")]
     pub host_numa: i32,
     /// NUMA_ID: the node that its own memory forms on coherent machines; −1, the default: none.
-    #[serde(default = "unknown")]
     pub numa_id: i32,
     /// Whether it reaches host memory coherently, over NVLink-C2C.
-    #[serde(default)]
     pub coherent: bool,
     /// Its compute capability, major and minor. 9.0 if not given.
-    #[serde(default = "default_capability")]
     pub compute_capability: (i32, i32),
     /// The number of multiprocessors. 132 if not given.
-    #[serde(default = "default_multiprocessors")]
     pub multiprocessors: i32,
     /// The distance from its memory's node to other NUMA nodes. May be empty: unknown.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub distances: BTreeMap<i32, u32>,
 }
 
@@ -169,31 +152,6 @@ pub enum Refusal {
     InvalidValue,
 }
 
-fn default_name() -> String {
-    "custom".into()
-}
-fn default_gpu_name() -> String {
-    "Simulated GPU".into()
-}
-fn no_pairs() -> PeerAccess {
-    PeerAccess::None
-}
-fn default_version() -> CudaVersion {
-    CudaVersion(13000)
-}
-fn default_chunk() -> u64 {
-    32 << 20
-}
-fn default_capability() -> (i32, i32) {
-    (9, 0)
-}
-fn default_multiprocessors() -> i32 {
-    132
-}
-fn unknown() -> i32 {
-    -1
-}
-
 /// Parses a number of bytes, or a text such as `"96 GiB"`.
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     #[derive(Deserialize)]
@@ -218,15 +176,15 @@ impl Default for Machine {
     /// Returns a machine without nodes and GPUs, to be filled in.
     fn default() -> Self {
         Self {
-            name: default_name(),
-            driver_version: default_version(),
+            name: "custom".into(),
+            driver_version: CudaVersion(13000),
             nodes: Vec::new(),
             gpus: Vec::new(),
             peer_access: PeerAccess::All,
-            nvlink: no_pairs(),
+            nvlink: PeerAccess::None,
             imex_channel: false,
             host_pool_for_device: false,
-            pool_chunk: default_chunk(),
+            pool_chunk: 32 << 20,
             memory_references: None,
             max_mappings: None,
             attributes: BTreeMap::new(),
@@ -239,15 +197,15 @@ impl Default for GpuSpec {
     /// Returns a GPU without memory and location, to be filled in.
     fn default() -> Self {
         Self {
-            name: default_gpu_name(),
+            name: "Simulated GPU".into(),
             pci_bus_id: String::new(),
             uuid: String::new(),
             memory: 0,
             host_numa: -1,
             numa_id: -1,
             coherent: false,
-            compute_capability: default_capability(),
-            multiprocessors: default_multiprocessors(),
+            compute_capability: (9, 0),
+            multiprocessors: 132,
             distances: BTreeMap::new(),
         }
     }

@@ -216,9 +216,12 @@ mod tests {
         for text in [
             r#"{"nodes": [{"memory": 1}], "speed": 3}"#,
             r#"{"nodes": [{"memory": "1 XB"}]}"#,
-            r#"{"nodes": [{}]}"#,
         ] {
             assert!(serde_json::from_str::<Machine>(text).is_err(), "{text}");
+        }
+        for text in ["{}", r#"{"nodes": [{}]}"#] {
+            let machine: Machine = serde_json::from_str(text).unwrap();
+            assert!(machine.validate().is_err(), "{text}");
         }
         let odd: Machine = serde_json::from_str(
             r#"{"nodes": [{"memory": "1 GiB"}], "attributes": {"134": "INVALID_VALUE", "141": 0}}"#,
