@@ -3,6 +3,8 @@
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+use rustix::fs::{OFlags, fcntl_getfl};
+
 use super::CpuView;
 use crate::{Error, Result};
 
@@ -81,9 +83,7 @@ impl CpuView<'_> {
 
 /// Returns whether the file was opened with `O_DIRECT`.
 fn is_direct(fd: BorrowedFd<'_>) -> bool {
-    // SAFETY: the fd is open; the command has no argument.
-    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
-    flags >= 0 && flags & libc::O_DIRECT != 0
+    fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::DIRECT))
 }
 
 /// Returns the bytes that a system call moved, or its error.

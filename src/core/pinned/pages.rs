@@ -2,9 +2,10 @@
 
 use std::fs::File;
 use std::io;
-use std::mem;
 use std::os::fd::AsRawFd;
 use std::ptr;
+
+use rustix::fs::{SealFlags, fcntl_get_seals, fstatfs};
 
 use crate::driver::DevicePtr;
 use crate::memory::check_range;
@@ -150,13 +151,8 @@ fn mapped_len(bytes: u64, huge_page: Option<u64>) -> Result<u64> {
 /// Returns the size of a file's huge pages, if it is in hugetlbfs. Only there is the file system's block a page: the
 /// block of a network file system may be larger than the pages that the kernel maps.
 pub(crate) fn huge_page_of(file: &File) -> Result<Option<u64>> {
-    // SAFETY: plain numbers, for which zeros are valid.
-    let mut answer: libc::statfs = unsafe { mem::zeroed() };
-    // SAFETY: the fd is open, and the answer is ours.
-    if unsafe { libc::fstatfs(file.as_raw_fd(), &mut answer) } != 0 {
-        let error = io::Error::last_os_error();
-        return Err(Error::system("asking for a file's file system", &error));
-    }
+    let answer = fstatfs(file)
+        .map_err(|error| Error::system("asking for a file's file system", &error.into()))?;
     let block = answer.f_bsize as u64;
     Ok((answer.f_type == libc::HUGETLBFS_MAGIC && block > 0).then_some(block))
 }
@@ -168,10 +164,8 @@ pub(crate) fn huge_page_of(file: &File) -> Result<Option<u64>> {
 /// a file may lose some: another process can punch a hole, and nothing is reserved for that.
 pub(super) fn expect_sealed(file: &File) -> Result<()> {
     const VALID: &str = "a memfd without huge pages, sealed with F_SEAL_SHRINK; for other files, the unsafe functions";
-    // SAFETY: the fd is open; the command has no argument.
-    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
     // Files other than memfds have no seals: EINVAL.
-    if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+    if !fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
         let why = "another process may shorten it while it is mapped";
         return Err(Error::invalid_of("file", why, VALID));
     }
@@ -183,31 +177,22 @@ pub(super) fn expect_sealed(file: &File) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::CStr;
-    use std::os::fd::FromRawFd;
+    use std::mem;
+
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, memfd_create};
 
     use super::*;
 
-    fn memfd(name: &CStr, flags: libc::c_uint) -> File {
-        // SAFETY: the name ends with 0.
-        let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
-        assert!(fd >= 0, "{}", io::Error::last_os_error());
-        // SAFETY: the fd is new, and nothing else owns it.
-        unsafe { File::from_raw_fd(fd) }
-    }
-
-    fn seal(file: &File, seals: libc::c_int) {
-        // SAFETY: the fd is open.
-        let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
-        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+    fn memfd(name: &str, flags: MemfdFlags) -> File {
+        memfd_create(name, flags).unwrap().into()
     }
 
     #[test]
     fn whole_huge_pages_are_unmapped() {
-        let base = memfd(c"base", 0);
+        let base = memfd("base", MemfdFlags::empty());
         assert_eq!(huge_page_of(&base), Ok(None));
         assert_eq!(mapped_len(5, None), Ok(5));
-        let huge = memfd(c"huge", libc::MFD_HUGETLB | libc::MFD_HUGE_2MB);
+        let huge = memfd("huge", MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB);
         assert_eq!(huge_page_of(&huge), Ok(Some(HUGE)));
         assert_eq!(mapped_len(HUGE, Some(HUGE)), Ok(HUGE));
         assert_eq!(mapped_len(HUGE + 1, Some(HUGE)), Ok(2 * HUGE));
@@ -217,7 +202,7 @@ mod tests {
     /// Where this machine has reserved huge pages, the kernel accepts the length.
     #[test]
     fn a_file_of_huge_pages_is_unmapped() {
-        let file = memfd(c"huge", libc::MFD_HUGETLB | libc::MFD_HUGE_2MB);
+        let file = memfd("huge", MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB);
         file.set_len(2 * HUGE).unwrap();
         let pages = match Pages::of_file(&file, 0, HUGE + 4096, true) {
             Err(error) => return println!("skipped: {error}"),
@@ -243,16 +228,16 @@ mod tests {
         };
         refused(&tempfile::tempfile().unwrap(), "shorten");
         refused(&tempfile::tempfile_in("/dev/shm").unwrap(), "shorten");
-        refused(&memfd(c"unsealed", libc::MFD_ALLOW_SEALING), "shorten");
-        let grows = memfd(c"grows", libc::MFD_ALLOW_SEALING);
-        seal(&grows, libc::F_SEAL_GROW);
+        refused(&memfd("unsealed", MemfdFlags::ALLOW_SEALING), "shorten");
+        let grows = memfd("grows", MemfdFlags::ALLOW_SEALING);
+        fcntl_add_seals(&grows, SealFlags::GROW).unwrap();
         refused(&grows, "shorten");
-        let flags = libc::MFD_ALLOW_SEALING | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
-        let huge = memfd(c"huge", flags);
-        seal(&huge, libc::F_SEAL_SHRINK);
+        let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let huge = memfd("huge", flags);
+        fcntl_add_seals(&huge, SealFlags::SHRINK).unwrap();
         refused(&huge, "huge pages");
-        let sealed = memfd(c"sealed", libc::MFD_ALLOW_SEALING);
-        seal(&sealed, libc::F_SEAL_SHRINK);
+        let sealed = memfd("sealed", MemfdFlags::ALLOW_SEALING);
+        fcntl_add_seals(&sealed, SealFlags::SHRINK).unwrap();
         expect_sealed(&sealed).unwrap();
     }
 }

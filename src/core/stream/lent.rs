@@ -1,8 +1,10 @@
 //! What other processes have of an event.
 
 use std::io::PipeReader;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::driver::{Driver, EventHandle, IpcEventHandle};
 use crate::per_driver::lock;
@@ -86,14 +88,9 @@ pub(super) fn sweep() {
 }
 
 /// Returns whether all duplicates of a pipe's other end are closed. If the kernel does not tell, they are not.
-pub(super) fn is_closed(pipe: &impl AsRawFd) -> bool {
-    let mut polled = libc::pollfd {
-        fd: pipe.as_raw_fd(),
-        events: 0,
-        revents: 0,
-    };
-    // SAFETY: a pointer to one live, exclusive structure, and the count 1. The call does not wait.
-    let ready = unsafe { libc::poll(&mut polled, 1, 0) };
-    // A reader sees HUP, a writer ERR.
-    ready > 0 && polled.revents & (libc::POLLHUP | libc::POLLERR) != 0
+pub(super) fn is_closed(pipe: &impl AsFd) -> bool {
+    let mut fds = [PollFd::new(pipe, PollFlags::empty())];
+    // A reader sees HUP, a writer ERR. The call does not wait.
+    let ready = poll(&mut fds, Some(&Timespec::default()));
+    ready.is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }

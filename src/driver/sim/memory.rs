@@ -4,11 +4,15 @@
 //! The simulated GPU accesses it by `pread` and `pwrite`: that needs no mapping, cannot fault, and leaves
 //! holes in the file. The memfd's name contains the facts that an importer needs.
 
-use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals,
+    fcntl_getfl, memfd_create,
+};
 
 use super::capacity::Charge;
 use super::references::Bytes;
@@ -104,28 +108,17 @@ impl Memory {
             handle_types,
             id: u128::from_ne_bytes(random()?),
         };
-        let name = CString::new(label.to_name())?;
-        // SAFETY: `name` is a NUL-terminated string that outlives the call.
-        let fd = unsafe {
-            libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the fd was just created and has no other owner.
-        let file = unsafe { File::from_raw_fd(fd) };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(memfd_create(label.to_name(), flags)?);
         if size > 0 {
             file.set_len(size)?;
         }
         // Seals keep an importer from truncating the file, which would remove pages under a mapping.
         let seals = match purpose {
-            Purpose::Physical => libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL,
-            Purpose::Pool => libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL,
+            Purpose::Physical => SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
+            Purpose::Pool => SealFlags::SHRINK | SealFlags::SEAL,
         };
-        // SAFETY: plain integers; the fd is open.
-        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        fcntl_add_seals(&file, seals)?;
         Ok(Self {
             file,
             label,
@@ -139,16 +132,8 @@ impl Memory {
     pub(super) fn import(fd: BorrowedFd<'_>, purpose: Purpose) -> Option<Self> {
         let given = File::from(fd.try_clone_to_owned().ok()?);
         let label = Self::label_of(&given).filter(|label| label.purpose == purpose)?;
-        // SAFETY: plain integers; the fd is open.
-        let (seals, flags) = unsafe {
-            (
-                libc::fcntl(given.as_raw_fd(), libc::F_GET_SEALS),
-                libc::fcntl(given.as_raw_fd(), libc::F_GETFL),
-            )
-        };
-        let sealed = seals != -1 && seals & libc::F_SEAL_SHRINK != 0;
-        let writable = flags & libc::O_ACCMODE == libc::O_RDWR;
-        if !sealed || !writable {
+        let (seals, flags) = (fcntl_get_seals(&given).ok()?, fcntl_getfl(&given).ok()?);
+        if !seals.contains(SealFlags::SHRINK) || flags & OFlags::ACCMODE != OFlags::RDWR {
             return None;
         }
         Some(Self {
@@ -198,11 +183,8 @@ impl Memory {
 
     /// Frees the pages of a range, which then reads as zero.
     pub(super) fn discard(&self, offset: u64, len: u64) {
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: plain integers; the fd is open.
-        let done =
-            unsafe { libc::fallocate64(self.file.as_raw_fd(), mode, offset as i64, len as i64) };
-        if done != 0 {
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if fallocate(&self.file, mode, offset, len).is_err() {
             // If the kernel refuses, the pages stay until the pool dies, but the bytes must still become
             // zero.
             let _ = self.fill(offset, 0, len);

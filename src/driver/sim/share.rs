@@ -1,7 +1,7 @@
-//! Memory that leaves the process: as an fd, or under a fabric handle.
+//! What leaves the process: memory as an fd, memory and events under a handle of 64 bytes.
 //!
-//! A simulated fabric handle contains a process of this machine, its fd and the memory's random id; an
-//! importer opens the memory through `/proc`, so no server is needed.
+//! A simulated handle contains a process of this machine, its fd of a file and the file's random id, which is in the
+//! file's name. An importer opens the file through `/proc`, so no server is needed.
 
 use std::fs::File;
 use std::io;
@@ -11,48 +11,88 @@ use super::answer::{Answer, fail};
 use super::memory::{Memory, Purpose};
 use crate::{Code, FabricHandle, HandleType, ShareableHandle};
 
-const MAGIC: [u8; 8] = *b"egmemsim";
+const MAGIC: &[u8; 8] = b"egmemsim";
+
+/// A process's fd of a file, as a handle has it.
+pub(super) struct Origin {
+    process: u32,
+    fd: u32,
+    id: u128,
+}
+
+impl Origin {
+    /// Returns this process's, of a file whose name contains `id`.
+    pub(super) fn of(file: &File, id: u128) -> Self {
+        Self {
+            process: std::process::id(),
+            fd: file.as_raw_fd() as u32,
+            id,
+        }
+    }
+
+    pub(super) fn to_bytes(&self, magic: &[u8; 8]) -> [u8; 64] {
+        let mut bytes = [0; 64];
+        bytes[..8].copy_from_slice(magic);
+        bytes[8..12].copy_from_slice(&self.process.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.fd.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.id.to_le_bytes());
+        bytes
+    }
+
+    /// Returns `None` for bytes that are not of such a handle.
+    pub(super) fn from_bytes(bytes: &[u8; 64], magic: &[u8; 8]) -> Option<Self> {
+        let number = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
+        let mut id = [0; 16];
+        id.copy_from_slice(&bytes[16..32]);
+        let is_one = bytes[..8] == *magic && bytes[32..] == [0; 32];
+        is_one.then(|| Self {
+            process: number(8),
+            fd: number(12),
+            id: u128::from_le_bytes(id),
+        })
+    }
+
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", self.process, self.fd)
+    }
+
+    /// Returns whether the fd is still that file's: the process may have ended, or closed it and have another under its
+    /// number. The name tells; opening a foreign fd may block or have side effects.
+    pub(super) fn is_there(&self) -> bool {
+        std::fs::read_link(self.path()).is_ok_and(|target| {
+            let name = target.to_string_lossy();
+            name.contains(&format!("{:032x}", self.id))
+        })
+    }
+}
 
 pub(super) fn export(memory: &Memory, kind: HandleType) -> io::Result<ShareableHandle> {
     Ok(match kind {
         HandleType::PosixFd => ShareableHandle::PosixFd(memory.export()?),
         HandleType::Fabric => {
-            let mut bytes = [0; 64];
-            bytes[..8].copy_from_slice(&MAGIC);
-            bytes[8..12].copy_from_slice(&std::process::id().to_le_bytes());
-            bytes[12..16].copy_from_slice(&memory.file().as_raw_fd().to_le_bytes());
-            bytes[16..32].copy_from_slice(&memory.label.id.to_le_bytes());
-            ShareableHandle::Fabric(FabricHandle::from_bytes(&bytes))
+            let origin = Origin::of(memory.file(), memory.label.id);
+            ShareableHandle::Fabric(FabricHandle::from_bytes(&origin.to_bytes(MAGIC)))
         }
     })
 }
 
 /// Opens the memory that a fabric handle refers to.
 pub(super) fn import(handle: &FabricHandle, purpose: Purpose, imex: bool) -> Answer<Memory> {
-    let bytes = handle.expose_bytes();
-    if bytes[..8] != MAGIC || bytes[32..] != [0; 32] {
-        return fail(Code::NOT_SUPPORTED);
-    }
+    let origin = Origin::from_bytes(handle.expose_bytes(), MAGIC).ok_or(Code::NOT_SUPPORTED)?;
     if !imex {
         return fail(Code::NOT_PERMITTED);
     }
-    let number = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
-    let path = format!("/proc/{}/fd/{}", number(8), number(12));
-    let mut id = [0; 16];
-    id.copy_from_slice(&bytes[16..32]);
-    // The fd may have been closed and its number reused: the id tells. Only a file whose name looks right is
-    // opened, because opening a foreign fd may block or have side effects.
-    let ours = std::fs::read_link(&path).is_ok_and(|target| {
-        let name = target.to_string_lossy();
-        name.contains(&format!("{:032x}", u128::from_le_bytes(id)))
-    });
-    if !ours {
+    if !origin.is_there() {
         return fail(Code::INVALID_VALUE);
     }
-    let file = File::options().read(true).write(true).open(&path);
+    let file = File::options().read(true).write(true).open(origin.path());
     let memory = file
         .ok()
         .and_then(|file| Memory::import(file.as_fd(), purpose))
-        .filter(|memory| memory.label.id == u128::from_le_bytes(id));
+        .filter(|memory| memory.label.id == origin.id);
     Ok(memory.ok_or(Code::INVALID_VALUE)?)
 }

@@ -3,11 +3,12 @@
 //!
 //! Its name tells an importer that the fd is such memory, and the node that the pages were bound to.
 
-use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 
 use super::GRANULARITY;
 use crate::driver::NodeId;
@@ -20,26 +21,19 @@ const NAME: &str = "egmem-pages node ";
 const BLOCK: u64 = 512;
 
 /// A file with these keeps its size for ever.
-const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+const SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
 
 /// Creates a sealed file of `bytes`.
 pub(super) fn create(node: NodeId, bytes: u64) -> Result<File> {
     let failed =
         |error: io::Error| Error::system(format!("creating a memfd of {bytes} bytes"), &error);
-    let name = CString::new(format!("{NAME}{node}")).map_err(|error| failed(error.into()))?;
-    // SAFETY: the name ends with 0.
-    let fd =
-        unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    if fd < 0 {
-        return Err(failed(io::Error::last_os_error()));
-    }
-    // SAFETY: the fd is new, and nothing else owns it.
-    let file = unsafe { File::from_raw_fd(fd) };
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = memfd_create(format!("{NAME}{node}"), flags);
+    let file = File::from(fd.map_err(|error| failed(error.into()))?);
     file.set_len(bytes).map_err(failed)?;
-    // SAFETY: the fd is open, and the argument is a number.
-    if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, SEALS) } != 0 {
-        return Err(failed(io::Error::last_os_error()));
-    }
+    fcntl_add_seals(&file, SEALS).map_err(|error| failed(error.into()))?;
     Ok(file)
 }
 
@@ -50,10 +44,9 @@ pub(super) fn open(fd: BorrowedFd<'_>, bytes: u64) -> Result<Option<(File, NodeI
     };
     let failed = |error: io::Error| Error::system("looking at the fd of memory", &error);
     let file = File::from(fd.try_clone_to_owned().map_err(failed)?);
-    // SAFETY: the fd is open; the command has no argument.
-    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    let is_sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
     // In huge pages of the administrator's supply another process can make holes that nothing can fill.
-    if seals < 0 || seals & SEALS != SEALS || huge_page_of(&file)?.is_some() {
+    if !is_sealed || huge_page_of(&file)?.is_some() {
         let why = "it is a file whose pages another process can take away";
         return Err(Error::invalid_of(
             "fd",
@@ -101,6 +94,8 @@ fn node_in_name(fd: BorrowedFd<'_>) -> Option<NodeId> {
 mod tests {
     use std::os::fd::AsFd;
 
+    use rustix::fs::{FallocateFlags, fallocate};
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -127,10 +122,7 @@ mod tests {
     fn a_file_without_all_of_its_pages_is_refused() {
         let file = create(NodeId(0), 4 * MIB).unwrap();
         let allocate = |mode, at: u64| {
-            // SAFETY: the fd is open; the other arguments are numbers.
-            let result =
-                unsafe { libc::fallocate(file.as_raw_fd(), mode, at as i64, 2 * MIB as i64) };
-            assert_eq!(result, 0, "{}", io::Error::last_os_error());
+            fallocate(&file, mode, at, 2 * MIB).unwrap();
         };
         let refused = || {
             let error = expect_whole(&file).unwrap_err();
@@ -140,12 +132,12 @@ mod tests {
             );
         };
         refused();
-        allocate(0, 0);
+        allocate(FallocateFlags::empty(), 0);
         refused();
-        allocate(0, 2 * MIB);
+        allocate(FallocateFlags::empty(), 2 * MIB);
         expect_whole(&file).unwrap();
         allocate(
-            libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
             2 * MIB,
         );
         refused();
@@ -155,19 +147,16 @@ mod tests {
     fn other_files_are_not_memory_and_unsealed_ones_are_refused() {
         let other = tempfile::tempfile().unwrap();
         assert!(open(other.as_fd(), 0).unwrap().is_none());
-        let named = |name: &std::ffi::CStr| {
-            // SAFETY: the name ends with 0, and nothing else owns the new fd.
-            unsafe { File::from_raw_fd(libc::memfd_create(name.as_ptr(), libc::MFD_ALLOW_SEALING)) }
-        };
+        let named = |name: &str| File::from(memfd_create(name, MemfdFlags::ALLOW_SEALING).unwrap());
         for name in [
-            c"egmem-sim-1",
-            c"egmem-pages node -1",
-            c"egmem-pages node x",
-            c"egmem-pages",
+            "egmem-sim-1",
+            "egmem-pages node -1",
+            "egmem-pages node x",
+            "egmem-pages",
         ] {
             assert!(open(named(name).as_fd(), 0).unwrap().is_none(), "{name:?}");
         }
-        let unsealed = named(c"egmem-pages node 0");
+        let unsealed = named("egmem-pages node 0");
         unsealed.set_len(2 * MIB).unwrap();
         let error = open(unsealed.as_fd(), 2 * MIB).unwrap_err();
         assert!(
