@@ -14,7 +14,7 @@ use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::growth::{GrowthState, Pace, Progress};
 use crate::memory::{AccessChecks, CpuView, Engine, check_range, impl_cpu_memory, impl_memory};
 use crate::per_driver::lock;
-use crate::vmm::{Adjacent, GrowingRange};
+use crate::vmm::{Adjacent, GrowingRange, Mapping};
 use crate::{Error, Result, ledger};
 
 impl BufferOptions {
@@ -273,6 +273,12 @@ impl GrowingBuffer {
         state.end.clone()
     }
 
+    /// Looks at the mappings so far, unless a forked child asks, which must not take the lock.
+    fn look<T>(&self, look: impl FnOnce(Adjacent<'_, Mapping>) -> T) -> Option<T> {
+        let is_here = self.driver.is_of_this_process();
+        is_here.then(|| self.shared.range.look(look))
+    }
+
     fn is_own_thread(&self) -> bool {
         let own = self.thread.as_ref().map(|thread| thread.thread().id());
         own == Some(thread::current().id())
@@ -337,40 +343,22 @@ unsafe impl AccessChecks for GrowingBuffer {
     }
 
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        let look = || {
-            self.shared
-                .range
-                .look(|parts| parts.is_read_only_for_cpu(offset, len))
-        };
-        !self.driver.is_of_this_process() || look()
+        let answer = self.look(|parts| parts.is_read_only_for_cpu(offset, len));
+        answer.unwrap_or(true)
     }
 
     fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
-        let look = || {
-            self.shared
-                .range
-                .look(|parts| parts.may_be_on_host(offset, len))
-        };
-        !self.driver.is_of_this_process() || look()
+        let answer = self.look(|parts| parts.may_be_on_host(offset, len));
+        answer.unwrap_or(true)
     }
 
     fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
-        match self.driver.is_of_this_process() {
-            true => self
-                .shared
-                .range
-                .look(|parts| parts.of_one_copy(offset, len)),
-            false => len,
-        }
+        let answer = self.look(|parts| parts.of_one_copy(offset, len));
+        answer.unwrap_or(len)
     }
 
     fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
-        let is_here = self.driver.is_of_this_process();
-        is_here.then(|| {
-            self.shared
-                .range
-                .look(|parts| parts.of_one_mapping(offset, len))
-        })
+        self.look(|parts| parts.of_one_mapping(offset, len))
     }
 }
 
