@@ -78,23 +78,23 @@ pub fn escape_xml(text: &str) -> String {
 
 /// Escapes, then cuts the text to at most `most` bytes, including the `…` that marks the cut.
 pub fn bounded(text: &str, most: usize) -> String {
-    let prefix = &text[..floor(text, most.saturating_add(1))];
+    let prefix = cut(text, most.saturating_add(1));
     let escaped = escape(prefix);
     if prefix.len() == text.len() && escaped.len() <= most {
         return escaped.into_owned();
     }
     let mark = if most >= '…'.len_utf8() { "…" } else { "" };
-    let kept = floor(&escaped, most - mark.len());
-    format!("{}{mark}", &escaped[..kept])
+    let kept = cut(&escaped, most - mark.len());
+    format!("{kept}{mark}")
 }
 
-/// Returns the last character boundary up to `at`.
-fn floor(text: &str, at: usize) -> usize {
-    let mut at = at.min(text.len());
-    while !text.is_char_boundary(at) {
-        at -= 1;
+/// Returns the beginning of a text: at most `most` bytes, in whole characters.
+pub fn cut(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
     }
-    at
+    &text[..end]
 }
 
 /// Parses a PCI address, such as `0000:01:00.0`: domain, which may be missing, bus, device and function.

@@ -1,13 +1,13 @@
 //! The ledger of one process, and its sums.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
-use serde::de::{MapAccess, Visitor};
+use serde::de::IntoDeserializer;
+use serde::de::value::StringDeserializer;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::driver::{Driver, Location};
-use crate::entries::{self, AllocPath, Allocation, TierUse, bounded};
+use crate::entries::{self, AllocPath, Allocation, TierUse};
 use crate::procs;
 use crate::vmm::identity::InstanceId;
 
@@ -18,11 +18,10 @@ pub struct Process {
     /// Its process id, in its own PID namespace.
     pub pid: u32,
     /// The name of its program, as the kernel has it: at most 15 bytes.
-    #[serde(deserialize_with = "bounded::name")]
     pub name: String,
     /// Its program and arguments, joined by blanks: at most 200 bytes. Empty if the kernel does not tell. Like the name it is
     /// shown to processes of the same user, who may read it in `/proc` anyway.
-    #[serde(default, deserialize_with = "bounded::name")]
+    #[serde(default)]
     pub command: String,
     /// The process as exporter of memory. `None`: the kernel has no random bytes.
     pub instance: Option<InstanceId>,
@@ -54,7 +53,6 @@ impl Process {
 #[non_exhaustive]
 pub struct Total {
     /// The driver: `"cuda"`, `"simulated"`, or a backend's own name.
-    #[serde(deserialize_with = "bounded::name")]
     pub driver: String,
     /// The node or GPU.
     pub location: Location,
@@ -75,25 +73,14 @@ pub struct Total {
 
 /// Reads sums by path. Several paths of a newer version are one here.
 fn added_up<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<AllocPath, u64>, D::Error> {
-    struct Sums;
-
-    impl<'de> Visitor<'de> for Sums {
-        type Value = BTreeMap<AllocPath, u64>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("sums by path")
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-            let mut sums = BTreeMap::new();
-            while let Some((path, bytes)) = map.next_entry()? {
-                let sum: &mut u64 = sums.entry(path).or_default();
-                *sum = sum.saturating_add(bytes);
-            }
-            Ok(sums)
-        }
+    let named = BTreeMap::<String, u64>::deserialize(from)?;
+    let mut sums = BTreeMap::new();
+    for (name, bytes) in named {
+        let name: StringDeserializer<D::Error> = name.into_deserializer();
+        let sum: &mut u64 = sums.entry(AllocPath::deserialize(name)?).or_default();
+        *sum = sum.saturating_add(bytes);
     }
-    from.deserialize_map(Sums)
+    Ok(sums)
 }
 
 /// The allocations of one process.

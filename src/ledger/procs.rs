@@ -52,7 +52,7 @@ fn joined(arguments: &[u8]) -> Option<String> {
         .map(|&byte| if byte == 0 { b' ' } else { byte })
         .collect();
     let text = String::from_utf8_lossy(&shown);
-    let text = crate::entries::bounded::cut(text.trim(), COMMAND as usize);
+    let text = crate::texts::cut(text.trim(), COMMAND as usize);
     (!text.is_empty()).then(|| text.to_owned())
 }
 

@@ -4,7 +4,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::bounded;
 use super::frames::Frames;
 use crate::backing::{Backing, Chosen};
 use crate::driver::{AccessDesc, Location};
@@ -86,7 +85,6 @@ pub struct Party {
     /// its id may be another's by now.
     pub pid: Option<u32>,
     /// Its name: a peer's of the exchange, or the process and its user.
-    #[serde(deserialize_with = "bounded::name")]
     pub name: String,
 }
 
@@ -110,12 +108,11 @@ pub struct Imported {
 #[non_exhaustive]
 pub struct CallSite {
     /// The source file, as the compiler or the interpreter knows it.
-    #[serde(deserialize_with = "bounded::name")]
     pub file: String,
     /// The line.
     pub line: u32,
     /// The function, of a program in Python or C. Rust's sites have none.
-    #[serde(default, deserialize_with = "bounded::optional_name")]
+    #[serde(default)]
     pub function: Option<String>,
     /// The frames of the call, if [`capture_backtraces`](super::capture_backtraces) was on.
     pub backtrace: Option<Frames>,
@@ -181,7 +178,6 @@ pub struct Allocation {
     /// Its number among all that this process ever had.
     pub number: u64,
     /// The driver: `"cuda"`, `"simulated"`, or the name of a backend of the program's own.
-    #[serde(deserialize_with = "bounded::name")]
     pub driver: String,
     /// Its size in bytes, in the allocator's units.
     pub bytes: u64,
@@ -190,7 +186,7 @@ pub struct Allocation {
     /// How it was allocated.
     pub path: AllocPath,
     /// The program's name for it.
-    #[serde(default, deserialize_with = "bounded::optional_name")]
+    #[serde(default)]
     pub label: Option<String>,
     /// Milliseconds since it was allocated or imported.
     pub age_ms: u64,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::bounded::cut;
+use crate::text::cut;
 
 /// A program's name for memory, such as `"kv cache"`. At most [`MAX`](Self::MAX) bytes are kept.
 ///

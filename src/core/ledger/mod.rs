@@ -6,7 +6,6 @@
 //! costs nothing here.
 
 mod allocation;
-pub mod bounded;
 mod entry;
 mod frames;
 mod grants;

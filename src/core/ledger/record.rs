@@ -193,14 +193,12 @@ mod tests {
         record.rare().backtrace = Some(Arc::clone(&frames));
         let site = record.to_allocation(Instant::now()).site.unwrap();
         let seen = site.backtrace.clone().unwrap();
-        assert!(seen.is_captured());
         assert_eq!(seen.to_string(), frames.to_string());
         let read: CallSite = {
             let text = serde_json::to_string(&site).unwrap();
             serde_json::from_str(&text).unwrap()
         };
         assert_eq!(read, site);
-        assert!(!read.backtrace.unwrap().is_captured());
     }
 
     #[test]

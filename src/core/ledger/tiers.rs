@@ -4,7 +4,6 @@ use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 
-use super::bounded;
 use crate::GrowthState;
 use crate::driver::{DevicePtr, Location};
 
@@ -56,7 +55,7 @@ pub struct TierStats {
 #[non_exhaustive]
 pub struct TierUse {
     /// The name of the tier's memory: that of the allocation with its address.
-    #[serde(default, deserialize_with = "bounded::optional_name")]
+    #[serde(default)]
     pub label: Option<String>,
     /// Where the memory lies.
     pub location: Location,

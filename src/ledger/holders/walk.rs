@@ -202,7 +202,7 @@ impl Looking {
         });
         Holder {
             pid,
-            name: crate::entries::bounded::cut(stat.name, 64).to_owned(),
+            name: crate::texts::cut(stat.name, 64).to_owned(),
             user: uid.and_then(|uid| self.users.get(&uid).cloned()),
             uid,
             state: Some(stat.state),
