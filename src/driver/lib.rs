@@ -29,25 +29,22 @@ mod interop;
 pub mod kernels;
 mod lock;
 pub mod numbers;
-mod random;
 #[cfg(feature = "simulator")]
 pub mod sim;
-mod simulated_host;
 pub mod size;
 pub mod text;
 mod types;
 pub mod versions;
 
 pub use attributes::*;
-pub use backend::{Backend, PoolCalls};
+pub use backend::{Backend, PoolCalls, SimulatedHost, SimulatedNode};
 pub use call::Call;
 pub use capture::Relaxed;
 pub use code::Code;
 pub use driver::{Driver, WeakDriver};
 pub use error::{DriverError, Error, Explain, Explained, Language, NoRoom, Result};
 pub use lock::lock;
-pub use random::random;
+pub use numbers::random;
 #[cfg(feature = "simulator")]
 pub use sim::Machine;
-pub use simulated_host::{SimulatedHost, SimulatedNode};
 pub use types::*;

@@ -1,6 +1,7 @@
-//! Unique numbers that do not reveal how many there are.
+//! Random bytes, and unique numbers that do not reveal how many there are.
 
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Bits of each half of the permuted part: with 32 bits in all, a number takes 5 bytes of CBOR, and a client
@@ -35,6 +36,21 @@ impl Numbers {
             halves = (halves.1, halves.0 ^ mixed);
         }
         count >> (2 * HALF) << (2 * HALF) | halves.0 << HALF | halves.1
+    }
+}
+
+/// Returns random bytes from the operating system.
+///
+/// # Errors
+/// The system's, for example `ENOSYS` in a sandbox without `getrandom`.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    // SAFETY: the pointer and length are those of `bytes`, which the call writes.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) };
+    if got == N as isize {
+        Ok(bytes)
+    } else {
+        Err(io::Error::last_os_error())
     }
 }
 

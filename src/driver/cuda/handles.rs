@@ -1,13 +1,14 @@
 //! Handles: numbers as the driver's pointers, and handles that leave the process.
 
 use std::ffi::c_void;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use super::abi::Opaque64;
-use super::fd;
 use super::symbols::Opaque;
-use crate::{Call, FabricHandle, HandleType, HandleTypes, IpcEventHandle, Result, ShareableHandle};
+use crate::{
+    Call, Error, FabricHandle, HandleType, HandleTypes, IpcEventHandle, Result, ShareableHandle,
+};
 
 pub(super) fn opaque(handle: u64) -> Opaque {
     handle as Opaque
@@ -42,7 +43,7 @@ pub(super) fn export(
             let mut raw = -1_i32;
             export((&raw mut raw).cast(), bits)?;
             // SAFETY: the driver has just created the fd for this call and written it.
-            Ok(ShareableHandle::PosixFd(unsafe { fd::take(by, raw)? }))
+            Ok(ShareableHandle::PosixFd(unsafe { take(by, raw)? }))
         }
         HandleType::Fabric => {
             let mut bytes: Opaque64 = [0; 64];
@@ -64,4 +65,59 @@ pub(super) fn take_event_handle(bytes: &mut Opaque64) -> IpcEventHandle {
 fn wipe(bytes: &mut Opaque64) {
     // SAFETY: a live, exclusive reference; volatile so that the compiler keeps the wipe of the secret.
     unsafe { ptr::write_volatile(bytes, [0; 64]) };
+}
+
+/// Takes ownership of the fd that `call` has just written, and sets close-on-exec on it.
+///
+/// # Safety
+/// `fd` is an fd that the driver has just created for the caller and that has no other owner, or a negative
+/// number.
+pub(super) unsafe fn take(call: Call, fd: RawFd) -> Result<OwnedFd> {
+    if fd < 0 {
+        return Err(Error::failed(
+            call.name(),
+            format!("the driver reports success, but its file descriptor is {fd}"),
+        ));
+    }
+    // SAFETY: the fd is not −1, is open and has no other owner (this function's contract).
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    close_on_exec(&fd).map_err(|error| Error::system(call.name(), &error))?;
+    Ok(fd)
+}
+
+/// Sets close-on-exec, which the driver may leave off: a child program must not inherit memory by accident.
+fn close_on_exec(fd: &OwnedFd) -> std::io::Result<()> {
+    // SAFETY: the fd is open; F_SETFD takes an integer and accesses no memory.
+    let set = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
+    if set == -1 {
+        Err(std::io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsRawFd, IntoRawFd};
+
+    use super::*;
+
+    #[test]
+    fn a_taken_fd_closes_on_exec() {
+        let file = tempfile::tempfile().unwrap();
+        // SAFETY: the file is open and owns its fd; F_SETFD accesses no memory.
+        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFD, 0) };
+        // SAFETY: the fd is open and given up by `file` here.
+        let fd = unsafe { take(Call::MemExportToShareableHandle, file.into_raw_fd()) }.unwrap();
+        // SAFETY: as above.
+        let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) };
+        assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
+    }
+
+    #[test]
+    fn a_negative_fd_is_an_error() {
+        // SAFETY: a negative number is allowed.
+        let error = unsafe { take(Call::MemExportToShareableHandle, -1) }.unwrap_err();
+        assert!(error.to_string().contains("-1"), "{error}");
+    }
 }

@@ -5,8 +5,7 @@ use std::ptr;
 
 use super::abi::{self, MemAllocationProp, MemLocation};
 use super::core::Core;
-use super::fd;
-use super::handles::{export, import, opaque};
+use super::handles::{export, import, opaque, take};
 use super::methods::methods;
 use crate::*;
 
@@ -114,7 +113,7 @@ impl Core {
             (&raw mut fd).cast(), ptr.0, size as usize, abi::DMA_BUF_FD, 0
         ) =>
             // SAFETY: the driver has just created the fd for this call and written it.
-            unsafe { fd::take(Call::MemGetHandleForAddressRange, fd)? }
+            unsafe { take(Call::MemGetHandleForAddressRange, fd)? }
     }
 
     [pub(super) fn] mem_alloc(device: i32, size: u64) -> DevicePtr {

@@ -13,7 +13,6 @@ mod backend;
 mod context;
 mod core;
 mod devices;
-mod fd;
 mod handles;
 mod library;
 mod memory;

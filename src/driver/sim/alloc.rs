@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::answer::{Answer, exhausted, fail};
-use super::granularity::GRANULARITY;
 use super::memory::Purpose;
+use super::space::GRANULARITY;
 use super::space::Range;
 use super::state::{Allocator, Kind, Region, State};
 use crate::{Access, Code, DevicePtr, HandleTypes, Location, PointerAttribute};

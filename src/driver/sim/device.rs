@@ -1,8 +1,8 @@
 //! Queries about devices, answered from the machine's description alone.
 
 use super::answer::{Answer, fail};
-use super::granularity::GRANULARITY;
 use super::machine::{AttributeAnswer, GpuSpec};
+use super::space::GRANULARITY;
 use super::state::State;
 use crate::text::pci_address;
 use crate::{AllocationProps, Code, CudaVersion, DeviceAttribute, GranularityKind, P2pAttribute};

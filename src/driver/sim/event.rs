@@ -1,7 +1,7 @@
 //! Events: positions in streams that others wait for.
 
 use super::answer::{Answer, fail};
-use super::ipc::{self, Sharing};
+use super::share::{self, Sharing};
 use super::state::State;
 use super::work::{Event, Point, StreamKey, Work};
 use crate::{Code, EventHandle, IpcEventHandle, StreamHandle};
@@ -63,7 +63,7 @@ impl State {
         handle: &IpcEventHandle,
     ) -> Answer<EventHandle> {
         self.context(device)?;
-        ipc::check(handle)?;
+        share::check(handle)?;
         self.new_event(device, false, Sharing::Imported)
     }
 

@@ -4,10 +4,10 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use super::answer::{Answer, exhausted, fail};
-use super::granularity::is_granular;
 use super::memory::{Memory, Purpose};
 use super::references::Counted;
 use super::share;
+use super::space::is_granular;
 use super::state::{Kind, Physical, Reference, State};
 use crate::{
     AllocationProps, Code, CudaVersion, DevicePtr, HandleType, HandleTypes, Location, NodeId,

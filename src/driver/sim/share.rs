@@ -2,19 +2,25 @@
 //!
 //! A simulated handle contains a process of this machine, its fd of a file and the file's random id, which is in the
 //! file's name. An importer opens the file through `/proc`, so no server is needed.
+//!
+//! No process can run another's work. So a record of an event that other processes may open runs the work before it at
+//! once, and what a process sees as recorded has run: a wait for it has nothing to wait for.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-use super::answer::{Answer, fail};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::answer::{Answer, exhausted, fail};
 use super::memory::{Memory, Purpose};
-use crate::{Code, FabricHandle, HandleType, ShareableHandle};
+use crate::{Code, FabricHandle, HandleType, IpcEventHandle, ShareableHandle, random};
 
 const MAGIC: &[u8; 8] = b"egmemsim";
+const EVENT_MAGIC: &[u8; 8] = b"egmemevt";
 
 /// A process's fd of a file, as a handle has it.
-pub(super) struct Origin {
+struct Origin {
     process: u32,
     fd: u32,
     id: u128,
@@ -22,7 +28,7 @@ pub(super) struct Origin {
 
 impl Origin {
     /// Returns this process's, of a file whose name contains `id`.
-    pub(super) fn of(file: &File, id: u128) -> Self {
+    fn of(file: &File, id: u128) -> Self {
         Self {
             process: std::process::id(),
             fd: file.as_raw_fd() as u32,
@@ -30,7 +36,7 @@ impl Origin {
         }
     }
 
-    pub(super) fn to_bytes(&self, magic: &[u8; 8]) -> [u8; 64] {
+    fn to_bytes(&self, magic: &[u8; 8]) -> [u8; 64] {
         let mut bytes = [0; 64];
         bytes[..8].copy_from_slice(magic);
         bytes[8..12].copy_from_slice(&self.process.to_le_bytes());
@@ -40,7 +46,7 @@ impl Origin {
     }
 
     /// Returns `None` for bytes that are not of such a handle.
-    pub(super) fn from_bytes(bytes: &[u8; 64], magic: &[u8; 8]) -> Option<Self> {
+    fn from_bytes(bytes: &[u8; 64], magic: &[u8; 8]) -> Option<Self> {
         let number = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
         let mut id = [0; 16];
         id.copy_from_slice(&bytes[16..32]);
@@ -52,7 +58,7 @@ impl Origin {
         })
     }
 
-    pub(super) fn is_of_this_process(&self) -> bool {
+    fn is_of_this_process(&self) -> bool {
         self.process == std::process::id()
     }
 
@@ -62,7 +68,7 @@ impl Origin {
 
     /// Returns whether the fd is still that file's: the process may have ended, or closed it and have another under its
     /// number. The name tells; opening a foreign fd may block or have side effects.
-    pub(super) fn is_there(&self) -> bool {
+    fn is_there(&self) -> bool {
         std::fs::read_link(self.path()).is_ok_and(|target| {
             let name = target.to_string_lossy();
             name.contains(&format!("{:032x}", self.id))
@@ -95,4 +101,62 @@ pub(super) fn import(handle: &FabricHandle, purpose: Purpose, imex: bool) -> Ans
         .and_then(|file| Memory::import(file.as_fd(), purpose))
         .filter(|memory| memory.label.id == origin.id);
     Ok(memory.ok_or(Code::INVALID_VALUE)?)
+}
+
+/// How other processes get at an event.
+#[derive(Debug)]
+pub(super) enum Sharing {
+    /// This process alone has it.
+    Private,
+    /// Others may open it: exported so far as this.
+    Interprocess(Option<Exported>),
+    /// It is another process's.
+    Imported,
+}
+
+impl Sharing {
+    /// Returns the event's handle.
+    pub(super) fn export(&mut self) -> Answer<IpcEventHandle> {
+        match self {
+            Self::Interprocess(Some(exported)) => Ok(exported.handle()),
+            Self::Interprocess(none) => {
+                let exported = none.insert(Exported::new().map_err(exhausted)?);
+                Ok(exported.handle())
+            }
+            Self::Private | Self::Imported => fail(Code::INVALID_HANDLE),
+        }
+    }
+}
+
+/// A file that is open for as long as the event exists, and its random number.
+#[derive(Debug)]
+pub(super) struct Exported {
+    file: File,
+    id: u128,
+}
+
+impl Exported {
+    fn new() -> io::Result<Self> {
+        let id = u128::from_ne_bytes(random()?);
+        let name = format!("egmem-sim-event {id:032x}");
+        let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC)?);
+        Ok(Self { file, id })
+    }
+
+    fn handle(&self) -> IpcEventHandle {
+        let origin = Origin::of(&self.file, self.id);
+        IpcEventHandle::from_bytes(&origin.to_bytes(EVENT_MAGIC))
+    }
+}
+
+/// Checks that a handle leads to an event of another process.
+pub(super) fn check(handle: &IpcEventHandle) -> Answer<()> {
+    let origin = Origin::from_bytes(handle.expose_bytes(), EVENT_MAGIC).ok_or(Code::MAP_FAILED)?;
+    if origin.is_of_this_process() {
+        return fail(Code::INVALID_CONTEXT);
+    }
+    match origin.is_there() {
+        true => Ok(()),
+        false => fail(Code::INVALID_HANDLE),
+    }
 }

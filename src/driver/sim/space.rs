@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use super::granularity::GRANULARITY;
 use super::window::{Freed, Window};
 use crate::Access;
 use crate::fork::Generation;
@@ -215,6 +214,14 @@ const fn protection(access: Access) -> i32 {
         Access::Read => libc::PROT_READ,
         Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
     }
+}
+
+/// Physical memory is created and mapped in units of this many bytes, at every location.
+pub(super) const GRANULARITY: u64 = 2 << 20;
+
+/// Returns whether a size or address is a positive multiple of the granularity.
+pub(super) const fn is_granular(bytes: u64) -> bool {
+    bytes != 0 && bytes.is_multiple_of(GRANULARITY)
 }
 
 #[cfg(test)]

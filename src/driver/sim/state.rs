@@ -188,7 +188,7 @@ impl State {
         };
         let memory =
             Memory::create(purpose, location, handle_types, size, charge).map_err(exhausted)?;
-        super::bind::bind(&memory, 0, size);
+        super::memory::bind(&memory, 0, size);
         Ok(Arc::new(memory))
     }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::answer::{Answer, exhausted, fail};
-use super::granularity::{GRANULARITY, is_granular};
 use super::space::Range;
+use super::space::{GRANULARITY, is_granular};
 use super::state::{Kind, Region, State};
 use super::window::Window;
 use crate::{Access, Code, DevicePtr, PhysicalHandle};

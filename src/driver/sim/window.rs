@@ -3,8 +3,8 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::granularity::GRANULARITY;
 use super::ranges::FreeRanges;
+use super::space::GRANULARITY;
 use super::space::Range;
 use crate::fork::Generation;
 use crate::{Error, Result, lock};

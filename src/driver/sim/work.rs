@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::ipc::Sharing;
+use super::share::Sharing;
 
 /// A device and the driver's pointer: 0 is the device's default stream.
 pub(super) type StreamKey = (i32, u64);

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::super::answer::{Answer, exhausted, fail};
-use super::super::bind::bind;
-use super::super::granularity::GRANULARITY;
+use super::super::memory::bind;
 use super::super::ranges::FreeRanges;
+use super::super::space::GRANULARITY;
 use super::super::space::Range;
 use super::super::state::{Kind, Region, State};
 use super::contents::{Chunk, Pool};

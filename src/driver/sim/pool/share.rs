@@ -4,9 +4,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use super::super::answer::{Answer, exhausted, fail};
-use super::super::granularity::GRANULARITY;
 use super::super::memory::{Memory, Purpose};
 use super::super::share;
+use super::super::space::GRANULARITY;
 use super::super::space::Range;
 use super::super::state::{Kind, Region, State};
 use super::contents::{Allocation, Pool};
