@@ -1,6 +1,6 @@
 //! The ledger of one process, and its sums.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use serde::de::IntoDeserializer;
 use serde::de::value::StringDeserializer;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::driver::{Driver, Location};
 use crate::entries::{self, AllocPath, Allocation, TierUse};
 use crate::procs;
-use crate::vmm::identity::InstanceId;
+use crate::vmm::identity::{Identity, InstanceId};
 
 /// A process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -176,4 +176,22 @@ fn totals(allocations: &[Allocation]) -> Vec<Total> {
         *sum = sum.saturating_add(entry.bytes);
     }
     totals.into_values().collect()
+}
+
+/// Returns the entries without repetition: an import is left out if a ledger has the memory as its own, or if another
+/// import of it came before. An import without identity may be any of that, and is left out.
+pub(crate) fn drawn_once<'a>(
+    entries: impl Iterator<Item = (&'a Ledger, &'a Allocation)> + Clone,
+) -> impl Iterator<Item = (&'a Ledger, &'a Allocation)> {
+    let own = entries.clone().filter(|(_, entry)| !entry.path.is_import());
+    let mut seen: HashSet<Identity> = own.filter_map(|(_, entry)| entry.identity).collect();
+    entries.filter(move |(_, entry)| match entry.path.is_import() {
+        false => true,
+        true => source(entry).is_some_and(|identity| seen.insert(identity)),
+    })
+}
+
+/// Returns the identity of imported memory.
+pub(crate) fn source(entry: &Allocation) -> Option<Identity> {
+    entry.imported.as_ref()?.identity
 }

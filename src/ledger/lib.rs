@@ -11,11 +11,8 @@ mod folder;
 mod holders;
 mod holders_text;
 mod hook;
-mod leaks;
 mod ledger;
-mod nodes;
 mod offer;
-mod once;
 mod parts;
 mod procs;
 mod report;
@@ -27,12 +24,10 @@ mod text;
 
 pub use ask::{Silent, processes};
 pub use holders::{Holder, Holders, MAX_HOLDERS, NvmlGpu, NvmlProcess, OnGpu, Why};
-pub use hook::{LEAKS, PS};
-pub use leaks::report_leaks_at_exit;
+pub use hook::{LEAKS, PS, report_leaks_at_exit};
 pub use ledger::{Ledger, Process, Total};
-pub use nodes::NodeUse;
 pub use offer::{MAX_TEXT, Offer, offer};
-pub use parts::{Cause, Part};
+pub use parts::{Cause, NodeUse, Part};
 pub use report::{Exporter, GpuUse, Importer, Kept, Report};
 
 use egmem_core::ledger as entries;

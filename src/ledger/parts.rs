@@ -2,11 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::driver::Location;
+use crate::driver::{Location, NodeId};
 use crate::entries::AllocPath;
 use crate::holders::{Holders, Why};
 use crate::ledger::Ledger;
-use crate::nodes::NodeUse;
 use crate::report::GpuUse;
 use crate::topology::NodeCounts;
 
@@ -248,4 +247,23 @@ pub(crate) fn possible_causes(holders: &Holders) -> Vec<String> {
     }
     causes.push("tables of the driver, 64 to 80 bytes for each pinned page; per-CPU data and modules of the kernel".into());
     causes
+}
+
+/// A host node's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct NodeUse {
+    /// The node.
+    pub node: NodeId,
+    /// All of its memory in bytes, as the [topology](crate::topology::NumaNode::memory_total) has it.
+    pub total: u64,
+    /// The bytes in use.
+    pub used: u64,
+    /// The bytes that the kernel accounts for: page cache, programs' plain memory, the kernel's own, huge pages. `None`: it
+    /// does not say.
+    pub kernel: Option<u64>,
+    /// The bytes in the ledgers.
+    pub accounted: u64,
+    /// The bytes in use that neither the kernel nor a ledger accounts for: memory that drivers hold for other programs.
+    pub unaccounted: Option<u64>,
 }

@@ -6,7 +6,7 @@ use crate::drawing::Drawing;
 use crate::driver::Location;
 use crate::entries::{AllocPath, Allocation};
 use crate::ledger::Ledger;
-use crate::once::drawn_once;
+use crate::ledger::drawn_once;
 use crate::report::Report;
 use crate::size::Bytes;
 

@@ -1,10 +1,12 @@
 //! The answers for one driver.
 
-use super::cache::Cells;
 use super::support::{Path, Support, Trial};
 use super::trial;
 use crate::driver::{HandleTypes, Location};
+use crate::per_driver::{PerDriver, lock};
 use crate::{Driver, Error};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 /// The capabilities of a driver: each combination is tried when first asked for, and the answer is kept while the
 /// driver lives.
@@ -70,5 +72,36 @@ impl Capabilities {
     /// Returns the driver under trial.
     pub const fn driver(&self) -> &Driver {
         &self.driver
+    }
+}
+
+type Cell = Arc<Mutex<Option<Support>>>;
+
+/// The answers of one driver. Clones share them.
+#[derive(Clone, Debug, Default)]
+struct Cells(Arc<Mutex<HashMap<Trial, Cell>>>);
+
+impl Cells {
+    /// Returns the answers of `driver`.
+    fn of(driver: &Driver) -> Self {
+        static CELLS: PerDriver<Cells> = PerDriver::new();
+        CELLS.of(driver)
+    }
+
+    /// Returns the answer to `trial`, from `attempt` if there is none yet. Another caller with the same trial
+    /// waits meanwhile.
+    fn get_or_try(&self, trial: Trial, attempt: impl FnOnce() -> Support) -> Support {
+        let cell = Arc::clone(lock(&self.0).entry(trial).or_default());
+        let mut answer = lock(&cell);
+        match &*answer {
+            Some(known) => known.clone(),
+            None => {
+                let support = attempt();
+                if !matches!(support, Support::Unknown(_)) {
+                    *answer = Some(support.clone());
+                }
+                support
+            }
+        }
     }
 }

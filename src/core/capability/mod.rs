@@ -4,15 +4,12 @@
 //! and now also depends on the driver, the container and the administrator. So a trial allocates memory in
 //! the driver's smallest unit, writes and reads a word with the CPU, and frees the memory at once.
 
-mod cache;
 mod capabilities;
-mod hint;
 mod imex;
 pub mod shareable;
 mod support;
 mod trial;
 
 pub use capabilities::Capabilities;
-pub use hint::{Hint, hints};
 pub use imex::{IMEX_CHANNELS, ImexChannel};
-pub use support::{HANDLE_TYPES, Path, Support, Trial};
+pub use support::{HANDLE_TYPES, Hint, Path, Support, Trial, hints};

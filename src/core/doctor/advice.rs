@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::Report;
-use super::auto_backing::AutoBacking;
+use super::prober::AutoBacking;
 use super::traps::{self, Machine as At};
 use crate::backing::Why;
 use crate::driver::{Code, versions};

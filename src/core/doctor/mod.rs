@@ -5,20 +5,16 @@
 //! have crashed inside such calls.
 
 mod advice;
-mod auto_backing;
 mod libraries;
 mod prober;
 mod reason;
-#[cfg(feature = "simulator")]
-mod simulated;
 mod traps;
 
 use serde::Serialize;
 
 pub use advice::Advice;
-pub use auto_backing::AutoBacking;
 pub use libraries::Libraries;
-pub use prober::{Answer, InProcess, Prober, Tried};
+pub use prober::{Answer, AutoBacking, InProcess, Prober, Tried};
 pub use reason::Reason;
 
 use crate::capability::{self, HANDLE_TYPES, Hint, ImexChannel, Path, Trial};
@@ -106,7 +102,7 @@ impl Report {
         prober: &mut dyn Prober,
     ) -> Self {
         let capabilities = try_all(&topology, prober);
-        let backings = auto_backing::choose_all(&topology, &capabilities, prober);
+        let backings = prober::choose_all(&topology, &capabilities, prober);
         let working_gpus: Vec<i32> = topology
             .gpus()
             .iter()
@@ -208,4 +204,25 @@ fn try_all(topology: &Topology, prober: &mut dyn Prober) -> Vec<Tried> {
         }
     }
     all
+}
+
+#[cfg(feature = "simulator")]
+impl Report {
+    /// Collects everything about a machine that is simulated. `prober` opens its driver first, as in
+    /// [`gather`](Self::gather).
+    pub fn gather_simulated(prober: &mut dyn Prober, machine: &crate::Machine) -> Self {
+        let mut report = Self::without_advice(prober, || Driver::simulated(machine.clone()));
+        report.simulated = Some(machine.name.clone());
+        // As far as they are known without a driver.
+        report.imex = ImexChannel::Simulated {
+            present: machine.imex_channel,
+        };
+        report.driver = DriverFacts {
+            cuda: report.driver.cuda,
+            problem: report.driver.problem,
+            ..DriverFacts::of_this_machine(true)
+        };
+        report.advice = advice::advise(&report);
+        report
+    }
 }

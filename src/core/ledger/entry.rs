@@ -1,15 +1,17 @@
 //! Entries of the ledger, made and removed with the values that own memory.
 
 use std::backtrace::Backtrace;
+use std::mem;
+use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize};
 use std::time::Instant;
 
 use tracing::{Level, trace};
 
 use super::allocation::{AllocPath, Imported, Party};
 use super::grants::Grants;
-use super::hook;
 use super::label::Label;
 use super::record::{Range, Ranges, Record};
 use super::registry::Registry;
@@ -17,6 +19,7 @@ use super::site::Site;
 use crate::Driver;
 use crate::backing::Chosen;
 use crate::driver::{DevicePtr, Location};
+use crate::fork::Generation;
 use crate::vmm::identity::Identity;
 
 /// The environment variable that turns backtraces on: any value except an empty one and `0`.
@@ -133,7 +136,7 @@ impl Entry {
             site = site.map(tracing::field::display),
             "allocated"
         );
-        hook::first_entry();
+        first_entry();
         Self {
             registry,
             slot: AtomicUsize::new(slot),
@@ -294,5 +297,35 @@ impl Drop for MappedEntry {
             self.registry
                 .change(self.slot, |record| record.mapped.remove(start));
         }
+    }
+}
+
+/// The function, as a pointer; null for none.
+static HOOK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+
+/// Which process has called the hook: one more than [`Generation::forks`], 0 for none.
+static CALLED: AtomicU32 = AtomicU32::new(0);
+
+/// Sets the function that is called once in each process, after its first entry is made. It must not allocate memory of a
+/// driver. The first function that is set stays; returns whether it is this one.
+pub fn on_first_entry(hook: fn()) -> bool {
+    let hook = hook as *mut ();
+    HOOK.compare_exchange(ptr::null_mut(), hook, Release, Relaxed)
+        .is_ok()
+}
+
+fn hook() -> Option<fn()> {
+    // SAFETY: the pointer is null, which is `None`, or was made of a function of this type.
+    unsafe { mem::transmute::<*mut (), Option<fn()>>(HOOK.load(Acquire)) }
+}
+
+/// Calls the hook if this process has not.
+fn first_entry() {
+    let this = Generation::current().forks() + 1;
+    if CALLED.load(Relaxed) != this
+        && CALLED.swap(this, Relaxed) != this
+        && let Some(hook) = hook()
+    {
+        hook();
     }
 }

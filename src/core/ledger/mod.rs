@@ -7,9 +7,7 @@
 
 mod allocation;
 mod entry;
-mod frames;
 mod grants;
-mod hook;
 mod label;
 mod locate;
 mod record;
@@ -22,13 +20,12 @@ mod tiers;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-pub use allocation::{AllocPath, Allocation, CallSite, Imported, MappedAt, Party};
+pub use allocation::{AllocPath, Allocation, CallSite, Frames, Imported, MappedAt, Party};
 pub use entry::{
     BACKTRACES, Entry, MappedEntry, NewEntry, capture_backtraces, captures_backtraces,
+    on_first_entry,
 };
-pub use frames::Frames;
 pub use grants::Grants;
-pub use hook::on_first_entry;
 pub use label::Label;
 pub use locate::{Foreign, Located, locate};
 pub use record::MAX_PARTIES;

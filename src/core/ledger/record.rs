@@ -5,8 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::allocation::{AllocPath, Allocation, Imported, MappedAt, Party};
-use super::frames::Frames;
+use super::allocation::{AllocPath, Allocation, Frames, Imported, MappedAt, Party};
 use super::grants::Grants;
 use super::label::Label;
 use super::site::Site;

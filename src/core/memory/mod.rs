@@ -2,7 +2,6 @@
 
 mod checks;
 mod file;
-mod gpu;
 mod grants;
 mod parallel;
 mod reach;
@@ -10,7 +9,8 @@ mod view;
 mod words;
 
 pub use checks::{
-    AccessChecks, Engine, access_checks, impl_memory, is_of_one_kind, memory_through,
+    AccessChecks, Engine, access_checks, expect_gpu_access, expect_no_cpu_fault, impl_memory,
+    is_of_one_kind, memory_through,
 };
 pub use parallel::ParallelCopy;
 pub use reach::CpuMemory;
@@ -23,7 +23,6 @@ use std::sync::Arc;
 use crate::driver::{DevicePtr, Driver, Location};
 use crate::{Error, Result};
 
-pub use gpu::{expect_gpu_access, expect_no_cpu_fault};
 pub use grants::{GrantUse, GrantUses};
 pub use parallel::in_threads;
 

@@ -5,14 +5,16 @@ use std::sync::atomic::AtomicU32;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Result;
 use crate::driver::{
     Access, AccessDesc, Driver, Location, PoolApi, PoolAttribute, PoolCalls, PoolHandle, PoolProps,
+    refuse,
 };
+use crate::explain::explain_access;
 use crate::ledger::{Grants, Label};
 use crate::memory::GrantUses;
 use crate::stream::captures::run_due;
 use crate::teardown::{give_back, give_back_or_log};
+use crate::{Error, Result};
 
 /// A memory pool. Clones are the same pool; it is destroyed with the last clone and allocation.
 ///
@@ -214,4 +216,44 @@ impl Pool {
             Err(shared) => Ok(Err(Self(shared))),
         }
     }
+}
+
+impl Inner {
+    /// As [`Pool::set_access`](super::Pool::set_access).
+    pub(super) fn set_access(&self, access: &[AccessDesc]) -> Result<()> {
+        check(access)?;
+        if access.is_empty() {
+            return Ok(());
+        }
+        self.driver.expect_this_process("memory pool")?;
+        let calls = self.calls()?;
+        self.uses.change(access, || {
+            // SAFETY: `self` keeps the pool; the CPU's access is never revoked, as just checked, so views stay valid; work of
+            // safe calls counts among the uses.
+            unsafe { calls.pool_set_access(self.handle, access) }.map_err(|error| {
+                explain_access(&self.driver, error, self.props.location, access)
+            })?;
+            self.grants.set(access);
+            Ok(())
+        })
+    }
+
+    /// As [`Pool::access`](super::Pool::access).
+    pub(super) fn access(&self, location: Location) -> Result<Access> {
+        // SAFETY: `self` keeps the pool.
+        let flags = unsafe { self.calls()?.pool_get_access(self.handle, location)? };
+        Access::from_flags(flags)
+            .ok_or_else(|| Error::invalid_of("access flags", format!("{flags:#x}"), "0, 1 or 3"))
+    }
+}
+
+/// Checks that pools can be granted this access at all.
+fn check(access: &[AccessDesc]) -> Result<()> {
+    for AccessDesc { location, access } in access {
+        refuse! { |why| Error::invalid("access", why);
+            *access == Access::Read => "a pool cannot be granted to {location} read-only";
+            location.is_host() && *access == Access::None => "{location} keeps its access to a host pool";
+        }
+    }
+    Ok(())
 }

@@ -4,7 +4,6 @@
 //! free other allocations may reuse them. [`PoolBuffer`] keeps that order for other streams and for the CPU
 //! too.
 
-mod access;
 mod buffer;
 mod current;
 mod handle;

@@ -1,7 +1,6 @@
 //! Several physical memories at one range of addresses.
 
 mod growing;
-mod pairs;
 #[cfg(test)]
 mod tests;
 
@@ -13,7 +12,6 @@ use crate::memory::{AccessChecks, CpuView, Engine, check_range};
 use crate::{Error, Result};
 
 pub use growing::GrowingRange;
-use pairs::Pairs;
 
 /// Physical memories mapped side by side in one reservation, unmapped and released when dropped.
 ///
@@ -260,4 +258,23 @@ unsafe impl<P> AccessChecks for MappedRange<P> {
 fn least(mappings: &[Mapping]) -> Access {
     let hosts = mappings.iter().map(Mapping::host);
     hosts.min().unwrap_or(Access::None)
+}
+
+/// Mappings, and the memory of each in the same order. Memory behind the last mapping is not mapped.
+///
+/// When dropped, the first mapping is unmapped and its memory released, then the second, and so on: other processes wait
+/// longer for releases that follow one another without a pause (docs/driver-behaviour.md).
+#[derive(Debug)]
+struct Pairs<P> {
+    pub mappings: Vec<Mapping>,
+    pub parts: Vec<P>,
+}
+
+impl<P> Drop for Pairs<P> {
+    fn drop(&mut self) {
+        for (mapping, part) in self.mappings.drain(..).zip(self.parts.drain(..)) {
+            drop(mapping);
+            drop(part);
+        }
+    }
 }

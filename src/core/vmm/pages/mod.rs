@@ -10,7 +10,6 @@ mod calls;
 mod export;
 mod file;
 mod mapped;
-mod numa_maps;
 mod place;
 mod pool;
 mod sizes;

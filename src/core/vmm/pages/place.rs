@@ -6,7 +6,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use super::calls::advise;
-use super::numa_maps::pages_by_node;
+use super::sizes::pages_by_node;
 use crate::driver::NodeId;
 use crate::{Error, Result};
 
