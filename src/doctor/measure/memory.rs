@@ -1,6 +1,6 @@
 //! The kinds of host memory that are proved and measured.
 
-use std::alloc::{Layout, alloc, dealloc};
+use std::fmt::Display;
 
 use serde::{Deserialize, Serialize};
 
@@ -116,7 +116,7 @@ impl HostMemory {
             Self::Buffer(buffer) => buffer.device_ptr(),
             Self::Pool(buffer) => buffer.device_ptr(),
             Self::HostAlloc(memory) => memory.device_ptr(),
-            Self::Pageable(memory) => DevicePtr(memory.start.expose_provenance() as u64),
+            Self::Pageable(memory) => memory.start,
         }
     }
 
@@ -147,40 +147,39 @@ impl HostMemory {
     }
 }
 
-/// Memory from `malloc`, touched by the thread that allocates it.
+/// A page of the least size.
+#[derive(Clone, Debug)]
+#[repr(align(4096))]
+struct Page(#[expect(dead_code, reason = "GPUs alone read it")] [u8; 4096]);
+
+/// Memory from `malloc`, touched by the thread that allocates it. The measurement waits for the work that uses it.
 #[derive(Debug)]
 pub(crate) struct Pageable {
     driver: Driver,
-    start: *mut u8,
-    layout: Layout,
+    start: DevicePtr,
+    _pages: Vec<Page>,
 }
 
 impl Pageable {
     fn new(driver: &Driver, bytes: u64) -> Result<Self> {
-        let layout = usize::try_from(bytes)
-            .ok()
-            .filter(|&bytes| bytes > 0)
-            .and_then(|bytes| Layout::from_size_align(bytes, 4096).ok())
-            .ok_or_else(|| Error::invalid("size", format!("{bytes} bytes cannot be allocated")))?;
-        // SAFETY: the layout's size is not 0.
-        let start = unsafe { alloc(layout) };
-        if start.is_null() {
-            let why = format!("malloc has no {bytes} bytes");
-            return Err(Error::failed("allocating pageable memory", why));
-        }
-        // SAFETY: just allocated with this size. The first touch puts it on this thread's node.
-        unsafe { start.write_bytes(1, layout.size()) };
+        let failed = |error: &dyn Display| {
+            Error::failed(
+                "allocating pageable memory",
+                format!("{bytes} bytes: {error}"),
+            )
+        };
+        let count = bytes.div_ceil(size_of::<Page>() as u64);
+        let count = usize::try_from(count).map_err(|error| failed(&error))?;
+        let mut pages = Vec::new();
+        pages
+            .try_reserve_exact(count)
+            .map_err(|error| failed(&error))?;
+        // The first touch puts it on this thread's node.
+        pages.resize(count, Page([1; 4096]));
         Ok(Self {
             driver: driver.clone(),
-            start,
-            layout,
+            start: DevicePtr(pages.as_mut_ptr().expose_provenance() as u64),
+            _pages: pages,
         })
-    }
-}
-
-impl Drop for Pageable {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout; the measurement waits for the work that uses it.
-        unsafe { dealloc(self.start, self.layout) };
     }
 }
