@@ -8,7 +8,7 @@ use crate::capability::{HANDLE_TYPES, Path};
 use crate::driver::{HandleTypes, Location};
 use crate::host;
 use crate::size::Bytes;
-use crate::texts::{count, escape, escape_lines, ranges};
+use crate::texts::{count, escape, escape_lines, grouped, ranges};
 use crate::{Answer, Reason, Report};
 
 const WIDTH: usize = 80;
@@ -158,15 +158,8 @@ fn by_kind(
     label: &'static str,
     ids: impl Iterator<Item = (String, i32)>,
 ) -> Vec<(&'static str, String)> {
-    let mut kinds: Vec<(String, Vec<i32>)> = Vec::new();
-    for (kind, id) in ids {
-        match kinds.iter_mut().find(|(known, _)| *known == kind) {
-            Some((_, ids)) => ids.push(id),
-            None => kinds.push((kind, vec![id])),
-        }
-    }
     let row = |(kind, ids): (String, Vec<i32>)| (label, format!("{}: {kind}", ranges(&ids)));
-    kinds.into_iter().map(row).collect()
+    grouped(ids).into_iter().map(row).collect()
 }
 
 /// Returns the attributes' claims, which often differ from the trials.

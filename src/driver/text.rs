@@ -125,6 +125,18 @@ pub fn count(number: u64, thing: &str) -> String {
     format!("{number} {thing}{s}")
 }
 
+/// Groups values by keys, in the order in which the keys come first.
+pub fn grouped<K: PartialEq, V>(pairs: impl IntoIterator<Item = (K, V)>) -> Vec<(K, Vec<V>)> {
+    let mut groups: Vec<(K, Vec<V>)> = Vec::new();
+    for (key, value) in pairs {
+        match groups.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, values)) => values.push(value),
+            None => groups.push((key, vec![value])),
+        }
+    }
+    groups
+}
+
 /// Formats ascending ids as ranges: `0–3, 7`.
 pub fn ranges(ids: &[i32]) -> String {
     let text = |run: &[i32]| match run {

@@ -8,7 +8,7 @@ use crate::driver::NodeId;
 use crate::size::Bytes;
 use crate::svg::{Drawing, Point};
 use crate::table::end_cut;
-use crate::text::count;
+use crate::text::{count, grouped};
 
 const MARGIN: f64 = 28.0;
 const GAP: f64 = 24.0;
@@ -211,13 +211,8 @@ fn draw_node(out: &mut Drawing, node: &NumaNode, x: f64, y: f64, width: f64) {
 
 /// Formats the distances to other nodes, equal ones together.
 fn distances(node: &NumaNode) -> String {
-    let mut by_distance: Vec<(u32, Vec<String>)> = Vec::new();
-    for (to, distance) in node.distances.iter().filter(|(to, _)| **to != node.id) {
-        match by_distance.iter_mut().find(|(known, _)| known == distance) {
-            Some((_, ids)) => ids.push(to.to_string()),
-            None => by_distance.push((*distance, vec![to.to_string()])),
-        }
-    }
+    let others = node.distances.iter().filter(|(to, _)| **to != node.id);
+    let mut by_distance = grouped(others.map(|(to, distance)| (*distance, to.to_string())));
     by_distance.sort_by_key(|(distance, _)| *distance);
     let parts: Vec<String> = by_distance
         .iter()

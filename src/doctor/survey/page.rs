@@ -9,7 +9,7 @@ use super::rows::{Fabric, Figure, Pinned, Placed, Problem, Section};
 use crate::measure::{BandwidthRow, Kind, Rate};
 use crate::size::Bytes;
 use crate::text::{hanging, indented};
-use crate::texts::ranges;
+use crate::texts::{grouped, ranges};
 
 /// The most rows of a table that shows all kinds of memory.
 const MANY: usize = 20;
@@ -53,49 +53,35 @@ fn proofs(survey: &Survey) -> String {
     let proofs = &survey.proofs.rows;
     let held = proofs.iter().filter(|proof| proof.verified).count();
     let mut text = format!("  {held} of {} held\n", proofs.len());
-    let mut reasons: Vec<(String, usize)> = Vec::new();
-    for proof in proofs.iter().filter(|proof| !proof.verified) {
+    let failed = proofs.iter().filter(|proof| !proof.verified);
+    text += &counted(failed.map(|proof| {
         let parts = [&proof.reason, &proof.remedy].map(|part| part.as_deref().unwrap_or_default());
         let [path, api] = [proof.path.name(), &proof.api];
-        count(
-            &mut reasons,
-            format!("{path} ({api}): {} → {}", parts[0], parts[1]),
-        );
-    }
-    text += &counted(&reasons);
+        format!("{path} ({api}): {} → {}", parts[0], parts[1])
+    }));
     text + &problems(&survey.proofs.problems)
 }
 
 /// Formats each problem once, with the number of nodes and GPUs that have it.
 fn problems(problems: &[Problem]) -> String {
-    let mut reasons = Vec::new();
-    for problem in problems {
+    counted(problems.iter().map(|problem| {
         let what = match problem.what.as_str() {
             "" => String::new(),
             what => format!("{what}: "),
         };
         let reason = &problem.reason;
-        count(
-            &mut reasons,
-            format!("{what}{} → {}", reason.message, reason.remedy),
-        );
-    }
-    counted(&reasons)
+        format!("{what}{} → {}", reason.message, reason.remedy)
+    }))
 }
 
-fn count(reasons: &mut Vec<(String, usize)>, reason: String) {
-    match reasons.iter_mut().find(|(known, _)| *known == reason) {
-        Some((_, count)) => *count += 1,
-        None => reasons.push((reason, 1)),
-    }
-}
-
-fn counted(reasons: &[(String, usize)]) -> String {
-    let line = |(reason, count): &(String, usize)| match count {
-        1 => hanging("  ✗ ", reason),
+/// Formats each reason once, with the number of times that it comes.
+fn counted(reasons: impl Iterator<Item = String>) -> String {
+    let reasons = grouped(reasons.map(|reason| (reason, ()))).into_iter();
+    let line = |(reason, times): (String, Vec<()>)| match times.len() {
+        1 => hanging("  ✗ ", &reason),
         count => hanging("  ✗ ", &format!("{count} × {reason}")),
     };
-    reasons.iter().map(line).collect()
+    reasons.map(line).collect()
 }
 
 /// Formats figures as a table; of many rows, those of the library's buffers.
@@ -184,13 +170,7 @@ fn placed(row: &Placed) -> String {
 
 /// Formats one line for each node.
 fn fabric(rows: &[Fabric]) -> String {
-    let mut nodes: Vec<(i32, Vec<i32>)> = Vec::new();
-    for row in rows {
-        match nodes.iter_mut().find(|(node, _)| *node == row.node) {
-            Some((_, gpus)) => gpus.push(row.gpu),
-            None => nodes.push((row.node, vec![row.gpu])),
-        }
-    }
+    let nodes = grouped(rows.iter().map(|row| (row.node, row.gpu)));
     let line = |(node, gpus): &(i32, Vec<i32>)| {
         format!(
             "  node {node}, GPU {}: exported, imported, proved\n",
