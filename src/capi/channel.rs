@@ -324,12 +324,10 @@ pub unsafe extern "C" fn egm_channel_receive_event(
         // SAFETY: the caller's promise.
         let driver = unsafe { args::object(driver, "driver")? };
         let out = args::out(out, "out")?;
-        let event = channel
-            .lock(&channel.receiver)
-            .receive_event(&driver.driver)?;
-        let event = Arc::new(event);
+        let mut channel = channel.receiver();
+        let event = channel.receive_event(&driver.driver)?;
         // SAFETY: the caller's promise.
-        unsafe { args::give(out, egm_event { event }) };
+        unsafe { args::give(out, egm_event::of(event)) };
         Ok(())
     })
 }

@@ -98,3 +98,23 @@ pub unsafe extern "C" fn egm_driver_destroy(driver: *mut egm_driver) -> egm_stat
         Ok(())
     })
 }
+
+/// Makes an object by a driver and gives it to the caller, which must destroy it.
+///
+/// # Safety
+/// `driver` is null or a driver; `out` is null or may be written.
+pub(crate) unsafe fn create<T>(
+    driver: *const egm_driver,
+    out: *mut *mut T,
+    make: impl FnOnce(&Driver) -> Outcome<T>,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let driver = unsafe { args::object(driver, "driver")? };
+        let out = args::out(out, "out")?;
+        let made = make(&driver.driver)?;
+        // SAFETY: the caller's promise.
+        unsafe { args::give(out, made) };
+        Ok(())
+    })
+}

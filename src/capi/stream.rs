@@ -4,10 +4,11 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use egmem::driver::StreamHandle;
-use egmem::{Error, Event, Stream};
+use egmem::{Driver, Error, Event, Stream};
 
 use crate::buffer::pointer;
 use crate::call::call;
+use crate::driver::create;
 use crate::{args, egm_driver, egm_status};
 
 /// A stream: orders the work of one GPU. Any thread may use it, several at a time.
@@ -20,6 +21,13 @@ pub struct egm_event {
     pub(crate) event: Arc<Event>,
 }
 
+impl egm_event {
+    pub(crate) fn of(event: Event) -> Self {
+        let event = Arc::new(event);
+        Self { event }
+    }
+}
+
 /// Creates a stream on a GPU, which the legacy default stream does not wait for.
 ///
 /// # Safety
@@ -30,15 +38,13 @@ pub unsafe extern "C" fn egm_stream_create(
     gpu: i32,
     out: *mut *mut egm_stream,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let driver = unsafe { args::object(driver, "driver")? };
-        let out = args::out(out, "out")?;
-        let stream = Stream::new(&driver.driver, gpu)?;
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, egm_stream { stream }) };
-        Ok(())
-    })
+    let make = |driver: &Driver| {
+        Ok(egm_stream {
+            stream: Stream::new(driver, gpu)?,
+        })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { create(driver, out, make) }
 }
 
 /// Names a stream of the program's own.
@@ -60,18 +66,15 @@ pub unsafe extern "C" fn egm_stream_borrow(
     handle: *mut c_void,
     out: *mut *mut egm_stream,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let driver = unsafe { args::object(driver, "driver")? };
-        let out = args::out(out, "out")?;
-        Error::expect_gpu(gpu, driver.driver.device_count()?)?;
+    let make = |driver: &Driver| {
+        Error::expect_gpu(gpu, driver.device_count()?)?;
         let handle = borrowed_handle(gpu, handle);
         // SAFETY: the caller's promise.
-        let stream = unsafe { Stream::borrowed(&driver.driver, handle) };
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, egm_stream { stream }) };
-        Ok(())
-    })
+        let stream = unsafe { Stream::borrowed(driver, handle) };
+        Ok(egm_stream { stream })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { create(driver, out, make) }
 }
 
 /// Returns the driver's handle, for calls of CUDA: a `CUstream`. It is valid until the stream is destroyed.
@@ -150,20 +153,14 @@ pub unsafe extern "C" fn egm_event_create(
     gpu: i32,
     out: *mut *mut egm_event,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let driver = unsafe { args::object(driver, "driver")? };
-        let out = args::out(out, "out")?;
-        let event = Arc::new(Event::new(&driver.driver, gpu, false)?);
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, egm_event { event }) };
-        Ok(())
-    })
+    let make = |driver: &Driver| Ok(egm_event::of(Event::new(driver, gpu, false)?));
+    // SAFETY: the caller's promise.
+    unsafe { create(driver, out, make) }
 }
 
 /// Creates an event on a GPU that can be sent to other processes by egm_channel_send_event(), so that GPU work of one waits
-/// for work of the other with no CPU in between. A stream that is being captured into a graph can neither record it nor wait
-/// for it.
+/// for work of the other with no CPU in between. Streams of its GPU alone record it and wait for it, unless they are being
+/// captured into a graph.
 ///
 /// # Safety
 /// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
@@ -173,21 +170,16 @@ pub unsafe extern "C" fn egm_event_create_interprocess(
     gpu: i32,
     out: *mut *mut egm_event,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let driver = unsafe { args::object(driver, "driver")? };
-        let out = args::out(out, "out")?;
-        let event = Arc::new(Event::interprocess(&driver.driver, gpu)?);
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, egm_event { event }) };
-        Ok(())
-    })
+    let make = |driver: &Driver| Ok(egm_event::of(Event::interprocess(driver, gpu)?));
+    // SAFETY: the caller's promise.
+    unsafe { create(driver, out, make) }
 }
 
 /// Makes work submitted to a stream from now on wait for an event: for its last record before this call, by any process
 /// that has it. Returns at once.
 ///
-/// Fails with ::EGM_SYSTEM for an event of another process that has ended.
+/// Of an event that processes share, fails with ::EGM_INVALID_ARGUMENT for a stream of another GPU than the event's and for
+/// one that is being captured into a graph, and with ::EGM_SYSTEM if the process that made the event has ended.
 ///
 /// # Safety
 /// `stream` is null or a stream; `event` is null or an event. Any thread may call this.
@@ -205,7 +197,8 @@ pub unsafe extern "C" fn egm_stream_wait_event(
     })
 }
 
-/// Marks the work submitted to a stream so far. Fails while blocks wait for the work that the event marks now.
+/// Marks the work submitted to a stream so far. Fails while blocks wait for the work that the event marks now, and as
+/// egm_stream_wait_event().
 ///
 /// # Safety
 /// `event` is null or an event; `stream` is null or a stream. Any thread may call this.

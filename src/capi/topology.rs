@@ -4,9 +4,10 @@ use std::ffi::c_char;
 
 use egmem::driver::NodeId;
 use egmem::topology::{Gpu, LinkKind, NumaNode};
-use egmem::{Error, Topology};
+use egmem::{Driver, Error, Topology};
 
 use crate::call::call;
+use crate::driver::create;
 use crate::{args, egm_driver, egm_status, text};
 
 /// The GPUs and host nodes of a machine, read once. Any thread may use it, several at a time.
@@ -101,15 +102,13 @@ pub unsafe extern "C" fn egm_topology_discover(
     driver: *const egm_driver,
     out: *mut *mut egm_topology,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let driver = unsafe { args::object(driver, "driver")? };
-        let out = args::out(out, "out")?;
-        let topology = Topology::discover(&driver.driver)?;
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, egm_topology { topology }) };
-        Ok(())
-    })
+    let make = |driver: &Driver| {
+        Ok(egm_topology {
+            topology: Topology::discover(driver)?,
+        })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { create(driver, out, make) }
 }
 
 /// Returns the number of GPUs; their ordinals count from 0.

@@ -1278,8 +1278,8 @@ egm_status egm_stream_destroy(struct egm_stream *stream);
 egm_status egm_event_create(const struct egm_driver *driver, int32_t gpu, struct egm_event **out);
 
 /// Creates an event on a GPU that can be sent to other processes by egm_channel_send_event(), so that GPU work of one waits
-/// for work of the other with no CPU in between. A stream that is being captured into a graph can neither record it nor wait
-/// for it.
+/// for work of the other with no CPU in between. Streams of its GPU alone record it and wait for it, unless they are being
+/// captured into a graph.
 ///
 /// Contract:
 /// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
@@ -1290,13 +1290,16 @@ egm_status egm_event_create_interprocess(const struct egm_driver *driver,
 /// Makes work submitted to a stream from now on wait for an event: for its last record before this call, by any process
 /// that has it. Returns at once.
 ///
-/// Fails with ::EGM_SYSTEM for an event of another process that has ended.
+/// Of an event that processes share, fails with ::EGM_INVALID_ARGUMENT for a stream of another GPU than the event's and for
+/// one that is being captured into a graph, and with ::EGM_SYSTEM if the process that made the event has ended.
 ///
 /// Contract:
 /// `stream` is null or a stream; `event` is null or an event. Any thread may call this.
-egm_status egm_stream_wait_event(const struct egm_stream *stream, const struct egm_event *event);
+egm_status egm_stream_wait_event(const struct egm_stream *stream,
+                                 const struct egm_event *event);
 
-/// Marks the work submitted to a stream so far. Fails while blocks wait for the work that the event marks now.
+/// Marks the work submitted to a stream so far. Fails while blocks wait for the work that the event marks now, and as
+/// egm_stream_wait_event().
 ///
 /// Contract:
 /// `event` is null or an event; `stream` is null or a stream. Any thread may call this.
