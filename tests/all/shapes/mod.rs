@@ -24,6 +24,8 @@ mod ring_model;
 mod ring_on_gpu;
 #[cfg(feature = "portable")]
 mod ring_shared;
+#[cfg(feature = "portable")]
+mod stage;
 mod striped;
 mod striped_model;
 mod two_gpus;

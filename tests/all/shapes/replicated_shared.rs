@@ -1,6 +1,5 @@
 //! Replicated data that other processes read: both ends in one process, and readers that are killed and stopped.
 
-use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -8,12 +7,13 @@ use egmem::driver::sim::PeerAccess;
 use egmem::driver::{Access, Call, Code, Location};
 use egmem::shapes::Replicated;
 use egmem::shapes::replicated::ReplicatedView;
-use egmem::share::{self, Channel, ImportOptions, Listener, Peers, Shared};
+use egmem::share::{self, Channel, ImportOptions, Shared};
 use egmem::{Buffer, Driver, Error, Machine, Stream};
-use egmem_tests::drivers::{cuda_or, is_cuda_required};
+use egmem_tests::drivers::is_cuda_required;
 
 use crate::shapes::ring::soon;
 use crate::shapes::ring_shared::channels;
+use crate::shapes::stage::{Part, Stage, deaths, driver};
 use crate::shapes::{MIB, node, nothing_held};
 
 /// More than a granule.
@@ -427,68 +427,36 @@ fn a_lost_gpu_holds_no_version_where_it_is_the_only_one() {
     }
 }
 
-/// The child's variable: where the parent listens.
-const AT: &str = "EGMEM_TEST_REPLICATED_AT";
-
-fn driver() -> Driver {
-    cuda_or(Machine::gh200())
-}
-
 /// Reads versions until it is killed; says which it reads.
 #[test]
 fn child() {
-    let Ok(at) = std::env::var(AT) else { return };
-    let driver = driver();
-    let mut channel = Channel::connect(&at, Peers::same_user()).unwrap();
-    let said = channel.receive().unwrap();
-    let said = said.import(&driver, ImportOptions::new()).unwrap();
-    let view = ReplicatedView::<u64>::receive(&driver, &mut channel, ImportOptions::new()).unwrap();
+    let Some(mut part) = Part::of_this_process() else {
+        return;
+    };
+    let (driver, options) = (part.driver.clone(), ImportOptions::new());
+    let view = ReplicatedView::<u64>::receive(&driver, &mut part.channel, options).unwrap();
     let node = node(&driver);
     while !view.is_alone() {
         let replica = view.local(node).unwrap();
         let epoch = replica.epoch();
-        said.put(0, epoch).unwrap();
+        part.say(epoch);
         for index in [0, LEN - 1, fastrand::usize(0..LEN)] {
             assert_eq!(replica.get(index), Ok(epoch));
         }
     }
 }
 
-struct Reader(Child);
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Readers are killed, and some were stopped before: what they had is free again, and no version is torn.
 #[test]
 fn killed_readers_hold_nothing() {
-    use std::os::unix::process::ExitStatusExt;
-
-    let fewer = if is_cuda_required() { 5 } else { 20 };
-    let deaths = std::env::var("EGMEM_RING_DEATHS").map_or(fewer, |deaths| deaths.parse().unwrap());
     let driver = driver();
     let data = data(&driver);
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("socket");
-    let mut listener = Listener::bind(&socket, Peers::same_user()).unwrap();
-    listener.set_timeout(LATER).unwrap();
-    let said = memory(&driver, 8);
+    let stage = Stage::new(&driver, module_path!());
     let mut epoch = 1;
-    for death in 0..deaths {
-        let child = egmem_tests::child(module_path!(), "child")
-            .env(AT, &socket)
-            .stdout(Stdio::null())
-            .spawn();
-        let mut reader = Reader(child.unwrap());
-        let mut channel = listener.accept().unwrap();
-        said.put_word(0, 0).unwrap();
-        channel.send(&said, Access::ReadWrite).unwrap();
+    for death in 0..deaths(if is_cuda_required() { 5 } else { 20 }) {
+        let (mut reader, mut channel) = stage.start("read", 0);
         data.share(&mut channel).unwrap();
-        while said.word(0).unwrap() == 0 {
+        while stage.word() == 0 {
             std::thread::yield_now();
         }
         for _ in 0..fastrand::u64(1..4) {
@@ -496,10 +464,7 @@ fn killed_readers_hold_nothing() {
             assert_eq!(data.publish_within(&values(epoch), LATER), Ok(epoch));
         }
         if death % 2 == 1 {
-            let pid = reader.0.id() as i32;
-            // SAFETY: the child was not waited for, so the number is its own.
-            let result = unsafe { libc::kill(pid, libc::SIGSTOP) };
-            assert_eq!(result, 0);
+            reader.signal(libc::SIGSTOP);
             // It may have stopped with a version of which the second next cannot be written.
             for _ in 0..3 {
                 match data.publish(&values(epoch + 1)) {
@@ -508,8 +473,7 @@ fn killed_readers_hold_nothing() {
                 }
             }
         }
-        reader.0.kill().unwrap();
-        assert_eq!(reader.0.wait().unwrap().signal(), Some(libc::SIGKILL));
+        reader.kill();
         for _ in 0..2 {
             epoch += 1;
             assert_eq!(data.publish_within(&values(epoch), LATER), Ok(epoch));

@@ -1,24 +1,17 @@
 //! Processes that are killed and stopped while they have one side of a ring, and others that go on with it.
 
-use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use egmem::driver::NodeId;
+use egmem::Driver;
 use egmem::shapes::Ring;
 use egmem::shapes::device;
 use egmem::shapes::ring::{Consumer, Producer};
-use egmem::share::{Channel, ImportOptions, Listener, Peers, Shared};
-use egmem::{Buffer, Driver, Machine};
-use egmem_tests::drivers::{cuda_or, is_cuda_required, node};
+use egmem::share::ImportOptions;
+use egmem_tests::drivers::{is_cuda_required, node};
 
 use crate::shapes::kernels::{Kernels, PATIENCE};
 use crate::shapes::ring::soon;
-
-/// The variable that says how many processes are killed or stopped.
-const DEATHS: &str = "EGMEM_RING_DEATHS";
-/// The child's variables: where the parent listens, and what the child does.
-const AT: &str = "EGMEM_TEST_RING_AT";
-const ROLE: &str = "EGMEM_TEST_RING_ROLE";
+use crate::shapes::stage::{Part, Stage, deaths, driver};
 
 /// A record's number, its complement, and which record of how many in its batch it is.
 type Record = [u64; 4];
@@ -32,34 +25,27 @@ const fn batch_of(number: u64) -> u64 {
     1 + number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % 23
 }
 
-fn driver() -> Driver {
-    cuda_or(Machine::gh200())
-}
-
 /// Has a side until it is killed.
 #[test]
 fn child() {
-    let Ok(at) = std::env::var(AT) else { return };
-    let driver = driver();
-    let mut channel = Channel::connect(&at, Peers::same_user()).unwrap();
-    channel.set_timeout(Duration::from_secs(600));
-    let said = channel.receive().unwrap();
-    let said = said.import(&driver, ImportOptions::new()).unwrap();
-    let say = |word: u64| said.put(0, word).unwrap();
-    let options = ImportOptions::new();
-    match &std::env::var(ROLE).unwrap()[..] {
-        "produce" => produce(
-            Producer::receive(&driver, &mut channel, options).unwrap(),
-            say,
-        ),
-        "consume" => consume(
-            Consumer::receive(&driver, &mut channel, options).unwrap(),
-            say,
-        ),
-        _ => launch(
-            &driver,
-            Producer::receive(&driver, &mut channel, options).unwrap(),
-        ),
+    let Some(mut part) = Part::of_this_process() else {
+        return;
+    };
+    let (driver, options) = (part.driver.clone(), ImportOptions::new());
+    let channel = &mut part.channel;
+    match &part.role[..] {
+        "produce" => {
+            let producer = Producer::receive(&driver, channel, options).unwrap();
+            produce(producer, |word| part.say(word));
+        }
+        "consume" => {
+            let consumer = Consumer::receive(&driver, channel, options).unwrap();
+            consume(consumer, |word| part.say(word));
+        }
+        _ => {
+            let producer = Producer::receive(&driver, channel, options).unwrap();
+            launch(&driver, producer);
+        }
     }
 }
 
@@ -112,90 +98,6 @@ fn launch(driver: &Driver, producer: Producer<Numbered>) {
     let [_] = run.wait();
 }
 
-/// The processes that get the sides, one after the other.
-struct Stage {
-    listener: Listener,
-    folder: tempfile::TempDir,
-    /// What the child of the moment said last.
-    said: Shared,
-}
-
-impl Stage {
-    fn new(driver: &Driver) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mut listener =
-            Listener::bind(folder.path().join("socket"), Peers::same_user()).unwrap();
-        listener.set_timeout(Duration::from_secs(600)).unwrap();
-        let said = Buffer::on(NodeId(node(driver).0)).bytes(8).shareable();
-        Self {
-            listener,
-            folder,
-            said: said.allocate(driver).unwrap().into(),
-        }
-    }
-
-    fn start(&self, role: &str, word: u64) -> (Role, Channel) {
-        self.said.put_word(0, word).unwrap();
-        let child = egmem_tests::child(module_path!(), "child")
-            .env(AT, self.folder.path().join("socket"))
-            .env(ROLE, role)
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut channel = self.listener.accept().unwrap();
-        channel.set_timeout(Duration::from_secs(600));
-        channel
-            .send(&self.said, egmem::driver::Access::ReadWrite)
-            .unwrap();
-        (Role(child), channel)
-    }
-
-    /// Returns the word that the child said last.
-    fn word(&self) -> u64 {
-        self.said.word(0).unwrap()
-    }
-}
-
-/// A child with a side; killed when dropped.
-struct Role(Child);
-
-impl Role {
-    fn signal(&self, signal: i32) {
-        // SAFETY: the child was not waited for, so the number is its own.
-        let result = unsafe { libc::kill(self.0.id() as i32, signal) };
-        assert_eq!(result, 0);
-    }
-
-    /// Stops it, and waits until it has stopped.
-    fn stop(&self) {
-        self.signal(libc::SIGSTOP);
-        let mut status = 0;
-        // SAFETY: the status may be written.
-        let stopped =
-            unsafe { libc::waitpid(self.0.id() as i32, &raw mut status, libc::WUNTRACED) };
-        assert!(stopped > 0 && libc::WIFSTOPPED(status), "{status:x}");
-    }
-
-    /// Kills it, which ends it unless it has failed before.
-    fn kill(&mut self) {
-        use std::os::unix::process::ExitStatusExt;
-
-        self.0.kill().unwrap();
-        assert_eq!(self.0.wait().unwrap().signal(), Some(libc::SIGKILL));
-    }
-}
-
-impl Drop for Role {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn deaths(fewer: usize) -> usize {
-    std::env::var(DEATHS).map_or(fewer, |deaths| deaths.parse().unwrap())
-}
-
 /// Waits a moment in which the child gets to any place of its work.
 fn a_moment() {
     std::thread::sleep(Duration::from_micros(fastrand::u64(0..2000)));
@@ -224,7 +126,7 @@ fn take(consumer: &mut Consumer<Record>, next: u64, deadline: Instant) -> u64 {
 #[test]
 fn killed_producers_leave_whole_batches() {
     let driver = driver();
-    let stage = Stage::new(&driver);
+    let stage = Stage::new(&driver, module_path!());
     let options = Ring::<Record>::on(node(&driver))
         .records(RECORDS)
         .shareable();
@@ -269,7 +171,7 @@ fn take_rest(consumer: &mut Consumer<Record>, next: u64) -> u64 {
 #[test]
 fn killed_consumers_leave_what_they_have_not_released() {
     let driver = driver();
-    let stage = Stage::new(&driver);
+    let stage = Stage::new(&driver, module_path!());
     let options = Ring::<Record>::on(node(&driver))
         .records(RECORDS)
         .shareable();
@@ -316,7 +218,7 @@ fn killed_kernels_leave_whole_batches() {
         return;
     }
     let driver = driver();
-    let stage = Stage::new(&driver);
+    let stage = Stage::new(&driver, module_path!());
     let options = Ring::<Numbered>::on(node(&driver))
         .records(1000)
         .shareable();
