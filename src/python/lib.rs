@@ -42,6 +42,7 @@ mod places;
 mod pool;
 mod progress;
 mod region;
+mod ring;
 mod running;
 mod share;
 mod site;
@@ -80,6 +81,8 @@ fn _egmem(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<places::Node>()?;
     module.add_class::<event::Event>()?;
     module.add_class::<stream::Stream>()?;
+    module.add_class::<ring::RingSide>()?;
+    module.add_function(wrap_pyfunction!(ring::ring, module)?)?;
     module.add_class::<memory::Memory>()?;
     module.add_class::<view::View>()?;
     module.add_class::<heap::Heap>()?;

@@ -7,6 +7,7 @@ mod group;
 mod import;
 pub mod offer;
 pub mod pickle;
+mod rings;
 mod serve;
 pub mod tickets;
 
@@ -25,6 +26,9 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(import::unpickle, module)?)?;
     module.add_function(wrap_pyfunction!(events::reduce, module)?)?;
     module.add_function(wrap_pyfunction!(events::unpickle, module)?)?;
+    module.add_function(wrap_pyfunction!(rings::reduce, module)?)?;
+    module.add_function(wrap_pyfunction!(rings::unpickle_producer, module)?)?;
+    module.add_function(wrap_pyfunction!(rings::unpickle_consumer, module)?)?;
     module.add_function(wrap_pyfunction!(offer::close_offers, module)?)?;
     Ok(())
 }

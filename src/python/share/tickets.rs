@@ -22,6 +22,7 @@ use super::common::{self, Refused, Window, wait};
 use super::serve;
 use crate::locks::lock;
 use crate::per_process::PerProcess;
+use crate::ring::Sides;
 
 /// The most tickets that wait. Beyond that the oldest end.
 const MOST: usize = 1 << 16;
@@ -61,6 +62,8 @@ pub enum To {
     Heap(Weak<Mutex<Option<Heap>>>),
     /// An event.
     Event(Weak<Event>),
+    /// The producer's side of a ring, or the consumer's.
+    Ring(Weak<Sides>, bool),
 }
 
 impl To {
@@ -69,6 +72,7 @@ impl To {
             Self::Memory(memory, ..) => memory.strong_count() == 0,
             Self::Heap(heap) => heap.strong_count() == 0,
             Self::Event(event) => event.strong_count() == 0,
+            Self::Ring(sides, _) => sides.strong_count() == 0,
         }
     }
 }
@@ -255,6 +259,12 @@ impl Tickets {
         let (memory, window, access) = match &admits.to {
             To::Heap(heap) => return serve::serve(channel, heap),
             To::Event(event) => return serve_event(channel, event),
+            To::Ring(sides, is_producer) => {
+                return match sides.upgrade() {
+                    Some(sides) => sides.hand_over(*is_producer, channel),
+                    None => channel.send_text(CLOSED),
+                };
+            }
             To::Memory(memory, window, access) => (memory.upgrade(), window, *access),
         };
         let Some(memory) = memory else {

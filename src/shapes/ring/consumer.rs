@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
+use super::Untyped;
 use super::memory::{HEAD, RingMemory, TAIL};
 use crate::Result;
 use crate::cursor::check;
@@ -215,11 +216,6 @@ impl<T: AnyBitPattern + NoUninit> Records<'_, T> {
         (index as u64).saturating_mul(size_of::<T>() as u64)
     }
 
-    fn view(&self) -> Result<CpuView<'_>> {
-        let Consumer { memory, tail, .. } = &*self.consumer;
-        memory.view(*tail, self.records as u64)
-    }
-
     /// Takes the first record, if there is one, and releases it.
     fn take(self) -> Result<Option<T>> {
         if self.is_empty() {
@@ -228,6 +224,25 @@ impl<T: AnyBitPattern + NoUninit> Records<'_, T> {
         let record = self.get(0)?;
         self.release_first(1)?;
         Ok(Some(record))
+    }
+}
+
+impl Records<'_, Untyped> {
+    /// Returns the bytes of all records.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`](crate::Error::NotAccessible).
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.records * self.consumer.record_bytes() as usize];
+        self.view()?.read_at(0, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+impl<T> Records<'_, T> {
+    fn view(&self) -> Result<CpuView<'_>> {
+        let Consumer { memory, tail, .. } = &*self.consumer;
+        memory.view(*tail, self.records as u64)
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
+use super::Untyped;
 use super::memory::{HEAD, RingMemory, TAIL};
 use crate::cursor::check;
 use crate::driver::DevicePtr;
@@ -221,7 +222,19 @@ impl<T: AnyBitPattern + NoUninit> Batch<'_, T> {
         let offset = (index as u64).saturating_mul(size_of::<T>() as u64);
         self.view()?.write_at(offset, records)
     }
+}
 
+impl Batch<'_, Untyped> {
+    /// Writes bytes from the start of the batch on.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] for more bytes than the batch has.
+    pub fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        self.view()?.write_at(0, bytes)
+    }
+}
+
+impl<T> Batch<'_, T> {
     fn view(&self) -> Result<CpuView<'_>> {
         let Producer { memory, head, .. } = &*self.producer;
         memory.view(*head, self.records as u64)
