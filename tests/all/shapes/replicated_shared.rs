@@ -8,7 +8,7 @@ use egmem::driver::{Access, Call, Code, Location};
 use egmem::shapes::Replicated;
 use egmem::shapes::replicated::ReplicatedView;
 use egmem::share::{self, Channel, ImportOptions, Shared};
-use egmem::{Buffer, Driver, Error, Machine, Stream};
+use egmem::{Buffer, Driver, Error, Growth, Machine, Stream};
 use egmem_tests::drivers::is_cuda_required;
 
 use crate::shapes::ring::soon;
@@ -377,6 +377,39 @@ fn copies_are_imported_as_they_come() {
         let options = ImportOptions::new();
         let view = ReplicatedView::<u64>::receive(&driver, &mut others, options).unwrap();
         assert_eq!(view.len(), 10);
+    });
+}
+
+/// Copies of more parts than fds come with one message.
+#[test]
+fn copies_of_many_parts_are_received() {
+    const PART: u64 = 2 << 20;
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let (mut channel, mut others) = channels();
+    let bytes = 40 * PART;
+    let many = Buffer::on(node(&driver)).bytes(bytes).shareable();
+    let many = many.growth(Growth::steady().chunk(PART));
+    let [first, second] = [(); 2].map(|()| many.clone().allocate(&driver).unwrap());
+    assert_eq!(first.physical().len(), 40);
+    second.put(bytes - 8, 7_u64).unwrap();
+    let control = memory(&driver, 512);
+    control.put_word(0, 1).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let text = format!("egmem-replicated 1 8 {} 1", bytes / 8);
+            channel.send_text(&text).unwrap();
+            for memory in [first.into(), second.into(), control] {
+                channel.send(&memory, Access::ReadWrite).unwrap();
+            }
+            channel.send_link().unwrap();
+        });
+        let options = ImportOptions::new();
+        let view = ReplicatedView::<u64>::receive(&driver, &mut others, options).unwrap();
+        let replica = view.local(node(&driver)).unwrap();
+        assert_eq!(
+            (replica.epoch(), replica.get(bytes as usize / 8 - 1)),
+            (1, Ok(7))
+        );
     });
 }
 
