@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import unittest
 
 from support import GpuTest, needs
 
@@ -85,3 +86,7 @@ class Events(GpuTest):
             del event  # before the other process ends
             self.ask(child, "end")
             self.assertEqual(child.wait(60), 0)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
