@@ -179,10 +179,11 @@ impl fmt::Debug for Background {
     }
 }
 
-fn outside_async() -> Result<()> {
+/// # Errors
+/// [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
+pub(crate) fn outside_async() -> Result<()> {
     if Handle::try_current().is_ok() {
-        let why =
-            "it is within a tokio runtime, where the calls of `exchange` itself are to be awaited";
+        let why = "it is within a tokio runtime: await the calls of `exchange` itself there, or make it on a thread of its own";
         return Err(Error::invalid("blocking call", why));
     }
     Ok(())

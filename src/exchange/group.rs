@@ -34,7 +34,7 @@ mod seal;
 pub use env::from_env;
 pub use gather::{GatherOptions, gather_memory};
 #[cfg(fuzzing)]
-pub(crate) use rendezvous::receive;
+pub(crate) use rendezvous::receive_all;
 pub use rendezvous::rendezvous;
 pub use seal::{GroupSecret, Sealed};
 

@@ -49,9 +49,9 @@ pub mod fuzzing {
         super::transport::assemble(bytes, piece, limit)
     }
 
-    /// Receives the bytes as the answer to a rank's contribution, and as a rank's hello.
+    /// Receives the bytes as rank 0's reply, and as a rank's hello.
     pub fn rendezvous(bytes: &[u8]) {
-        super::group::receive(bytes);
+        super::group::receive_all(bytes);
     }
 }
 

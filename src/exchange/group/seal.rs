@@ -63,15 +63,14 @@ impl GroupSecret {
     }
 
     /// Returns a proof that this process knows the secret, for a challenge and the rank that it claims.
-    pub(super) fn proof(&self, challenge: &[u8], claim: &[u8]) -> [u8; 32] {
-        let mut proof = [0; 32];
-        proof.copy_from_slice(hmac::sign(&self.hmac(), &about(challenge, claim)).as_ref());
-        proof
+    pub(super) fn proof(&self, challenge: &[u8], rank: u32, size: u32) -> Vec<u8> {
+        let proof = hmac::sign(&self.hmac(), &about(challenge, rank, size));
+        proof.as_ref().to_vec()
     }
 
     /// Returns whether a proof is of this secret.
-    pub(super) fn proves(&self, challenge: &[u8], claim: &[u8], proof: &[u8]) -> bool {
-        hmac::verify(&self.hmac(), &about(challenge, claim), proof).is_ok()
+    pub(super) fn proves(&self, challenge: &[u8], rank: u32, size: u32, proof: &[u8]) -> bool {
+        hmac::verify(&self.hmac(), &about(challenge, rank, size), proof).is_ok()
     }
 
     fn hmac(&self) -> hmac::Key {
@@ -79,8 +78,9 @@ impl GroupSecret {
     }
 }
 
-fn about(challenge: &[u8], claim: &[u8]) -> Vec<u8> {
-    [b"egmem rendezvous 1", challenge, claim].concat()
+fn about(challenge: &[u8], rank: u32, size: u32) -> Vec<u8> {
+    let [rank, size] = [rank, size].map(u32::to_be_bytes);
+    [b"egmem rendezvous 2", challenge, &rank, &size].concat()
 }
 
 impl fmt::Debug for GroupSecret {

@@ -388,7 +388,7 @@ impl FrameWriter {
 }
 
 /// Appends a frame: its length and its bytes.
-fn append(whole: &mut Vec<u8>, bytes: &[u8]) -> Result<()> {
+pub(crate) fn append(whole: &mut Vec<u8>, bytes: &[u8]) -> Result<()> {
     let length = u32::try_from(bytes.len())
         .ok()
         .filter(|&length| length > 0)

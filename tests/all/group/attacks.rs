@@ -205,7 +205,7 @@ fn strangers_take_no_ranks_place_and_keep_no_rank_out() {
         let zero = scope.spawn(|| rendezvous(&at, 0, 2, Some(&secret(1)), LONG));
         let mut strangers: Vec<_> = (0..200).map(|_| dial(&at)).collect();
         for (index, stranger) in strangers.iter_mut().enumerate() {
-            let mut hello = b"egmemgr1\0\0\0\x01\0\0\0\x02\x01".to_vec();
+            let mut hello = b"\0\0\0\x35\xa3\x64rank\x01\x64size\x02\x65proof\x58\x20".to_vec();
             hello.extend([0; 32]);
             let sent: &[u8] = match index % 4 {
                 0 => b"",
@@ -241,11 +241,11 @@ fn another_server_is_recognised() {
             let (mut stream, _) = listener.accept().unwrap();
             stream.write_all(&[b'x'; 64]).unwrap();
             let (mut stream, _) = listener.accept().unwrap();
-            let mut challenge = b"egmemgr1".to_vec();
+            let mut challenge = b"\0\0\0\x28egmemgr2".to_vec();
             challenge.extend([0; 32]);
             stream.write_all(&challenge).unwrap();
-            stream.read_exact(&mut [0; 49]).unwrap();
-            stream.write_all(&[0, 0xff, 0xff, 0xff, 0xff]).unwrap();
+            stream.read_exact(&mut [0; 57]).unwrap();
+            stream.write_all(&[0xff, 0xff, 0xff, 0xff]).unwrap();
             let _ = stream.read(&mut [0; 64]);
         });
         let error = rendezvous(&at, 1, 2, Some(&secret(1)), LONG).err().unwrap();

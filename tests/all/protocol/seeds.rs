@@ -91,14 +91,13 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
             &[&[kind][..], &length, &contribution, handles].concat(),
         );
     }
-    put("rendezvous", "all", b"\x02\0\0\0\0\x03own\0\0\0\x01b");
-    put("rendezvous", "missing", b"\x03\x01\0\0\0\x04\0\0\0\x02");
-    let claim = b"egmemgr1\0\0\0\x01\0\0\0\x02\0";
-    put(
-        "rendezvous",
-        "hello",
-        &[&b"\x02"[..], claim, &[0; 32]].concat(),
-    );
+    put("rendezvous", "all", b"\x02\x63All");
+    put("rendezvous", "missing", b"\x03\xa1\x67Missing\x81\x02");
+    put("rendezvous", "refused", b"\x03\xa1\x67Refused\x62no");
+    let hello = b"\x02\xa3\x64rank\x01\x64size\x02\x65proof";
+    put("rendezvous", "plain", &[&hello[..], b"\xf6"].concat());
+    let proof = [&hello[..], b"\x58\x20", &[0; 32]].concat();
+    put("rendezvous", "hello", &proof);
     let instance = InstanceId::from_bytes([0xab; 16]);
     let exporter = Exporter {
         addresses: ["tcp://node7:7420", "unix:/run/egmem.sock"]
