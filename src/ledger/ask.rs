@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use egmem_share::socket::check_private;
 use egmem_share::{Channel, Peers, Unreachable};
 use serde::{Deserialize, Serialize};
 
@@ -95,7 +96,7 @@ impl Found {
     /// Asks the processes whose sockets are in a folder, several at once.
     pub(crate) fn look_in(&mut self, place: &Path) -> Result<()> {
         let failed = |error| MemoryError::system(format!("the folder {}", place.display()), &error);
-        match folder::check(place) {
+        match check_private(place) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             checked => checked.map_err(failed)?,
         }

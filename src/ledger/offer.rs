@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use egmem_share::socket::make_private;
 use egmem_share::{Channel, Closer, InstanceId, Listener, Peers};
 
 use crate::driver::lock;
@@ -69,7 +70,7 @@ pub fn offer() -> Result<Offer> {
 pub(crate) fn offer_in_one_of(places: impl IntoIterator<Item = PathBuf>) -> Result<Offer> {
     let mut failed = Error::from(MemoryError::invalid("folders", "there is none"));
     for place in places {
-        let made = folder::make(&place).map_err(|error| {
+        let made = make_private(&place).map_err(|error| {
             let what = format!("the folder {} for ledgers", place.display());
             Error::from(MemoryError::system(what, &error))
         });

@@ -3,7 +3,7 @@
 use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -66,6 +66,33 @@ fn address(path: &Path) -> MemoryResult<SocketAddrUnix> {
     SocketAddrUnix::new(path).map_err(|error| {
         MemoryError::system(format!("the socket path {}", path.display()), &error.into())
     })
+}
+
+/// Creates a folder for sockets, for this user alone, unless it exists.
+///
+/// # Errors
+/// Those of [`check_private`]; the system's.
+pub fn make_private(folder: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    check_private(folder)
+}
+
+/// Checks that a folder is this user's own, so that no other user can put a socket there or list it.
+///
+/// # Errors
+/// `PermissionDenied` with the reason why it is not; the system's.
+pub fn check_private(folder: &Path) -> io::Result<()> {
+    let found = fs::symlink_metadata(folder)?;
+    let why = match found {
+        _ if !found.is_dir() => "it is not a folder",
+        _ if found.uid() != rustix::process::geteuid().as_raw() => "it belongs to another user",
+        _ if found.mode() & 0o077 != 0 => "other users have access: its mode must be 0700",
+        _ => return Ok(()),
+    };
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
 /// Creates a listening socket at `path`: for its user only, unless `peers` admits others.
@@ -316,6 +343,24 @@ mod tests {
 
     fn mode(path: &Path) -> u32 {
         fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn only_an_own_folder_is_used() {
+        let parent = tempfile::tempdir().unwrap();
+        let own = parent.path().join("own");
+        make_private(&own).unwrap();
+        make_private(&own).unwrap();
+        assert_eq!(mode(&own), 0o700);
+        let link = parent.path().join("link");
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        assert!(make_private(&link).is_err());
+        fs::set_permissions(&own, PermissionsExt::from_mode(0o750)).unwrap();
+        assert!(make_private(&own).is_err());
+        let file = parent.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(make_private(&file).is_err());
+        assert!(make_private(&parent.path().join("no/such")).is_err());
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! The ranks of a launcher's job, from the environment variables that it sets.
 
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use ring::digest::{SHA256, digest};
 
 use super::{AllGather, GroupSecret, rendezvous};
+use crate::share::socket::make_private;
 use crate::{Address, Error, Result};
 
 /// Meets the other ranks of this process's job, which the environment describes. The first of these that is set:
@@ -219,22 +219,14 @@ pub(super) fn private_folder() -> Result<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let path = std::env::temp_dir().join(format!("egmem-{user}-ranks"));
     let failed = |error| Error::system(format!("the folder {}", path.display()), &error);
-    let created = std::fs::DirBuilder::new().mode(0o700).create(&path);
-    if let Err(error) = created
-        && error.kind() != std::io::ErrorKind::AlreadyExists
-    {
-        return Err(failed(error));
-    }
-    let found = std::fs::symlink_metadata(&path).map_err(failed)?;
-    if found.is_dir() && found.uid() == user && found.permissions().mode() & 0o077 == 0 {
-        return Ok(path);
-    }
-    let why = format!("{} is not a folder of this user alone", path.display());
-    Err(Error::invalid("folder for sockets", why))
+    make_private(&path).map_err(failed)?;
+    Ok(path)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     /// Looks a name up in `name=value` pairs.
