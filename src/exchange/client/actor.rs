@@ -19,7 +19,7 @@ use crate::limits::deadline;
 use crate::protocol::{
     Answer, Ask, Ended, Event, FromServer, Leases, MAX_LISTED, Release, Withdrawing, encode,
 };
-use crate::tls::{Credential, WALL_CLOCK};
+use crate::tls::{Credential, WALL_CLOCK, reloaded};
 use crate::transport::{FrameReader, FrameWriter};
 use crate::{Distrust, Error, Refusal, Result, Security};
 
@@ -144,7 +144,7 @@ async fn watch_trust(session: &ClientSession, server: Option<Credential>) -> Err
     let (Security::Tls(tls), Some(mut server)) = (&session.dial.options.security, server) else {
         return std::future::pending().await;
     };
-    let mut reloads = tls.reloads();
+    let mut reloads = Some(tls.reloads());
     loop {
         if let Err(why) = tls.check(&mut server, SystemTime::now()) {
             return Error::not_trusted(session.peer(), Distrust::Certificate, why);
@@ -157,7 +157,7 @@ async fn watch_trust(session: &ClientSession, server: Option<Credential>) -> Err
             return Error::peer_lost(session.peer(), why);
         }
         tokio::select! {
-            () = reloads.next() => {}
+            () = reloaded(&mut reloads) => {}
             // Timers do not run while the machine is suspended.
             () = sleep(WALL_CLOCK) => {}
         }

@@ -16,7 +16,7 @@ use super::session::Next;
 use super::sessions::Link;
 use crate::per_driver::lock;
 use crate::protocol::{Answer, Ask, Event, FromServer, Names, Request, decode, encode};
-use crate::tls::{Reloads, Tls};
+use crate::tls::{Tls, reloaded};
 use crate::transport::{Connection, Frame, FrameReader, FrameWriter};
 use crate::{Error, Refusal, Result, ShareError};
 
@@ -155,7 +155,7 @@ impl Conversation<'_> {
                 biased;
                 () = &mut ended => return Err(End::Server),
                 // Verified by the next round.
-                () = Reloads::next_of(&mut reloads) => {}
+                () = reloaded(&mut reloads) => {}
                 () = tokio::time::sleep(expiry.unwrap_or_default()), if expiry.is_some() => {}
                 Some(done) = self.jobs.join_next(), if !self.jobs.is_empty() => {
                     // A job that panicked gets no answer: its id is unknown.

@@ -16,20 +16,19 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rustls::crypto::CryptoProvider;
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::server::NoServerSessionStorage;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{CertificateError, ClientConfig, RootCertStore, ServerConfig, client, version::TLS13};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
-use webpki::UnknownStatusPolicy;
 use zeroize::{Zeroize, Zeroizing};
 
 pub(crate) use trust::{Credential, End, Loaded, explain};
 
 use crate::{Error, PeerName, Result};
-use trust::{ALPN, SpiffeVerifier, Trust, fault, peer_name};
+use trust::{ALPN, SpiffeVerifier, Verifiers, fault, peer_name};
 
 /// How often the wall clock is read to find expired certificates: timers do not run while the machine is
 /// suspended, and the clock may be set.
@@ -74,6 +73,8 @@ pub struct Tls {
     shared: Arc<SharedTls>,
     expect: Option<PeerName>,
 }
+
+pub(crate) type Reloads = watch::Receiver<Arc<Loaded>>;
 
 struct SharedTls {
     files: Option<TlsFiles>,
@@ -168,7 +169,7 @@ impl Tls {
 
     /// Returns a receiver of reloads.
     pub(crate) fn reloads(&self) -> Reloads {
-        Reloads(self.shared.loaded.subscribe())
+        self.shared.loaded.subscribe()
     }
 
     /// Verifies a peer again, with the certificates loaded now, if there was a reload or one of its certificates has
@@ -190,11 +191,8 @@ impl Tls {
         let mut config = loaded.client.clone()?;
         if let Some(id @ PeerName::Spiffe(_)) = &self.expect {
             let config = Arc::make_mut(&mut config);
-            let verifier = SpiffeVerifier {
-                id: id.clone(),
-                trust: Arc::clone(&loaded.trust),
-                algorithms: config.crypto_provider().signature_verification_algorithms,
-            };
+            let (id, servers) = (id.clone(), Arc::clone(&loaded.verifiers.servers));
+            let verifier = SpiffeVerifier { id, servers };
             let mut dangerous = config.dangerous();
             dangerous.set_certificate_verifier(Arc::new(verifier));
         }
@@ -232,29 +230,18 @@ impl fmt::Debug for TlsPem<'_> {
 /// What errors call the texts of a [`TlsPem`].
 const NAMES: [&str; 4] = ["authority", "certificate", "key", "revocation list"];
 
-/// Waits for reloads of a [`Tls`].
-#[derive(Debug)]
-pub(crate) struct Reloads(watch::Receiver<Arc<Loaded>>);
-
-impl Reloads {
-    /// Waits for the next reload.
-    ///
-    /// # Cancel safety
-    /// No reload is missed.
-    pub(crate) async fn next(&mut self) {
-        if self.0.changed().await.is_err() {
-            // No handle is left that could reload it.
-            std::future::pending().await
-        }
+/// Waits for the next reload, if there may be one.
+///
+/// # Cancel safety
+/// No reload is missed.
+pub(crate) async fn reloaded(reloads: &mut Option<Reloads>) {
+    if let Some(reloads) = reloads
+        && reloads.changed().await.is_ok()
+    {
+        return;
     }
-
-    /// Waits for the next reload of one that there may be.
-    pub(crate) async fn next_of(reloads: &mut Option<Self>) {
-        match reloads {
-            Some(reloads) => reloads.next().await,
-            None => std::future::pending().await,
-        }
-    }
+    // No handle is left that could reload it.
+    std::future::pending().await
 }
 
 /// Larger than any such file.
@@ -322,12 +309,15 @@ fn load_texts(pem: TlsPem<'_>, names: [&str; 4]) -> Result<Loaded> {
     // What a fault of the verifiers is in.
     let what = if pem.crl.is_some() { crl } else { ca };
     let key = certified(&pem, names, &provider)?;
-    let trust = Trust::new(roots.clone(), &crls).map_err(|error| Error::tls(what, error))?;
+    let verifiers = |strict| {
+        let verifiers = Verifiers::new((&roots, &crls), &provider, strict);
+        verifiers.map_err(|error| Error::tls(what, error))
+    };
     // Whether peers that trust the same authority and have the same lists would accept this certificate at that end.
     // The lists may cover other authorities only.
+    let lenient = verifiers(false)?;
     let usable = |end| {
-        let now = UnixTime::now();
-        let verified = trust.verify(&key.cert, end, now, UnknownStatusPolicy::Allow);
+        let verified = lenient.verify(&key.cert, end, UnixTime::now());
         verified.map_err(|error| match error {
             CertificateError::ExpiredRevocationListContext { .. } => {
                 Error::tls(crl, fault(&error).1)
@@ -338,10 +328,10 @@ fn load_texts(pem: TlsPem<'_>, names: [&str; 4]) -> Result<Loaded> {
     let (serves, dials) = (usable(End::Server), usable(End::Client));
     let name = peer_name(key.cert.first()).map_err(|why| Error::tls(cert, why))?;
     let own = key.cert.first().map(|der| Arc::from(&der[..]));
+    let verifiers = verifiers(true)?;
     let ends = Ends {
         provider,
-        roots,
-        crls,
+        verifiers: &verifiers,
         resolver: Arc::new(SingleCertAndKey::from(key)),
     };
     let faulty = |error| Error::tls(what, error);
@@ -355,7 +345,7 @@ fn load_texts(pem: TlsPem<'_>, names: [&str; 4]) -> Result<Loaded> {
         server,
         client,
         name,
-        trust: Arc::new(trust),
+        verifiers,
         own: own.unwrap_or_default(),
         number: 0,
     })
@@ -395,26 +385,17 @@ fn certified(
 }
 
 /// The common parts of both ends' configurations.
-struct Ends {
+struct Ends<'a> {
     provider: Arc<CryptoProvider>,
-    roots: Arc<RootCertStore>,
-    /// Without revocation lists, none is consulted.
-    crls: Vec<CertificateRevocationListDer<'static>>,
+    verifiers: &'a Verifiers,
     resolver: Arc<SingleCertAndKey>,
 }
 
-type Built<T> = Result<Arc<T>, Box<dyn std::error::Error>>;
-
-impl Ends {
-    fn server(&self) -> Built<ServerConfig> {
-        let (roots, provider) = (Arc::clone(&self.roots), Arc::clone(&self.provider));
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
-            .with_crls(self.crls.clone())
-            .enforce_revocation_expiration()
-            .build()?;
-        let mut config = ServerConfig::builder_with_provider(provider)
+impl Ends<'_> {
+    fn server(&self) -> Result<Arc<ServerConfig>, rustls::Error> {
+        let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&TLS13])?
-            .with_client_cert_verifier(verifier)
+            .with_client_cert_verifier(Arc::clone(&self.verifiers.clients))
             .with_cert_resolver(self.resolver.clone());
         config.alpn_protocols = vec![ALPN.to_vec()];
         // Each connection authenticates its peer anew, and no data is sent before.
@@ -425,16 +406,10 @@ impl Ends {
         Ok(Arc::new(config))
     }
 
-    fn client(&self) -> Built<ClientConfig> {
-        let (roots, provider) = (Arc::clone(&self.roots), Arc::clone(&self.provider));
-        let verifier =
-            client::WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider))
-                .with_crls(self.crls.clone())
-                .enforce_revocation_expiration()
-                .build()?;
-        let mut config = ClientConfig::builder_with_provider(provider)
+    fn client(&self) -> Result<Arc<ClientConfig>, rustls::Error> {
+        let mut config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&TLS13])?
-            .with_webpki_verifier(verifier)
+            .with_webpki_verifier(Arc::clone(&self.verifiers.servers))
             .with_client_cert_resolver(self.resolver.clone());
         config.alpn_protocols = vec![ALPN.to_vec()];
         config.resumption = client::Resumption::disabled();

@@ -4,17 +4,17 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls13_signature};
+use rustls::crypto::CryptoProvider;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{
     AlertDescription, CertificateError, ClientConfig, CommonState, DigitallySignedStruct,
     InvalidMessage, OtherError, RootCertStore, ServerConfig, SignatureScheme,
 };
 use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, ServerName, UnixTime};
-use webpki::{
-    CertRevocationList, EndEntityCert, ExpirationPolicy, KeyUsage, OwnedCertRevocationList,
-    RevocationCheckDepth, RevocationOptionsBuilder, UnknownStatusPolicy,
-};
+use webpki::{EndEntityCert, KeyUsage};
 
 use crate::{Distrust, Error, PeerName, Result};
 
@@ -38,86 +38,86 @@ pub(crate) struct Loaded {
     /// `Err` if it is not for clients.
     pub(crate) client: Result<Arc<ClientConfig>>,
     pub(super) name: PeerName,
-    pub(super) trust: Arc<Trust>,
+    pub(super) verifiers: Verifiers,
     /// The process's own certificate.
     pub(super) own: Arc<[u8]>,
     /// Counts the loads of a [`Tls`](super::Tls).
     pub(super) number: u64,
 }
 
-/// The authorities and revocation lists that peers are verified against.
+/// Verify peers against the authorities and revocation lists: all of a chain, and no list past its next update.
 #[derive(Debug)]
-pub(super) struct Trust {
-    pub roots: Arc<RootCertStore>,
-    crls: Vec<CertRevocationList<'static>>,
+pub(super) struct Verifiers {
+    pub servers: Arc<WebPkiServerVerifier>,
+    pub clients: Arc<dyn ClientCertVerifier>,
 }
 
-impl Trust {
+impl Verifiers {
+    /// With revocation lists, `strict` verifiers refuse certificates that no list covers. Without, none is consulted.
+    ///
     /// # Errors
     /// The parser's error, for a revocation list.
     pub fn new(
-        roots: Arc<RootCertStore>,
-        crls: &[CertificateRevocationListDer<'_>],
-    ) -> Result<Self, webpki::Error> {
-        let parse = |der: &CertificateRevocationListDer<'_>| {
-            OwnedCertRevocationList::from_der(der).map(CertRevocationList::Owned)
-        };
-        let crls = crls.iter().map(parse).collect::<Result<_, _>>()?;
-        Ok(Self { roots, crls })
+        (roots, crls): (
+            &Arc<RootCertStore>,
+            &[CertificateRevocationListDer<'static>],
+        ),
+        provider: &Arc<CryptoProvider>,
+        strict: bool,
+    ) -> Result<Self, VerifierBuilderError> {
+        let both = || (Arc::clone(roots), Arc::clone(provider));
+        let (roots, provider) = both();
+        let mut servers = WebPkiServerVerifier::builder_with_provider(roots, provider)
+            .with_crls(crls.to_vec())
+            .enforce_revocation_expiration();
+        let (roots, provider) = both();
+        let mut clients = WebPkiClientVerifier::builder_with_provider(roots, provider)
+            .with_crls(crls.to_vec())
+            .enforce_revocation_expiration();
+        if !strict {
+            servers = servers.allow_unknown_revocation_status();
+            clients = clients.allow_unknown_revocation_status();
+        }
+        Ok(Self {
+            servers: servers.build()?,
+            clients: clients.build()?,
+        })
     }
 
-    /// Verifies a chain at a time, as rustls does in a handshake: all of it, and no list past its next update. With
-    /// revocation lists, `unknown` decides about certificates that no list covers.
+    /// Verifies a chain at a time, as a handshake does, and no name.
     pub fn verify(
         &self,
         chain: &[CertificateDer<'_>],
         end: End,
         at: UnixTime,
-        unknown: UnknownStatusPolicy,
     ) -> Result<(), CertificateError> {
         let (own, between) = chain.split_first().ok_or(CertificateError::BadEncoding)?;
-        let crls: Vec<_> = self.crls.iter().collect();
-        // Without lists the builder fails, and none is consulted.
-        let revocation = RevocationOptionsBuilder::new(&crls).ok().map(|builder| {
-            builder
-                .with_depth(RevocationCheckDepth::Chain)
-                .with_status_policy(unknown)
-                .with_expiration_policy(ExpirationPolicy::Enforce)
-                .build()
-        });
-        let usage = match end {
-            End::Server => KeyUsage::server_auth(),
-            End::Client => KeyUsage::client_auth(),
+        let verified = match end {
+            End::Server => verify_server(&self.servers, own, between, at),
+            End::Client => (self.clients.verify_client_cert(own, between, at)).map(|_| ()),
         };
-        let (algorithms, roots) = (webpki::ALL_VERIFICATION_ALGS, &self.roots.roots);
-        EndEntityCert::try_from(own)
-            .and_then(|own| {
-                own.verify_for_usage(algorithms, roots, between, at, usage, revocation, None)
-                    .map(|_| ())
-            })
-            .map_err(of_webpki)
+        verified.map_err(|error| match error {
+            rustls::Error::InvalidCertificate(reason) => reason,
+            other => CertificateError::Other(OtherError(Arc::new(other))),
+        })
     }
 }
 
-/// Converts webpki's error as rustls does, which has no public function for it.
-fn of_webpki(error: webpki::Error) -> CertificateError {
-    use webpki::Error as Bad;
-    match error {
-        Bad::CertExpired { time, not_after } => {
-            CertificateError::ExpiredContext { time, not_after }
+/// Verifies a server's chain, and no name: rustls compares that after everything else.
+fn verify_server(
+    verifier: &WebPkiServerVerifier,
+    own: &CertificateDer<'_>,
+    between: &[CertificateDer<'_>],
+    at: UnixTime,
+) -> Result<(), rustls::Error> {
+    use CertificateError::{NotValidForName, NotValidForNameContext};
+    let nobody = ServerName::from(std::net::Ipv4Addr::UNSPECIFIED);
+    match verifier.verify_server_cert(own, between, &nobody, &[], at) {
+        Ok(_)
+        | Err(rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. })) => {
+            Ok(())
         }
-        Bad::CertNotValidYet { time, not_before } => {
-            CertificateError::NotValidYetContext { time, not_before }
-        }
-        Bad::CrlExpired { time, next_update } => {
-            CertificateError::ExpiredRevocationListContext { time, next_update }
-        }
-        Bad::CertRevoked => CertificateError::Revoked,
-        Bad::UnknownIssuer => CertificateError::UnknownIssuer,
-        Bad::InvalidSignatureForPublicKey => CertificateError::BadSignature,
-        Bad::UnknownRevocationStatus => CertificateError::UnknownRevocationStatus,
-        Bad::RequiredEkuNotFoundContext(_) => CertificateError::InvalidPurpose,
-        other => CertificateError::Other(OtherError(Arc::new(other))),
+        Err(error) => Err(error),
     }
 }
 
@@ -225,8 +225,7 @@ pub(super) fn peer_name(certificate: Option<&CertificateDer<'_>>) -> Result<Peer
 #[derive(Debug)]
 pub(super) struct SpiffeVerifier {
     pub id: PeerName,
-    pub trust: Arc<Trust>,
-    pub algorithms: WebPkiSupportedAlgorithms,
+    pub servers: Arc<WebPkiServerVerifier>,
 }
 
 /// The server has another name than the expected SPIFFE id.
@@ -238,14 +237,12 @@ impl ServerCertVerifier for SpiffeVerifier {
     fn verify_server_cert(
         &self,
         own: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
+        between: &[CertificateDer<'_>],
         _: &ServerName<'_>,
         _: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let chain: Vec<_> = [own].into_iter().chain(intermediates).cloned().collect();
-        let unknown = UnknownStatusPolicy::Deny;
-        self.trust.verify(&chain, End::Server, now, unknown)?;
+        verify_server(&self.servers, own, between, now)?;
         match peer_name(Some(own)) {
             Ok(name) if name == self.id => Ok(ServerCertVerified::assertion()),
             Ok(name) => {
@@ -271,11 +268,11 @@ impl ServerCertVerifier for SpiffeVerifier {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signed, &self.algorithms)
+        (self.servers).verify_tls13_signature(message, certificate, signed)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
+        self.servers.supported_verify_schemes()
     }
 }
 
@@ -343,8 +340,7 @@ impl Credential {
         }
         let since = now.duration_since(SystemTime::UNIX_EPOCH);
         let at = UnixTime::since_unix_epoch(since.unwrap_or_default());
-        let unknown = UnknownStatusPolicy::Deny;
-        let verified = loaded.trust.verify(&self.chain, self.end, at, unknown);
+        let verified = loaded.verifiers.verify(&self.chain, self.end, at);
         verified.map_err(|error| fault(&error).1)?;
         self.number = loaded.number;
         self.due = self.expiries.iter().copied().find(|&expiry| expiry > now);
