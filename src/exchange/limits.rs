@@ -51,8 +51,6 @@ limits! {
         /// Bytes of a frame. Of frames with more than 64 KiB a server reads at most 64 at once, and 4 of one peer; the
         /// others wait. It writes as many.
         pub frame_bytes: u32 = 4 << 20,
-        /// File descriptors in a frame.
-        pub frame_fds: u32 = 1024,
         /// File descriptors that a server has open for one peer: those being sent to it. For all peers together it is half of
         /// `RLIMIT_NOFILE`.
         pub fds_per_peer: usize = 16_384,

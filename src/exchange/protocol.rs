@@ -49,10 +49,6 @@ pub struct Hello {
     /// The client's name for itself, for display: at most 255 bytes.
     #[serde(default)]
     pub agent: String,
-    /// Whether the client can receive the fds of a memory's parts through a queue: see
-    /// [`Fds::queue`].
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub queues: bool,
     /// Over a Unix socket: `resume` names a session that has a connection over TCP now, and moves here with the
     /// name and the rights of that connection.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -305,43 +301,17 @@ pub struct Granted {
     pub owner: Owner,
 }
 
-/// How to import memory: one handle for each part.
+/// How to import memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Handles {
-    /// Fabric handles: 64 bytes each.
+    /// Fabric handles, one for each part: 64 bytes each.
     Fabric(Vec<Secret>),
-    /// File descriptors, which come with the frame.
-    Fds(Fds),
-}
-
-/// This many fds come with the frame: one for each part, or one through which those are received.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fds {
-    /// The number of fds.
-    pub count: u32,
-    /// The one fd is a socket: the fds of the parts come through it, 16 at a time. Only for clients whose
-    /// [`Hello::queues`] allows it.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub queue: bool,
-}
-
-impl Fds {
-    /// Returns so many fds of parts.
-    pub const fn of(count: u32) -> Self {
-        Self {
-            count,
-            queue: false,
-        }
-    }
-
-    /// Returns a queue.
-    pub const fn in_queue() -> Self {
-        Self {
-            queue: true,
-            ..Self::of(1)
-        }
-    }
+    /// So many file descriptors, one for each part, which come with the frame.
+    Fds(u32),
+    /// Memory of more than [32 parts](crate::share::queue::MAX_WITH_MESSAGE). One fd comes with the frame, a socket through
+    /// which the fds of the parts come, 16 at a time.
+    Queue,
 }
 
 /// See [`Ask::Probe`].

@@ -40,7 +40,6 @@ pub fn hello(resume: Option<Secret>) -> Vec<u8> {
         fabric: true,
         resume,
         agent: String::new(),
-        queues: true,
         moves: false,
     }))
 }

@@ -94,7 +94,6 @@ pub fn hello_of(resume: Option<Secret>, moves: bool) -> Vec<u8> {
         fabric: true,
         resume,
         agent: "hostile".into(),
-        queues: true,
         moves,
     })
     .to_vec()

@@ -86,13 +86,13 @@ async fn serve(session: &Arc<ClientSession>, established: Established) -> Result
 async fn read(session: &Arc<ClientSession>, reader: &mut FrameReader) -> Result<()> {
     let limit = session.dial.options.limits.frame_bytes;
     loop {
-        let Some(mut frame) = reader.read(limit).await? else {
+        let Some(frame) = reader.read(limit).await? else {
             return Err(Error::peer_lost(session.peer(), "it closed the connection"));
         };
         session.heard();
         match decode_from(&session.peer(), &frame)? {
             FromServer::Reply(id, answer) => {
-                session.handle_reply(id, answer, frame.uncounted_fds())?;
+                session.handle_reply(id, answer, frame.fds)?;
             }
             FromServer::Event(event) => session.handle_event(event)?,
         }

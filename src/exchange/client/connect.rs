@@ -270,7 +270,6 @@ async fn greet(
         fabric: dial.no_fabric.is_none(),
         resume: resume.map(|before| before.welcome.session.clone()),
         agent: options.agent.clone(),
-        queues: true,
         moves: to.is_some(),
     });
     connection.writer.write(&hello, &[]).await?;

@@ -232,7 +232,7 @@ impl FetchOptions {
         memory.access = memory.access.min(access);
         let via = match &granted.handles {
             Handles::Fabric(_) => HandleType::Fabric,
-            Handles::Fds(_) => HandleType::PosixFd,
+            Handles::Fds(_) | Handles::Queue => HandleType::PosixFd,
         };
         if !accept.contains(&via) {
             return Err(broken("handles of a type that is not accepted"));
@@ -299,11 +299,11 @@ impl IntoFuture for FetchOptions {
 fn open(handles: &Handles, mut fds: Vec<OwnedFd>, parts: usize) -> Option<PartHandles> {
     let handles: Vec<_> = match handles {
         Handles::Fabric(secrets) => fabric(secrets)?,
-        Handles::Fds(sent) if sent.count as usize != fds.len() => return None,
-        Handles::Fds(sent) if sent.queue => {
+        Handles::Queue => {
             let queue = fds.pop().filter(|_| fds.is_empty());
             return queue.map(PartHandles::from_queue);
         }
+        Handles::Fds(count) if *count as usize != fds.len() => return None,
         Handles::Fds(_) => fds.into_iter().map(ShareableHandle::PosixFd).collect(),
     };
     (handles.len() == parts).then(|| handles.into())

@@ -18,7 +18,7 @@ use super::sessions::{Link, elsewhere};
 use crate::driver::{Access, HandleType};
 use crate::ledger::Party;
 use crate::limits::deadline;
-use crate::protocol::{Fds, Fetch, Granted, Handles, Secret, check_name};
+use crate::protocol::{Fetch, Granted, Handles, Secret, check_name};
 use crate::share::fd;
 use crate::share::queue::{self, BATCH};
 use crate::transport::send_fds;
@@ -43,7 +43,7 @@ pub(super) struct Grant {
 enum Exported {
     Fabric(Arc<[Secret]>),
     /// Fds, and what the answer says about them.
-    Fds(Fds, CountedFds),
+    Fds(Handles, CountedFds),
 }
 
 impl Grant {
@@ -51,7 +51,7 @@ impl Grant {
     pub fn build(self) -> (Granted, CountedFds) {
         let (handles, fds) = match self.exported {
             Exported::Fabric(handles) => (Handles::Fabric(handles.to_vec()), CountedFds::default()),
-            Exported::Fds(count, fds) => (Handles::Fds(count), fds),
+            Exported::Fds(handles, fds) => (handles, fds),
         };
         let granted = Granted {
             lease: self.lease,
@@ -160,9 +160,8 @@ impl ServerCore {
         publication: &Arc<Publication>,
         counted: Option<Arc<Counted>>,
     ) -> Result<Result<Exported, String>, Refused> {
-        let most = self.limits.frame_fds as usize;
         let parts = publication.description.parts.len();
-        let is_queued = link.queues && queue::is_needed(parts);
+        let is_queued = queue::is_needed(parts);
         let has_fds = publication
             .handle_types
             .contains(HandleType::PosixFd.into());
@@ -172,8 +171,6 @@ impl ServerCore {
             "POSIX fds do not go to another machine".to_owned()
         } else if !link.local {
             "the session has not moved to the server's Unix socket".to_owned()
-        } else if parts > most && !is_queued {
-            format!("more than {most} POSIX fds")
         } else {
             // Of fds that come through a queue, one tells whether the driver exports them.
             let count = if is_queued { 1 } else { parts };
@@ -188,9 +185,9 @@ impl ServerCore {
                 Ok(one) if is_queued => {
                     drop(one);
                     let queue = self.feed(link, publication, counted)?;
-                    Ok(Exported::Fds(Fds::in_queue(), queue))
+                    Ok(Exported::Fds(Handles::Queue, queue))
                 }
-                Ok(fds) => Ok(Exported::Fds(Fds::of(parts as u32), fds)),
+                Ok(fds) => Ok(Exported::Fds(Handles::Fds(parts as u32), fds)),
                 Err(why) => Err(why),
             });
         };

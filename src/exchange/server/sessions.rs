@@ -32,8 +32,6 @@ pub(super) struct Link {
     pub session: Arc<ServerSession>,
     /// A Unix socket: frames may carry fds.
     pub local: bool,
-    /// Whether the client takes fds from queues.
-    pub queues: bool,
     /// The permits for large answers.
     pub large: LargeFrames,
     /// Over a Unix socket, the process that connected.
@@ -114,7 +112,6 @@ impl ServerCore {
             id,
             session,
             local: connection.local,
-            queues: hello.queues,
             large,
             process: PeerProcess::of(connection),
             boot: hello.boot,

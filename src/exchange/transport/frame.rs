@@ -12,6 +12,7 @@ use zeroize::Zeroizing;
 
 use super::stream::{Reading, Writing};
 use crate::limits::deadline;
+use crate::share::queue::MAX_WITH_MESSAGE;
 use crate::{Error, Result};
 use crate::{Limits, tls};
 
@@ -132,13 +133,6 @@ pub(crate) struct Frame {
     pub permit: Option<Permit>,
 }
 
-impl Frame {
-    /// Takes the fds, for a client, which requested them.
-    pub fn uncounted_fds(&mut self) -> Vec<OwnedFd> {
-        std::mem::take(&mut self.fds)
-    }
-}
-
 impl fmt::Debug for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { bytes, fds, .. } = self;
@@ -152,7 +146,7 @@ pub(crate) struct FrameReader {
     peer: Arc<str>,
     assembly: Assembly,
     fds: Vec<OwnedFd>,
-    /// How many fds may arrive with a frame.
+    /// How many fds may arrive with a frame: the most that one message of an exporter carries.
     max_fds: usize,
     /// The longest time for a frame, and the present frame's deadline.
     within: Duration,
@@ -174,7 +168,7 @@ impl FrameReader {
             peer,
             assembly: Assembly::default(),
             fds: Vec::new(),
-            max_fds: limits.frame_fds as usize,
+            max_fds: MAX_WITH_MESSAGE,
             within: limits.frame,
             until: None,
             broken: false,

@@ -148,18 +148,13 @@ pub(crate) async fn send_fds(
     fds: &[BorrowedFd<'_>],
 ) -> io::Result<usize> {
     consume_budget().await;
-    let send = || fd::try_send(socket, bytes, fds);
     loop {
-        match send() {
+        match fd::try_send(socket, bytes, fds) {
             Err(error) if fd::is_too_many_in_flight(&error) => sleep(PAUSE).await,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 // Registered for output as long as it waits, by an fd of its own: see `UnixReading`.
-                let socket = socket.try_clone_to_owned()?;
-                let socket = register(socket, Interest::WRITABLE)?;
-                match socket.async_io(Interest::WRITABLE, |_| send()).await {
-                    Err(error) if fd::is_too_many_in_flight(&error) => sleep(PAUSE).await,
-                    sent => return sent,
-                }
+                let socket = register(socket.try_clone_to_owned()?, Interest::WRITABLE)?;
+                let _ready = socket.writable().await?;
             }
             sent => return sent,
         }
@@ -184,8 +179,7 @@ pub(super) enum Writing {
 }
 
 impl Writing {
-    /// Writes all bytes; over a Unix socket the fds are sent with the first ones, as many in each message as
-    /// it can carry.
+    /// Writes all bytes; over a Unix socket the fds are sent with the first ones.
     pub(super) async fn write(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         match self {
             Self::Bytes(stream) => {
@@ -193,23 +187,11 @@ impl Writing {
                 stream.flush().await
             }
             Self::Unix(stream) => {
-                let mut rest = bytes;
-                let mut chunks = fds.chunks(fd::MAX_FDS).peekable();
-                while !rest.is_empty() {
-                    let chunk = chunks.next().unwrap_or_default();
-                    // A further message's fds need a byte of their own.
-                    let part = if chunks.peek().is_some() {
-                        &rest[..1]
-                    } else {
-                        rest
-                    };
-                    let sent = send_fds(stream.as_fd(), part, chunk).await?;
-                    rest = &rest[sent..];
+                let mut sent = send_fds(stream.as_fd(), bytes, fds).await?;
+                while sent < bytes.len() {
+                    sent += send_fds(stream.as_fd(), &bytes[sent..], &[]).await?;
                 }
-                match chunks.next() {
-                    None => Ok(()),
-                    Some(_) => Err(io::ErrorKind::InvalidInput.into()),
-                }
+                Ok(())
             }
         }
     }

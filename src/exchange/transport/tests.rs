@@ -103,10 +103,10 @@ async fn peers_have_names() {
 }
 
 #[tokio::test]
-async fn fds_come_with_their_frame_however_many() {
+async fn fds_come_with_their_frame() {
     let (mut a, mut b) = unix().await;
     let null = std::fs::File::open("/dev/null").unwrap();
-    for count in [0, 1, 253, 254, 600] {
+    for count in [0, 1, 31, 32] {
         let fds = vec![null.as_fd(); count];
         a.writer.write(b"a first one, without", &[]).await.unwrap();
         a.writer.write(b"fds", &fds).await.unwrap();

@@ -84,7 +84,6 @@ impl Raw {
             fabric: true,
             resume,
             agent: String::new(),
-            queues: false,
             moves,
         };
         self.write(&encode(&hello))?;

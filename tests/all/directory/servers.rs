@@ -161,7 +161,6 @@ fn session(address: &str) -> Vec<u8> {
         fabric: false,
         resume: None,
         agent: String::new(),
-        queues: false,
         moves: false,
     };
     write_frame(&mut stream, &encode(&hello));

@@ -168,7 +168,6 @@ pub fn hello(resume: Option<Secret>) -> Vec<u8> {
         fabric: true,
         resume,
         agent: "a test".into(),
-        queues: false,
         moves: false,
     })
     .to_vec()

@@ -91,12 +91,9 @@ fn description() -> impl Strategy<Value = Description> {
 fn handles() -> impl Strategy<Value = Handles> {
     prop_oneof![
         vec(secret(), 0..4).prop_map(Handles::Fabric),
-        fds().prop_map(Handles::Fds),
+        any::<u32>().prop_map(Handles::Fds),
+        Just(Handles::Queue),
     ]
-}
-
-fn fds() -> impl Strategy<Value = Fds> {
-    (any::<u32>(), any::<bool>()).prop_map(|(count, queue)| Fds { count, queue })
 }
 
 fn refused() -> impl Strategy<Value = Refused> {
@@ -129,9 +126,9 @@ fn leases() -> impl Strategy<Value = Vec<u64>> {
 
 pub fn hello() -> impl Strategy<Value = Hello> {
     let first = (text(), any::<u16>(), any::<u16>(), boot(), any::<bool>());
-    let last = (text(), any::<bool>(), any::<bool>());
+    let last = (text(), any::<bool>());
     (first, of(secret()), last).prop_map(
-        |((magic, oldest, newest, boot, fabric), resume, (agent, queues, moves))| Hello {
+        |((magic, oldest, newest, boot, fabric), resume, (agent, moves))| Hello {
             magic,
             oldest,
             newest,
@@ -139,7 +136,6 @@ pub fn hello() -> impl Strategy<Value = Hello> {
             fabric,
             resume,
             agent,
-            queues,
             moves,
         },
     )

@@ -48,11 +48,9 @@ pub fn hellos() -> Vec<(&'static str, Hello)> {
         fabric: true,
         resume: None,
         agent: "sample".into(),
-        queues: false,
         moves: false,
     };
     let again = Hello {
-        queues: true,
         resume: Some(secret(1)),
         ..new.clone()
     };
@@ -196,7 +194,7 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
             }),
         ),
         ("granted-fabric", granted(fabric())),
-        ("granted-fds", granted(Handles::Fds(Fds::of(2)))),
+        ("granted-fds", granted(Handles::Fds(2))),
         ("expired", Answer::Expired(Leases { leases: vec![300] })),
         (
             "probed",
@@ -205,13 +203,13 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
                 wrote: 0x8877_6655_4433_2211,
             }),
         ),
-        ("granted-queue", granted(Handles::Fds(Fds::in_queue()))),
+        ("granted-queue", granted(Handles::Queue)),
         (
             "granted-window",
             Answer::Granted(Granted {
                 lease: 10,
                 memory: window(),
-                handles: Handles::Fds(Fds::of(1)),
+                handles: Handles::Fds(1),
                 probe: None,
                 no_fabric: None,
                 owner: Owner::Server,

@@ -6,6 +6,7 @@ use ciborium::Value;
 use egmem::driver::{Access, HandleType};
 use egmem::exchange::protocol::*;
 use egmem::exchange::{Limits, Refusal};
+use egmem::share::queue::MAX_WITH_MESSAGE;
 
 use crate::protocol::samples;
 
@@ -135,7 +136,7 @@ fn refusals_versions_and_limits_are_those_of_the_code() {
             u64::from(MAX_HELLO >> 10),
             "{} KiB for the client's first frame",
         ),
-        (u64::from(limits.frame_fds), "{} fds a frame"),
+        (MAX_WITH_MESSAGE as u64, "{} fds a frame"),
         (limits.connections as u64, "{} connections that have"),
         (limits.connections_per_peer as u64, "{} of one peer"),
         (

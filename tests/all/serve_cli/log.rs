@@ -69,7 +69,6 @@ fn come_and_go(service: &Service) {
         fabric: false,
         resume: None,
         agent: "x".repeat(255),
-        queues: false,
         moves: false,
     };
     let bytes = encode(&hello);

@@ -89,7 +89,7 @@ async fn grants_that_cannot_be_are_refused_and_released() {
     with(&|granted| granted.memory.parts.clear());
     with(&|granted| granted.handles = Handles::Fabric(vec![]));
     with(&|granted| granted.handles = Handles::Fabric(vec![Secret::new(&[0; 63]).unwrap()]));
-    with(&|granted| granted.handles = Handles::Fds(Fds::of(1)));
+    with(&|granted| granted.handles = Handles::Fds(1));
     with(&|granted| granted.probe = Some(granted.memory.padded()));
     with(&|granted| granted.probe = Some(u64::MAX));
     with(&|granted| granted.probe = Some(4));

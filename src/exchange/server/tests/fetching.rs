@@ -63,7 +63,7 @@ async fn over_a_unix_socket_fds_come_with_the_answer() {
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
     let (granted, fds) = raw.fetch(fetch_fds("a")).await.unwrap();
-    assert_eq!(granted.handles, Handles::Fds(Fds::of(1)));
+    assert_eq!(granted.handles, Handles::Fds(1));
     assert_eq!(granted.no_fabric, None, "none was wanted");
     let handles = fds.into_iter().map(ShareableHandle::PosixFd).collect();
     let imported = ImportOptions::new()
@@ -86,54 +86,20 @@ fn in_parts(driver: &Driver, parts: u64) -> Buffer {
 }
 
 #[tokio::test]
-async fn only_a_client_that_knows_queues_gets_one_and_only_for_many_parts() {
+async fn fds_of_many_parts_alone_come_through_a_queue() {
     let driver = driver();
     let (_directory, address, server) = start_at_unix(options()).await;
     let few = server.publish("few", in_parts(&driver, 32)).now().unwrap();
     let many = server.publish("many", in_parts(&driver, 33)).now().unwrap();
-    for (queues, name, count, queue) in [
-        (false, "few", 32, false),
-        (false, "many", 33, false),
-        (true, "few", 32, false),
-        (true, "many", 1, true),
-    ] {
-        let hello = Hello { queues, ..hello() };
-        let mut raw = Raw::open_at(&address, &Security::Plain, &hello).await;
+    let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
+    for (name, handles, count) in [("few", Handles::Fds(32), 32), ("many", Handles::Queue, 1)] {
         let (granted, fds) = raw.fetch(fetch_fds(name)).await.unwrap();
-        let expected = Fds {
-            queue,
-            ..Fds::of(count)
-        };
-        assert_eq!(granted.handles, Handles::Fds(expected), "{queues} {name}");
-        assert_eq!(fds.len(), count as usize);
+        assert_eq!(granted.handles, handles);
+        assert_eq!(fds.len(), count);
         raw.release(granted.lease).await;
     }
+    drop(raw);
     drop((few, many));
-    close(server, &driver).await;
-}
-
-/// Memory of more parts than a frame has fds needs a client that knows queues.
-#[tokio::test]
-async fn a_client_without_queues_is_refused_more_fds_than_a_frame_has() {
-    let driver = driver();
-    let limits = Limits {
-        frame_fds: 40,
-        ..Limits::default()
-    };
-    let options = options().limits(limits);
-    let (_directory, address, server) = start_at_unix(options).await;
-    let published = server.publish("a", in_parts(&driver, 41)).now().unwrap();
-    let mut old = Raw::open_at(&address, &Security::Plain, &hello()).await;
-    let refused = old.fetch(fetch_fds("a")).await.unwrap_err();
-    assert_eq!(refused, Refusal::NoCommonHandle);
-    let hello = Hello {
-        queues: true,
-        ..hello()
-    };
-    let mut raw = Raw::open_at(&address, &Security::Plain, &hello).await;
-    let (granted, _) = raw.fetch(fetch_fds("a")).await.unwrap();
-    raw.release(granted.lease).await;
-    drop(published);
     close(server, &driver).await;
 }
 
@@ -149,14 +115,11 @@ async fn a_queue_ends_with_its_client_or_with_its_time() {
     let options = options().limits(limits);
     let (_directory, address, server) = start_at_unix(options).await;
     let published = server.publish("a", in_parts(&driver, 200)).now().unwrap();
-    let hello = Hello {
-        queues: true,
-        ..hello()
-    };
+    let hello = hello();
     for dies in [true, false] {
         let mut raw = Raw::open_at(&address, &Security::Plain, &hello).await;
         let (granted, queue) = raw.fetch(fetch_fds("a")).await.unwrap();
-        assert_eq!(granted.handles, Handles::Fds(Fds::in_queue()));
+        assert_eq!(granted.handles, Handles::Queue);
         // The server waits with the next of them: there is no room for a second queue.
         let refused = raw.fetch(fetch_fds("a")).await.unwrap_err();
         assert_eq!(refused, Refusal::Limit);
@@ -175,10 +138,7 @@ async fn an_importer_whose_server_ends_gets_an_error_and_no_part() {
     let driver = driver();
     let (_directory, address, server) = start_at_unix(options()).await;
     let published = server.publish("a", in_parts(&driver, 200)).now().unwrap();
-    let hello = Hello {
-        queues: true,
-        ..hello()
-    };
+    let hello = hello();
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello).await;
     let (granted, mut fds) = raw.fetch(fetch_fds("a")).await.unwrap();
     // It does not wait for the lease.

@@ -286,7 +286,7 @@ async fn over_tls_lists_go_by_certificates() {
     let mut good = good.moved().await;
     assert_eq!(good.welcome().peer, "a.good.test");
     let (granted, fds) = good.fetch(fetch_fds("a")).await.unwrap();
-    assert_eq!(granted.handles, Handles::Fds(Fds::of(1)));
+    assert_eq!(granted.handles, Handles::Fds(1));
     assert_eq!(published.importers()[0].peer.to_string(), "a.good.test");
     drop(fds);
     good.release(granted.lease).await;

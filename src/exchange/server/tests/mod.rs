@@ -109,7 +109,6 @@ fn hello() -> Hello {
         fabric: true,
         resume: None,
         agent: "test".into(),
-        queues: false,
         moves: false,
     }
 }
@@ -226,9 +225,8 @@ impl Raw {
     async fn read(&mut self) -> Option<(zeroize::Zeroizing<Vec<u8>>, Vec<OwnedFd>)> {
         let frame = tokio::time::timeout(LONG, self.connection.reader.read(u32::MAX));
         let frame = frame.await.expect("the server says nothing");
-        let mut frame = frame.ok().flatten()?;
-        let fds = frame.uncounted_fds();
-        Some((frame.bytes, fds))
+        let frame = frame.ok().flatten()?;
+        Some((frame.bytes, frame.fds))
     }
 
     async fn send(&mut self, ask: Ask) -> u64 {
