@@ -13,7 +13,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use zeroize::Zeroizing;
 
 use super::buffer::{ClientLease, Held, LeaseKey, LeaseState};
-use super::connect::{Established, decode_from, establish, refused};
+use super::connect::{Established, UNASKED, decode_from, establish, refused};
 use super::session::{ClientSession, Link, Pending, RELEASES, Reply, SessionState, SessionUser};
 use crate::limits::deadline;
 use crate::protocol::{
@@ -268,8 +268,8 @@ impl ClientSession {
         let broken = |detail: &str| Err(Error::protocol(self.peer(), detail));
         let pending = self.lock().pending.remove(&id);
         match pending {
-            None => broken("reply with an unknown request id"),
-            Some(Pending::Ping) => Ok(()),
+            None if id != UNASKED => broken("reply with an unknown request id"),
+            None | Some(Pending::Ping) => Ok(()),
             Some(Pending::Release(key)) => {
                 self.handle_release(key, &answer);
                 Ok(())

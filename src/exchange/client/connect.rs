@@ -1,13 +1,16 @@
 //! Options of a client; connects it, and exchanges the two messages that begin a session.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::capability::{Capabilities, ImexChannel, Path, Trial};
 use crate::driver::{Call, Code, DeviceAttribute, HandleTypes, Location, random};
-use crate::protocol::{Greeting, Hello, MAGIC, OLDEST, Refused, VERSION, Welcome, decode, encode};
+use crate::protocol::{
+    Ask, Greeting, Hello, MAGIC, OLDEST, Refused, VERSION, Welcome, decode, encode,
+};
 use crate::share::{BootId, Peers};
 use crate::text::bounded;
 use crate::tls::Credential;
@@ -19,6 +22,8 @@ use crate::{
 
 /// The most bytes of a client's name for itself.
 const MAX_AGENT: usize = 255;
+/// The id of pings before the session has its task.
+pub(super) const UNASKED: u64 = 0;
 /// The shortest heartbeat and lease that a server may set.
 const LEAST: Duration = Duration::from_millis(10);
 /// The longest heartbeat and lease.
@@ -154,6 +159,8 @@ pub(crate) struct Dial {
     pub(super) boot: BootId,
     /// Why fabric handles cannot be imported; `None` if they can.
     pub(super) no_fabric: Option<MemoryError>,
+    /// Whether it imports memory, and only fds: then a session over TCP alone fetches nothing.
+    pub(super) needs_fds: bool,
 }
 
 /// A session's terms, checked.
@@ -197,22 +204,23 @@ pub(super) async fn establish(
     deadline: Instant,
 ) -> Result<Established, Unconnected> {
     let left = deadline.saturating_duration_since(Instant::now());
-    let work = async {
-        let mut established = greet(dial, before, None, left).await?;
-        move_to_unix(dial, &mut established, left).await;
-        Ok(established)
-    };
-    timeout_at(deadline, work).await.unwrap_or_else(|_| {
+    let greeted = timeout_at(deadline, greet(dial, before, None, left)).await;
+    let mut established = greeted.unwrap_or_else(|_| {
         let what = format!("connecting to {}", dial.options.address);
         Err(Error::timed_out(what, left).into())
-    })
+    })?;
+    move_to_unix(dial, &mut established, deadline).await;
+    Ok(established)
 }
 
 /// Moves a session over TCP to the Unix socket of a server on this machine, because only that passes fds. Where the
 /// socket cannot be reached, the session stays, and `no_unix` says why. Nobody reads the first connection any more: the
 /// client asks on the last one which of its leases have ended.
-async fn move_to_unix(dial: &Dial, established: &mut Established, left: Duration) {
-    let terms = &mut established.terms;
+///
+/// A greeting there may take all of the time for a client that needs fds. For another one a socket at which nobody answers
+/// takes a quarter of it.
+async fn move_to_unix(dial: &Dial, established: &mut Established, deadline: Instant) {
+    let (terms, writer) = (&mut established.terms, &mut established.writer);
     let Some(local) = &terms.welcome.local else {
         return;
     };
@@ -222,9 +230,18 @@ async fn move_to_unix(dial: &Dial, established: &mut Established, left: Duration
     // tokio takes a path with a leading NUL for an abstract name.
     let path = local.strip_prefix('@').map(|name| format!("\0{name}"));
     let address = Address::Unix(path.unwrap_or_else(|| local.clone()).into());
-    let left = (left / 4).min(dial.options.limits.handshake);
-    let moved = timeout(left, greet(dial, Some(terms), Some(&address), left)).await;
-    let moved = moved.unwrap_or_else(|_| Err(Error::timed_out("its greeting", left).into()));
+    let mut left = deadline.saturating_duration_since(Instant::now());
+    if !dial.needs_fds {
+        left = (left / 4).min(dial.options.limits.handshake);
+    } else if terms.welcome.resumed {
+        // This end does not hear the server meanwhile, and would give its leases up.
+        left = left.min(terms.lease / 2);
+    }
+    let moving = timeout(left, greet(dial, Some(terms), Some(&address), left));
+    let moved = tokio::select! {
+        moved = moving => moved.unwrap_or_else(|_| Err(Error::timed_out("its greeting", left).into())),
+        never = keep_alive(writer, terms.heartbeat) => match never {},
+    };
     let why = match moved {
         Ok(moved) if moved.terms.welcome.instance == terms.welcome.instance => {
             (terms.unix, terms.pid) = (true, moved.terms.pid);
@@ -243,6 +260,14 @@ async fn move_to_unix(dial: &Dial, established: &mut Established, left: Duration
     terms.no_unix = Some(format!(
         "its Unix socket {local} cannot be used: {why}; {hint}"
     ));
+}
+
+/// Pings meanwhile: the server closes a silent connection. It closes this one too, when the session moves.
+async fn keep_alive(writer: &mut FrameWriter, heartbeat: Duration) -> Infallible {
+    loop {
+        sleep(heartbeat / 2).await;
+        let _ = writer.write(&encode(&(UNASKED, Ask::Ping)), &[]).await;
+    }
 }
 
 /// Connects, says hello and reads the greeting; the handshake may take `left`. A session that moves to the Unix socket

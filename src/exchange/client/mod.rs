@@ -385,6 +385,7 @@ impl ClientOptions {
         let dial = Dial {
             options: self,
             boot: BootId::current()?,
+            needs_fds: driver.is_some() && no_fabric.is_some(),
             no_fabric,
         };
         let mut attempt = 0;
