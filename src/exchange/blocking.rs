@@ -10,7 +10,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
@@ -173,11 +172,7 @@ impl Drop for Running {
     }
 }
 
-impl fmt::Debug for Background {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Background")
-    }
-}
+opaque!(Background);
 
 /// # Errors
 /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.

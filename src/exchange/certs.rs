@@ -24,7 +24,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::net::IpAddr;
@@ -166,12 +165,6 @@ impl Authority {
     }
 }
 
-impl fmt::Debug for Authority {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Authority").finish_non_exhaustive()
-    }
-}
-
 /// A certificate and its key.
 pub struct Issued {
     /// The certificate, in PEM: not secret.
@@ -180,11 +173,7 @@ pub struct Issued {
     pub key_pem: Zeroizing<String>,
 }
 
-impl fmt::Debug for Issued {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Issued(redacted)")
-    }
-}
+opaque!(Authority Issued);
 
 /// The requested contents of a certificate: see [`Authority::issue`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -216,10 +205,9 @@ impl CertRequest {
         self.lasting(days(count))
     }
 
-    /// Sets the validity as a duration: at least a second, at most 36,500 days.
-    pub fn lasting(mut self, duration: StdDuration) -> Self {
-        self.lasting = duration;
-        self
+    setters! {
+        /// Sets the validity as a duration: at least a second, at most 36,500 days.
+        lasting: StdDuration;
     }
 
     fn params(&self) -> Result<CertificateParams> {

@@ -12,6 +12,17 @@ macro_rules! setters {
     )*};
 }
 
+/// Implements `Debug` of types whose contents are secret, or nobody's concern.
+macro_rules! opaque {
+    ($($type:ident)*) => {$(
+        impl std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(concat!(stringify!($type), "(redacted)"))
+            }
+        }
+    )*};
+}
+
 mod access;
 mod address;
 pub mod blocking;

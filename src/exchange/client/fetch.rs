@@ -63,15 +63,14 @@ impl FetchOptions {
         self
     }
 
-    /// Sets whether the two ends prove that they see the same bytes of memory that comes by fabric handle, if the
-    /// exporter has room for an unused word; by default they do. The first GPU that may read the memory takes part,
-    /// otherwise the CPU. Memory of whole 2 MiB has room only if its owner allocated it with
-    /// [`room_for_probes`](egmem_core::BufferOptions::room_for_probes), or as `egmem serve` does. A window on larger
-    /// memory, such as a heap's block, has none. A POSIX fd names memory of this machine, and is not probed. See
-    /// [`RemoteBuffer::proved`].
-    pub const fn probe(mut self, on: bool) -> Self {
-        self.probe = on;
-        self
+    setters! {
+        /// Sets whether the two ends prove that they see the same bytes of memory that comes by fabric handle, if the
+        /// exporter has room for an unused word; by default they do. The first GPU that may read the memory takes part,
+        /// otherwise the CPU. Memory of whole 2 MiB has room only if its owner allocated it with
+        /// [`room_for_probes`](egmem_core::BufferOptions::room_for_probes), or as `egmem serve` does. A window on larger
+        /// memory, such as a heap's block, has none. A POSIX fd names memory of this machine, and is not probed. See
+        /// [`RemoteBuffer::proved`].
+        probe: bool;
     }
 
     /// Refuses memory of another instance of the server.

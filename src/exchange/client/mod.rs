@@ -450,9 +450,8 @@ impl CreateOptions {
         self
     }
 
-    /// Sets how long it may take; 5 minutes by default. Drivers create 4 to 6 GB a second.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
+    setters! {
+        /// Sets how long it may take; 5 minutes by default. Drivers create 4 to 6 GB a second.
+        timeout: Duration;
     }
 }

@@ -1,7 +1,6 @@
 //! State that a client's task and its users share: requests, leases, and the connection's state.
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -441,13 +440,7 @@ impl SessionState {
     }
 }
 
-impl fmt::Debug for ClientSession {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientSession")
-            .field("address", &self.dial.options.address)
-            .finish_non_exhaustive()
-    }
-}
+opaque!(ClientSession);
 
 /// Keeps a session open: it closes with the last of these.
 #[derive(Debug)]

@@ -271,23 +271,14 @@ impl EtcdOptions {
         self
     }
 
-    /// Sets how long a dead exporter's names stay: 1 second or more, in whole seconds; 10 s by default. etcd
-    /// has a minimum of its own, a few of its heartbeats.
-    pub const fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease;
-        self
-    }
-
-    /// Sets how long etcd may take for one answer: 5 s by default.
-    pub const fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-
-    /// Sets the pauses before a retry: from 200 ms to 10 s by default. A registration retries in any case.
-    pub const fn retry(mut self, pauses: Reconnect) -> Self {
-        self.retry = pauses;
-        self
+    setters! {
+        /// Sets how long a dead exporter's names stay: 1 second or more, in whole seconds; 10 s by default. etcd
+        /// has a minimum of its own, a few of its heartbeats.
+        lease: Duration;
+        /// Sets how long etcd may take for one answer: 5 s by default.
+        timeout: Duration;
+        /// Sets the pauses before a retry: from 200 ms to 10 s by default. A registration retries in any case.
+        retry: Reconnect;
     }
 
     /// Checks the options without a connection.

@@ -1,6 +1,5 @@
 //! Contributions that are good for one rank in one gather.
 
-use std::fmt;
 use std::path::Path;
 
 use ring::aead::{self, AES_256_GCM, Aad, LessSafeKey, Nonce};
@@ -83,11 +82,7 @@ fn about(challenge: &[u8], rank: u32, size: u32) -> Vec<u8> {
     [b"egmem rendezvous 2", challenge, &rank, &size].concat()
 }
 
-impl fmt::Debug for GroupSecret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("GroupSecret(redacted)")
-    }
-}
+opaque!(GroupSecret);
 
 /// An all-gather over a transport that need not be trusted: each contribution is encrypted and authenticated (AES-256-GCM)
 /// for its rank and its gather. Of those on the transport, a reader learns only the lengths, and a writer can only make

@@ -22,22 +22,6 @@ const BACK_OFF: Duration = Duration::from_millis(100);
 /// refusal. Closing a connection with unread bytes resets it, and a reset overtakes the bytes before it.
 const FIRST_VERSION: (u32, Duration) = (256 << 10, Duration::from_millis(500));
 
-/// Counts an open connection until dropped.
-struct Open(Arc<ServerCore>);
-
-impl Open {
-    fn new(core: &Arc<ServerCore>) -> Self {
-        core.counters.count(|stats| &mut stats.connections);
-        Self(Arc::clone(core))
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.counters.lower(|stats| &mut stats.connections);
-    }
-}
-
 /// Accepts connections until the server ends. At its `own` socket sessions move, and none begins.
 pub(super) async fn run(core: Arc<ServerCore>, listening: Listening, own: bool) {
     tokio::select! {
@@ -56,7 +40,7 @@ async fn accept(core: &Arc<ServerCore>, listening: &Listening, own: bool) -> Err
             Ok(incoming) => incoming,
             Err(error) => return error,
         };
-        let open = Open::new(core);
+        let open = Arc::clone(&core.open);
         let newcomer = core.newcomers.enter().await;
         core.counters.count(|stats| &mut stats.accepted);
         let serving = serve(Arc::clone(core), open, incoming, newcomer, own);
@@ -84,7 +68,7 @@ async fn incoming(newcomers: &Newcomers, listening: &Listening) -> Result<Incomi
 /// Serves one connection from its first byte to its last.
 async fn serve(
     core: Arc<ServerCore>,
-    _open: Open,
+    _open: Arc<()>,
     incoming: Incoming,
     (newcomer, closing): (Newcomer, Closing),
     own: bool,

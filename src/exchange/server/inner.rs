@@ -30,6 +30,8 @@ pub(super) struct ServerCore {
     pub(super) limits: Limits,
     /// Counts what peers make it keep.
     pub(super) quota: Arc<Quota>,
+    /// Each open connection has a clone.
+    pub(super) open: Arc<()>,
     /// Connections that have not been greeted yet.
     pub(super) newcomers: Newcomers,
     /// The certificates that verify peers over TLS.
@@ -138,6 +140,7 @@ impl ServerCore {
             leases: state.leases.live() as u64,
             names: state.names.len() as u64,
             bytes: named.map(padded).sum(),
+            connections: (Arc::strong_count(&self.open) - 1) as u64,
             fds: self.quota.used(What::Fd) as u64,
             handshakes: self.newcomers.count() as u64,
             tasks: self.tasks.len() as u64,
@@ -326,22 +329,17 @@ pub struct ServerStats {
     pub refusals: BTreeMap<String, u64>,
 }
 
-/// The counts, and the gauges that change as events happen.
+/// The counts.
 #[derive(Debug, Default)]
 pub(super) struct Counters(Mutex<ServerStats>);
 
 /// A function that returns one of the counters.
-pub(super) type Gauge = fn(&mut ServerStats) -> &mut u64;
+pub(super) type Count = fn(&mut ServerStats) -> &mut u64;
 
 impl Counters {
     /// Increments a counter.
-    pub fn count(&self, gauge: Gauge) {
-        *gauge(&mut lock(&self.0)) += 1;
-    }
-
-    /// Decrements a gauge.
-    pub fn lower(&self, gauge: Gauge) {
-        *gauge(&mut lock(&self.0)) -= 1;
+    pub fn count(&self, count: Count) {
+        *count(&mut lock(&self.0)) += 1;
     }
 
     /// Counts a refusal.
@@ -355,7 +353,7 @@ impl Counters {
         *refusals.entry(word.to_owned()).or_default() += 1;
     }
 
-    /// Returns them, with the other gauges left at 0.
+    /// Returns them, with the gauges left at 0.
     pub fn read(&self) -> ServerStats {
         lock(&self.0).clone()
     }

@@ -226,6 +226,7 @@ fn core(
         boot: BootId::current()?,
         state: Mutex::new(ServerState::new(Arc::clone(&audit), &quota)),
         quota,
+        open: Arc::default(),
         newcomers: Newcomers::new(options.limits.handshakes),
         tls: match options.security {
             Security::Tls(tls) => Some(tls),

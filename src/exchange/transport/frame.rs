@@ -301,12 +301,6 @@ impl FrameReader {
     }
 }
 
-impl fmt::Debug for FrameReader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FrameReader({})", self.peer)
-    }
-}
-
 /// Writes frames.
 pub(crate) struct FrameWriter {
     stream: Writing,
@@ -392,11 +386,7 @@ pub(crate) fn append(whole: &mut Vec<u8>, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-impl fmt::Debug for FrameWriter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FrameWriter({})", self.peer)
-    }
-}
+opaque!(FrameReader FrameWriter);
 
 /// Returns the frames in the bytes if they arrive in pieces of `piece` bytes, and the most room allocated for
 /// one. An error or a cut-off frame ends the list.
