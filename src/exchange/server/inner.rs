@@ -196,7 +196,7 @@ impl ServerCore {
         ended: Vec<EndedSession>,
     ) {
         for session in &ended {
-            state.sessions.remove(session.session);
+            state.remove_session(session.session);
             for &lease in &session.leases {
                 if let Some(record) = state.leases.find(lease) {
                     state.audit_lease("expired", record);

@@ -122,7 +122,7 @@ impl Server {
     fn dismiss_if(&self, of: impl Fn(&PeerName) -> bool, detail: &str) -> usize {
         let inner = &self.handle.inner;
         let state = inner.state();
-        let theirs = state.sessions.iter().filter(|session| of(&session.peer));
+        let theirs = state.sessions.values().filter(|session| of(&session.peer));
         let theirs: Vec<u64> = theirs.map(|session| session.id).collect();
         inner.dismiss(state, &theirs, Refusal::Forbidden, detail)
     }
@@ -142,7 +142,7 @@ impl Server {
         lock(&inner.peers).clone_from(&peers);
         {
             let state = inner.state();
-            let moved = state.sessions.iter().filter(|session| {
+            let moved = state.sessions.values().filter(|session| {
                 let user = session.user();
                 !matches!(session.peer, PeerName::User(_))
                     && user.is_some_and(|uid| !peers.admits_user(uid))

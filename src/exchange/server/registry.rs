@@ -11,7 +11,7 @@ use super::audit::{Audit, audit};
 use super::leases::{Deadlines, LeaseRecord, Leases};
 use super::publication::{Publication, Registered};
 use super::quota::{Quota, shrink};
-use super::session::{ServerSession, Sessions};
+use super::session::{ServerSession, Sessions, with_token};
 pub(super) use crate::limits::millis;
 use crate::numbers::Numbers;
 use crate::protocol::{self, Ended, Event, Hello, Withdrawing};
@@ -66,7 +66,12 @@ impl ServerState {
 
     /// Returns the session that a hello names, and whose token it has.
     pub fn session_of(&self, hello: &Hello) -> Option<&Arc<ServerSession>> {
-        self.sessions.with_token(hello.resume.as_ref()?)
+        with_token(&self.sessions, hello.resume.as_ref()?)
+    }
+
+    pub fn remove_session(&mut self, id: u64) {
+        self.sessions.remove(&id);
+        shrink(&mut self.sessions);
     }
 
     /// Returns the publication under a name, for a peer that may fetch it.
@@ -109,7 +114,7 @@ impl ServerState {
 
     /// Tells the holder of a lease that the lease has ended.
     pub fn notify_ended(&self, lease: &LeaseRecord, reason: Refusal, detail: &str) {
-        if let Some(session) = self.sessions.get(lease.session) {
+        if let Some(session) = self.sessions.get(&lease.session) {
             session.notify(Event::Ended(Ended {
                 lease: lease.holder.lease,
                 why: protocol::Refused {
@@ -125,7 +130,7 @@ impl ServerState {
         if let Some(record) = self.leases.get(session, lease) {
             self.audit_lease("withdrawing", record);
         }
-        if let Some(session) = self.sessions.get(session) {
+        if let Some(session) = self.sessions.get(&session) {
             let ms = millis(within);
             session.notify(Event::Withdrawing(Withdrawing { lease, ms }));
         }
@@ -290,12 +295,12 @@ impl ServerState {
         let sessions = std::mem::take(&mut self.sessions);
         self.leases.clear();
         self.recalls = Deadlines::default();
-        sessions.iter().cloned().collect()
+        sessions.into_values().collect()
     }
 
     /// Queues a notice for all sessions.
     pub fn notify_all(&self, notice: &Event) {
-        for session in self.sessions.iter() {
+        for session in self.sessions.values() {
             session.notify(notice.clone());
         }
     }

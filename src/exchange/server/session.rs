@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
-use super::quota::{Counted, shrink};
+use super::quota::Counted;
 use crate::driver::random;
 use crate::per_driver::lock;
 use crate::protocol::{Event, Refused, Secret};
@@ -31,6 +31,8 @@ pub(super) struct ServerSession {
     pub wake: Notify,
     /// The certificates that its peer was verified with, when it connected over TLS last.
     pub credential: Mutex<Option<Credential>>,
+    /// Counts it.
+    _counted: Counted,
 }
 
 /// A connection that has a session.
@@ -106,7 +108,7 @@ pub(super) enum Next {
 }
 
 impl ServerSession {
-    /// Creates the session of a connection; at most `limit` notices wait for it, which `counted` counts.
+    /// Creates the session of a connection, with its count; at most `limit` notices wait for it, which `events` counts.
     ///
     /// # Errors
     /// That of the system's random numbers.
@@ -115,7 +117,7 @@ impl ServerSession {
         peer: PeerName,
         attached: Attached,
         limit: usize,
-        counted: Counted,
+        [counted, events]: [Counted; 2],
     ) -> Result<Self> {
         let failed = |error| Error::system("reading random bytes", &error);
         let random = random::<RANDOM>().map(Zeroizing::new).map_err(failed)?;
@@ -136,10 +138,11 @@ impl ServerSession {
                 limit,
                 overflown: false,
                 dismissed: None,
-                counted,
+                counted: events,
             }),
             wake: Notify::new(),
             credential: Mutex::default(),
+            _counted: counted,
         })
     }
 
@@ -239,38 +242,17 @@ impl ServerSession {
     }
 }
 
-/// A server's sessions, each with its count.
-#[derive(Debug, Default)]
-pub(super) struct Sessions(HashMap<u64, (Arc<ServerSession>, Counted)>);
+/// A server's sessions by their numbers.
+pub(super) type Sessions = HashMap<u64, Arc<ServerSession>>;
 
-impl Sessions {
-    pub fn insert(&mut self, session: Arc<ServerSession>, counted: Counted) {
-        self.0.insert(session.id, (session, counted));
-    }
-
-    pub fn get(&self, id: u64) -> Option<&Arc<ServerSession>> {
-        self.0.get(&id).map(|(session, _)| session)
-    }
-
-    /// Returns the session with this token. Knowing its number, with which a token begins, does not reveal the token.
-    pub fn with_token(&self, token: &Secret) -> Option<&Arc<ServerSession>> {
-        let number = token.expose().first_chunk()?;
-        let session = self.get(u64::from_be_bytes(*number))?;
-        (session.token == *token).then_some(session)
-    }
-
-    pub fn remove(&mut self, id: u64) {
-        self.0.remove(&id);
-        shrink(&mut self.0);
-    }
-
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<ServerSession>> {
-        self.0.values().map(|(session, _)| session)
-    }
+/// Returns the session with this token. Knowing its number, with which a token begins, does not reveal the token.
+pub(super) fn with_token<'a>(
+    sessions: &'a Sessions,
+    token: &Secret,
+) -> Option<&'a Arc<ServerSession>> {
+    let number = token.expose().first_chunk()?;
+    let session = sessions.get(&u64::from_be_bytes(*number))?;
+    (session.token == *token).then_some(session)
 }
 
 #[cfg(test)]
@@ -300,7 +282,7 @@ mod tests {
     }
 
     fn counted_session(id: u64, limit: usize, quota: &Arc<Quota>) -> ServerSession {
-        let counted = quota.none(&PEER, What::Event);
+        let counted = [What::Session, What::Event].map(|what| quota.none(&PEER, what));
         ServerSession::new(id, PEER, attached(10), limit, counted).unwrap()
     }
 
@@ -316,20 +298,19 @@ mod tests {
     fn tokens_differ_and_name_their_session() {
         let mut sessions = Sessions::default();
         for id in [7, 8] {
-            let counted = quota().count(&PEER, What::Session, 1).unwrap();
-            sessions.insert(Arc::new(counted_session(id, 1, &quota())), counted);
+            sessions.insert(id, Arc::new(counted_session(id, 1, &quota())));
         }
-        let token = sessions.get(7).unwrap().token.clone();
-        assert_eq!(sessions.with_token(&token).unwrap().id, 7);
+        let token = sessions[&7].token.clone();
+        assert_eq!(with_token(&sessions, &token).unwrap().id, 7);
         for at in [0, 7, 8, 39] {
             let mut other = token.expose().to_vec();
             other[at] ^= 15;
             let other = Secret::new(&other).unwrap();
-            assert!(sessions.with_token(&other).is_none(), "{at}");
+            assert!(with_token(&sessions, &other).is_none(), "{at}");
         }
         for short in [&[][..], &token.expose()[..8], &token.expose()[..39]] {
             let short = Secret::new(short).unwrap();
-            assert!(sessions.with_token(&short).is_none());
+            assert!(with_token(&sessions, &short).is_none());
         }
     }
 

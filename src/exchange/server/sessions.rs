@@ -170,10 +170,11 @@ impl ServerCore {
         let leases = self.limits.leases_per_peer.saturating_mul(2);
         let notices = self.limits.queued_frames.saturating_add(leases);
         let events = self.quota.none(peer, What::Event);
-        let session = ServerSession::new(number, peer.clone(), attached, notices, events);
+        let session =
+            ServerSession::new(number, peer.clone(), attached, notices, [counted, events]);
         let session = Arc::new(session.map_err(|e| (Refusal::Internal, e.to_string()))?);
         state.leases.open(number, peer.clone());
-        state.sessions.insert(Arc::clone(&session), counted);
+        state.sessions.insert(number, Arc::clone(&session));
         Ok(session)
     }
 
@@ -239,7 +240,7 @@ impl ServerCore {
             return;
         }
         if state.leases.detach(session.id, last_word + self.lease) {
-            state.sessions.remove(session.id);
+            state.remove_session(session.id);
             drop(state);
             self.session_ended(session.id, &session.peer);
         } else {
@@ -260,7 +261,7 @@ impl ServerCore {
     ) -> usize {
         let mut ended = Vec::new();
         for &id in sessions {
-            let Some(session) = state.sessions.get(id).cloned() else {
+            let Some(session) = state.sessions.get(&id).cloned() else {
                 continue;
             };
             session.dismiss(protocol::Refused {

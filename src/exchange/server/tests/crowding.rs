@@ -273,7 +273,7 @@ async fn a_peer_that_does_not_read_keeps_no_place_among_those_that_wait_for_a_pe
         .inner
         .state()
         .sessions
-        .iter()
+        .values()
         .cloned()
         .collect();
     let waiting = || {

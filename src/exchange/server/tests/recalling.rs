@@ -115,7 +115,7 @@ async fn a_recall_does_not_overtake_its_grant() {
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     let (inner, id) = (&published.inner, published.publication.id);
-    let session = inner.state().sessions.iter().next().unwrap().clone();
+    let session = inner.state().sessions.values().next().unwrap().clone();
     let lease = {
         let mut state = inner.state();
         let publication = state.publications[&id].publication.clone();

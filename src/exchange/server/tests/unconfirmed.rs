@@ -139,7 +139,7 @@ async fn places_of_forgotten_holders_are_given_back() {
         publication
     };
     let raw = Raw::open(&server).await;
-    let session = inner.state().sessions.iter().next().unwrap().clone();
+    let session = inner.state().sessions.values().next().unwrap().clone();
     for _ in 0..2 * MAX_EXPIRED {
         let now = std::time::Instant::now();
         let mut state = inner.state();
