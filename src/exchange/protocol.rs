@@ -14,8 +14,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-use crate::driver::{Access, HandleType, NodeId};
-use crate::share::{BootId, Description, InstanceId};
+use crate::driver::{Access, HandleType, NodeId, ShareableHandle};
+use crate::share::{BootId, Description, InstanceId, Shared};
 use crate::text::{MAX_TEXT, bounded, is_unsafe};
 use crate::{Error, Owner, Result};
 
@@ -541,6 +541,16 @@ impl Secret {
     /// Returns the bytes.
     pub fn expose(&self) -> &[u8] {
         &self.0
+    }
+
+    /// Exports the fabric handles of shared memory.
+    pub(crate) fn of_fabric(shared: &Shared) -> Result<Vec<Self>> {
+        let handles = shared.export(HandleType::Fabric)?;
+        let secrets = handles.iter().filter_map(|handle| match handle {
+            ShareableHandle::Fabric(handle) => Self::new(handle.expose_bytes()),
+            ShareableHandle::PosixFd(_) => None,
+        });
+        Ok(secrets.collect())
     }
 }
 

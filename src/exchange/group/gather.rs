@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 use super::env::private_folder;
 use super::{AllGather, GatheredMemory};
 use crate::client::{fabric, importable};
-use crate::driver::{Access, Driver, HandleType, HandleTypes, ShareableHandle, random};
+use crate::driver::{Access, Driver, HandleType, HandleTypes, random};
 use crate::ledger::{Party, Site};
 use crate::per_driver::lock;
 use crate::protocol::{Secret, decode, encode};
@@ -342,7 +342,7 @@ impl Ranks<'_> {
 
     /// Gathers all ranks' fabric handles, and maps the memory.
     fn exchange_fabric(&self, all: &mut dyn AllGather, memory: Option<&Shared>) -> Result<Mapped> {
-        let handles = together(all, export_fabric(memory))?;
+        let handles = together(all, memory.map_or(Ok(Vec::new()), Secret::of_fabric))?;
         let mapped = self.map(HandleType::Fabric, |rank| {
             let handles = fabric(&handles[rank as usize]);
             let wrong = || Error::protocol(name(rank), "a fabric handle of another length");
@@ -383,16 +383,6 @@ impl Ranks<'_> {
         }
         Ok(mapped)
     }
-}
-
-fn export_fabric(memory: Option<&Shared>) -> Result<Vec<Secret>> {
-    let handles = memory.map(|memory| memory.export(HandleType::Fabric));
-    let handles = handles.transpose()?.unwrap_or_default();
-    let secrets = handles.iter().filter_map(|handle| match handle {
-        ShareableHandle::Fabric(handle) => Secret::new(handle.expose_bytes()),
-        ShareableHandle::PosixFd(_) => None,
-    });
-    Ok(secrets.collect())
 }
 
 fn name(rank: u32) -> String {

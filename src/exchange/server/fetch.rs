@@ -141,10 +141,9 @@ impl ServerCore {
         publication: &Arc<Publication>,
         counted: Option<Arc<Counted>>,
     ) -> Result<Result<Exported, String>, Refused> {
-        let exported = match (publication.fabric(), publication.no_fabric.get()) {
-            (Some(handles), _) => Ok(handles),
-            (None, Some(why)) => Err(why.clone()),
-            (None, None) => {
+        let exported = match publication.fabric() {
+            Some(known) => known,
+            None => {
                 let publication = Arc::clone(publication);
                 let export = move || Ok(publication.export_fabric());
                 self.driver_call(counted, export).await?

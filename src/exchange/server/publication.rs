@@ -28,8 +28,6 @@ pub(super) struct Publication {
     pub description: Description,
     pub handle_types: HandleTypes,
     pub probe: bool,
-    /// Why there are no fabric handles, once that was asked.
-    pub no_fabric: OnceLock<String>,
     pub holders: Arc<HolderEvents>,
 }
 
@@ -48,8 +46,8 @@ pub(super) struct HolderEvents {
 #[derive(Debug)]
 pub(super) struct Memory {
     shared: Shared,
-    /// Exported once: every grantee gets the same handles.
-    fabric: Option<Arc<[Secret]>>,
+    /// Exported once: every grantee gets the same handles, or learns why there are none.
+    fabric: Option<Result<Arc<[Secret]>, String>>,
 }
 
 impl From<Shared> for Memory {
@@ -97,7 +95,6 @@ impl Publication {
             description,
             handle_types: self.handle_types,
             probe: self.probe,
-            no_fabric: OnceLock::new(),
             holders: Arc::clone(&self.holders),
         }
     }
@@ -118,8 +115,8 @@ impl Publication {
         taken.map(|memory| memory.shared).ok_or_else(withdrawn)
     }
 
-    /// Returns its fabric handles, if they have been exported.
-    pub fn fabric(&self) -> Option<Arc<[Secret]>> {
+    /// Returns what [`export_fabric`](Self::export_fabric) does, if that is known.
+    pub fn fabric(&self) -> Option<Result<Arc<[Secret]>, String>> {
         lock(&self.memory).as_ref()?.fabric.clone()
     }
 
@@ -127,44 +124,35 @@ impl Publication {
         self.description.access
     }
 
-    /// Returns its fabric handles, which are exported once. It calls the driver.
-    ///
-    /// # Errors
-    /// The reason. A permanent one is also stored in [`no_fabric`](Self::no_fabric).
+    /// Returns its fabric handles, or the reason why there are none. The first call asks the driver.
     pub fn export_fabric(&self) -> Result<Arc<[Secret]>, String> {
-        if !self.handle_types.contains(HandleType::Fabric.into()) {
-            return Err(self.no_fabric.get_or_init(|| self.find_no_fabric()).clone());
+        if let Some(known) = self.fabric() {
+            return known;
         }
-        if let Some(handles) = self.fabric() {
-            return Ok(handles);
-        }
-        let export = || -> Result<Arc<[Secret]>> {
-            let wrong = || wrong_type(HandleType::Fabric);
-            let secret = |handle| match handle {
-                ShareableHandle::Fabric(handle) => {
-                    Secret::new(handle.expose_bytes()).ok_or_else(wrong)
-                }
-                ShareableHandle::PosixFd(_) => Err(wrong()),
-            };
-            let handles = self.shared()?.export(HandleType::Fabric)?;
-            handles.into_iter().map(secret).collect()
+        let has_fabric = self.handle_types.contains(HandleType::Fabric.into());
+        let found = if has_fabric {
+            let secrets = self.shared().and_then(|shared| Secret::of_fabric(&shared));
+            secrets.map(Arc::from).map_err(|error| error.to_string())
+        } else {
+            Err(self.find_no_fabric())
         };
-        let handles = export().map_err(|error| error.to_string())?;
-        // If two callers do this at once, either result is good.
-        if let Some(memory) = &mut *lock(&self.memory) {
-            memory.fabric = Some(Arc::clone(&handles));
+        // If two callers do this at once, either result is good. A driver's error may pass.
+        if (found.is_ok() || !has_fabric)
+            && let Some(memory) = &mut *lock(&self.memory)
+        {
+            memory.fabric = Some(found.clone());
         }
-        Ok(handles)
+        found
     }
 
     /// Exports the fds of the first `count` parts. It calls the driver.
     pub fn export_fds(&self, count: usize) -> Result<Vec<OwnedFd>> {
         let handles = self.shared()?.export_parts(0..count, HandleType::PosixFd)?;
-        let fd = |handle| match handle {
-            ShareableHandle::PosixFd(fd) => Ok(fd),
-            ShareableHandle::Fabric(_) => Err(wrong_type(HandleType::PosixFd)),
-        };
-        handles.into_iter().map(fd).collect()
+        let fds = handles.into_iter().filter_map(|handle| match handle {
+            ShareableHandle::PosixFd(fd) => Some(fd),
+            ShareableHandle::Fabric(_) => None,
+        });
+        Ok(fds.collect())
     }
 
     fn find_no_fabric(&self) -> String {
@@ -183,13 +171,6 @@ fn withdrawn() -> Error {
     Error::invalid(
         "publication",
         "it was withdrawn, which gave its memory back",
-    )
-}
-
-fn wrong_type(wanted: HandleType) -> Error {
-    Error::invalid(
-        "handle",
-        format!("the driver exported a handle of a type other than {wanted}"),
     )
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -89,7 +89,6 @@ impl PublishOptions<'_> {
             description,
             handle_types,
             probe: self.probe,
-            no_fabric: OnceLock::new(),
             holders: Arc::default(),
         });
         state.names.insert(Arc::clone(&publication.name), id);
