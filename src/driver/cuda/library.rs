@@ -1,13 +1,12 @@
 //! A library loaded at run time. Each function is looked up when it is first called.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, CString, c_void};
 use std::marker::PhantomData;
-use std::mem::{ManuallyDrop, size_of, transmute_copy};
+use std::mem::{size_of, transmute_copy};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
-
-use libloading::os::unix;
 
 use crate::{Call, Code, CudaVersion, Error, Result};
 
@@ -15,24 +14,27 @@ use crate::{Call, Code, CudaVersion, Error, Result};
 #[derive(Debug)]
 pub(super) struct Library {
     // Never closed: CUDA's libraries run their own threads and exit handlers.
-    inner: ManuallyDrop<unix::Library>,
+    handle: *mut c_void,
     name: &'static str,
 }
+
+// SAFETY: the loader may be asked for a symbol by any thread, and the handle stays valid: nothing closes it.
+unsafe impl Send for Library {}
+// SAFETY: as above; the loader takes a lock of its own.
+unsafe impl Sync for Library {}
 
 impl Library {
     /// Loads `path`, which errors call `name`; returns the loader's message on failure.
     pub(super) fn open(path: &Path, name: &'static str) -> std::result::Result<Self, String> {
-        // SAFETY: loading runs the library's initialisers. These are CUDA's own libraries, by name, which are
-        // made to be loaded at run time from any thread. An attacker that can replace such a library can also
-        // replace this program.
-        let loaded = unsafe { unix::Library::open(Some(path), unix::RTLD_LAZY | unix::RTLD_LOCAL) };
-        match loaded {
-            Ok(inner) => Ok(Self {
-                inner: ManuallyDrop::new(inner),
-                name,
-            }),
-            Err(error) => Err(words(&error)),
+        let file = CString::new(path.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
+        // SAFETY: the path ends with a NUL. Loading runs the library's initialisers. These are CUDA's own libraries, by
+        // name, which are made to be loaded at run time from any thread. An attacker that can replace such a library
+        // can also replace this program.
+        let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            return Err(loader_message());
         }
+        Ok(Self { handle, name })
     }
 
     /// Returns the library's name, as errors use it.
@@ -42,21 +44,25 @@ impl Library {
 
     fn find(&self, symbols: &[&'static str]) -> Option<*mut c_void> {
         symbols.iter().find_map(|symbol| {
-            // SAFETY: the address is only stored here; it is called through the type that `Function::new`'s
-            // contract guarantees.
-            let found = unsafe { self.inner.get::<*mut c_void>(*symbol) };
-            let address = found.ok()?.as_raw_ptr();
+            let symbol = CString::new(*symbol).ok()?;
+            // SAFETY: the handle is open, the name ends with a NUL. The address is only stored here; it is called
+            // through the type that `Function::new`'s contract guarantees.
+            let address = unsafe { libc::dlsym(self.handle, symbol.as_ptr()) };
             (!address.is_null()).then_some(address)
         })
     }
 }
 
-/// Returns the loader's message, which `libloading` shows only as the error's source.
-fn words(error: &libloading::Error) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => source.to_string(),
-        None => error.to_string(),
+/// Returns why this thread's last call of the loader failed.
+fn loader_message() -> String {
+    // SAFETY: the text belongs to this thread's loader until the thread's next call of it, and is copied before.
+    let message = unsafe { libc::dlerror() };
+    if message.is_null() {
+        return "the loader gives no reason".into();
     }
+    // SAFETY: not null; the loader ends it with a NUL.
+    let message = unsafe { CStr::from_ptr(message) };
+    message.to_string_lossy().into_owned()
 }
 
 /// A function of a library, of type `F`, looked up on first use.
@@ -234,7 +240,8 @@ mod tests {
 
     fn this_process() -> Library {
         Library {
-            inner: ManuallyDrop::new(unix::Library::this()),
+            // SAFETY: no path: the program itself.
+            handle: unsafe { libc::dlopen(ptr::null(), libc::RTLD_LAZY) },
             name: "libtest.so",
         }
     }
