@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::fd::{self, MAX_FDS, posix};
-use super::frame::{self, Body, MAX_FRAME};
+use super::frame::{self, Body, MAX_PIECE};
 use super::queue;
 use super::socket;
 use super::{Credentials, Description, Offer, PartHandles, Peers, Shared};
@@ -22,9 +22,6 @@ use crate::{Error, MemoryError, Result};
 
 /// The default time limit of one operation of a [`Channel`].
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// The most bytes of a piece of a text: escapes and the frame's other fields have room.
-const PIECE: usize = MAX_FRAME / 2;
 
 /// A connection to another process of this machine, which sends and receives memory.
 ///
@@ -453,7 +450,7 @@ impl Channel {
     fn send_pieces(&mut self, text: &str) -> Result<()> {
         let mut rest = text;
         loop {
-            let mut end = rest.len().min(PIECE);
+            let mut end = rest.len().min(MAX_PIECE);
             while !rest.is_char_boundary(end) {
                 end -= 1;
             }
@@ -485,7 +482,7 @@ impl Channel {
                 (other, _) => return Err(self.unexpected(&other)),
             };
             // A piece is short only at a text's end.
-            let is_short = more && text.len() < PIECE - 3;
+            let is_short = more && text.len() < MAX_PIECE - 3;
             if is_short || text.len() > most - all.len() {
                 return Err(self.refuse(format!("a text of more than {most} bytes")));
             }
@@ -521,17 +518,17 @@ mod tests {
 
     #[test]
     fn texts_of_any_length_arrive_whole() {
-        for bytes in [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE] {
+        for bytes in [0, 1, MAX_PIECE - 1, MAX_PIECE, MAX_PIECE + 1, 3 * MAX_PIECE] {
             let text = "x".repeat(bytes);
             assert_eq!(through(&text, bytes).unwrap(), text);
         }
-        let odd = "x".to_owned() + &"ä".repeat(PIECE);
+        let odd = "x".to_owned() + &"ä".repeat(MAX_PIECE);
         assert_eq!(through(&odd, odd.len()).unwrap(), odd);
     }
 
     #[test]
     fn longer_texts_are_refused() {
-        for most in [0, PIECE, 2 * PIECE] {
+        for most in [0, MAX_PIECE, 2 * MAX_PIECE] {
             let error = through(&"x".repeat(most + 1), most).unwrap_err();
             assert!(matches!(error, Error::Protocol { .. }), "{error}");
         }
@@ -545,14 +542,14 @@ mod tests {
         other.set_timeout(Duration::from_millis(300));
         let sender = std::thread::spawn(move || {
             let piece = Body::Text {
-                text: "x".repeat(PIECE),
+                text: "x".repeat(MAX_PIECE),
                 more: true,
             };
             while one.send_body(&piece, &[]).is_ok() {
                 std::thread::sleep(Duration::from_millis(100));
             }
         });
-        let error = other.receive_text(30 * PIECE).unwrap_err();
+        let error = other.receive_text(30 * MAX_PIECE).unwrap_err();
         assert!(matches!(error, Error::TimedOut { .. }), "{error}");
         drop(other);
         sender.join().unwrap();

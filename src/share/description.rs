@@ -289,13 +289,9 @@ mod tests {
             ),
             (whole, &["access", "len", "parts"]),
         ] {
-            let mut bytes = Vec::new();
-            ciborium::into_writer(&sent, &mut bytes).unwrap();
-            assert_eq!(
-                ciborium::from_reader::<Description, _>(&bytes[..]).unwrap(),
-                sent
-            );
             let json = serde_json::to_value(&sent).unwrap();
+            let read: Description = serde_json::from_value(json.clone()).unwrap();
+            assert_eq!(read, sent);
             let found: Vec<_> = json.as_object().unwrap().keys().collect();
             assert_eq!(found, keys);
         }

@@ -1,4 +1,4 @@
-//! The frames of a [`Channel`](super::Channel): a length (32 bits, big-endian) and that many bytes of CBOR.
+//! The frames of a [`Channel`](super::Channel): a length (32 bits, big-endian) and that many bytes of JSON.
 //!
 //! The first byte of a frame carries as many of its fds as one message can; further fds come with bytes of
 //! their own, which follow the frame and are zero.
@@ -11,9 +11,11 @@ use crate::driver::{Location, PoolPtrExport};
 use egmem_core::{Error, Result};
 
 /// The version of the frames that this crate writes and reads.
-pub(super) const VERSION: u16 = 2;
-/// The most bytes of CBOR in a frame.
+pub(super) const VERSION: u16 = 3;
+/// The most bytes of JSON in a frame.
 pub(super) const MAX_FRAME: usize = 1 << 20;
+/// The most bytes of a text in a frame: each of them may take six bytes of JSON.
+pub(super) const MAX_PIECE: usize = 128 << 10;
 
 /// One message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -127,7 +129,7 @@ pub(super) fn encode(body: &Body) -> Result<Vec<u8>> {
         version: VERSION,
         body,
     };
-    ciborium::into_writer(&frame, &mut bytes)
+    serde_json::to_writer(&mut bytes, &frame)
         .map_err(|error| Error::invalid("message", error.to_string()))?;
     let len = bytes.len() - 4;
     if len > MAX_FRAME {
@@ -162,12 +164,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Body, String> {
 }
 
 fn whole<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, String> {
-    let mut rest = bytes;
-    let value = ciborium::from_reader(&mut rest).map_err(|error| error.to_string())?;
-    if rest.is_empty() {
-        return Ok(value);
-    }
-    Err(format!("{} bytes too many", rest.len()))
+    serde_json::from_slice(bytes).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -255,28 +252,31 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_piece_of_a_text_fits_into_a_frame() {
+        let text = "\0".repeat(MAX_PIECE);
+        let Body::Text { text, more: true } = through(&Body::Text { text, more: true }) else {
+            panic!("a text was sent");
+        };
+        assert_eq!(text.len(), MAX_PIECE);
+    }
+
+    #[test]
     fn what_cannot_be_is_neither_sent_nor_taken() {
         let Body::Memory(mut wrong) = memory(2) else {
             panic!("this is memory");
         };
         wrong.len = 1;
         assert!(encode(&Body::Memory(wrong.clone())).is_err());
-        let mut bytes = Vec::new();
-        let body = &Body::Memory(wrong);
-        ciborium::into_writer(
-            &Frame {
-                version: VERSION,
-                body,
-            },
-            &mut bytes,
-        )
-        .unwrap();
-        assert!(decode(&bytes).unwrap_err().contains("description"));
+        let frame = |version, body| serde_json::to_vec(&Frame { version, body }).unwrap();
+        let wrong = &Body::Memory(wrong);
+        assert!(
+            decode(&frame(VERSION, wrong))
+                .unwrap_err()
+                .contains("description")
+        );
 
-        let mut older = Vec::new();
         let body = &pointer();
-        ciborium::into_writer(&Frame { version: 1, body }, &mut older).unwrap();
-        assert_eq!(decode(&older).unwrap_err(), "version 1, not 2");
+        assert_eq!(decode(&frame(1, body)).unwrap_err(), "version 1, not 3");
         let mut long = encode(body).unwrap()[4..].to_vec();
         long.push(0);
         assert!(decode(&long).is_err());
