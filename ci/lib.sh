@@ -20,10 +20,10 @@ BARE=(--no-default-features)
 # The programs that tests start.
 PROGRAMS=(--bin egmem --example egm-demo --example fabric-exchange)
 
-# For ci/setup: the programs and files to build and test the feature etcd, to cut a network in tests, and to convert
+# For ci/setup: hwloc; the programs and files to build and test the feature etcd, to cut a network in tests, and to convert
 # traces for replay; those that make and enter the Debian root; libFuzzer, which comes as C++ with its crate; mpirun.
 FULL_NEEDS=(
-    protoc:protobuf-compiler /usr/include/google/protobuf/descriptor.proto:libprotobuf-dev
+    hwloc protoc:protobuf-compiler /usr/include/google/protobuf/descriptor.proto:libprotobuf-dev
     etcd:etcd-server etcdctl:etcd-client ip:iproute2 python3:python3
 )
 ROOT_NEEDS=(
@@ -105,9 +105,9 @@ target_directory() {
         sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p'
 }
 
-# Whether the egm-demo that was built last, to the given target directory, links libhwloc.
+# Whether a program links libhwloc.
 links_hwloc() {
-    ldd "$1/debug/examples/egm-demo" | grep libhwloc >/dev/null # -q would end ldd early
+    ldd "$1" | grep libhwloc >/dev/null # -q would end ldd early
 }
 
 # Cases of a property test where everything runs slowly, if the test does not say how many; elsewhere 256.

@@ -47,7 +47,7 @@
 //!
 //! | feature | default | what for |
 //! |---|---|---|
-//! | `hwloc` | yes | topology through hwloc; without it, what the driver and the kernel report |
+//! | `hwloc` | no | topology through hwloc, and lstopo's XML; without it, what the driver and the kernel report |
 //! | `allocator-api2` | yes | a heap as the allocator of collections, with allocator-api2's trait |
 //! | `nightly` | no | the same with std's trait; needs a nightly compiler |
 //! | `pictures` | no | drawings of which parts of a heap are used, as SVG |
