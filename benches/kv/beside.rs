@@ -16,15 +16,11 @@ const PTX: &CStr =
         Err(_) => panic!("fma.ptx holds a NUL"),
     };
 
-const METHODS: [(&str, CopyMethod); 10] = [
+const METHODS: [(&str, CopyMethod); 6] = [
     ("kernel 2", CopyMethod::Kernel { blocks: 2 }),
     ("kernel 4", CopyMethod::Kernel { blocks: 4 }),
     ("kernel 8", CopyMethod::Kernel { blocks: 8 }),
     ("kernel 16", CopyMethod::Kernel { blocks: 16 }),
-    ("bulk 1", CopyMethod::BULK.with_blocks(1)),
-    ("bulk 2", CopyMethod::BULK.with_blocks(2)),
-    ("bulk 4", CopyMethod::BULK.with_blocks(4)),
-    ("bulk 8", CopyMethod::BULK.with_blocks(8)),
     ("batch", CopyMethod::Batch),
     ("auto", CopyMethod::Auto),
 ];

@@ -19,30 +19,19 @@ pub const PAGES: [(u64, u64); 6] = [
 ];
 
 /// By name: the method, and the jobs beside each other that make it.
-const METHODS: [(&str, CopyMethod, usize); 18] = [
+const METHODS: [(&str, CopyMethod, usize); 11] = [
     ("kernel 4", CopyMethod::Kernel { blocks: 4 }, 1),
     ("kernel 8", CopyMethod::Kernel { blocks: 8 }, 1),
     ("kernel 16", CopyMethod::Kernel { blocks: 16 }, 1),
     ("kernel 24", CopyMethod::Kernel { blocks: 24 }, 1),
     ("kernel 32", CopyMethod::Kernel { blocks: 32 }, 1),
     ("kernel 64", CopyMethod::Kernel { blocks: 64 }, 1),
-    ("bulk 1", CopyMethod::BULK.with_blocks(1), 1),
-    ("bulk 2", CopyMethod::BULK.with_blocks(2), 1),
-    ("bulk 4", CopyMethod::BULK.with_blocks(4), 1),
-    ("bulk 8", CopyMethod::BULK.with_blocks(8), 1),
-    ("bulk 4:1K", bulk(4, 1024), 1),
-    ("bulk 8:1K", bulk(8, 1024), 1),
-    ("bulk 4:4K", bulk(4, 4096), 1),
     ("batch", CopyMethod::Batch, 1),
     ("2 batches", CopyMethod::Batch, 2),
     ("4 batches", CopyMethod::Batch, 4),
     ("loop", CopyMethod::Loop, 1),
     ("auto", CopyMethod::Auto, 1),
 ];
-
-const fn bulk(blocks: u32, chunk: u32) -> CopyMethod {
-    CopyMethod::Bulk { blocks, chunk }
-}
 
 pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
     println!("random pages, GB/s from the call to the end of the wait, medians of {rounds}");

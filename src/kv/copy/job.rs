@@ -188,10 +188,9 @@ impl Job {
     /// Why the method does not work here, or the driver's errors: the copies that were submitted have ended then, or
     /// the pages are kept for ever.
     fn try_method(&mut self, method: CopyMethod, plan: &Plan) -> Result<()> {
-        let kernel = method.kernel();
-        let engine = match kernel {
-            Some(_) => Engine::Kernel,
-            None => Engine::Copy,
+        let engine = match method {
+            CopyMethod::Kernel { .. } => Engine::Kernel,
+            _ => Engine::Copy,
         };
         let (of_tier, of_gpu) = match self.direction {
             Direction::Load => (Access::Read, Access::ReadWrite),
@@ -209,11 +208,11 @@ impl Job {
         // SAFETY, for each: the job keeps the tier's memory, its pages, the list and the parts until the work has
         // ended; memory of the caller's stays by the promise of `GpuPages::from_raw`. Access was checked, and is not
         // revoked meanwhile.
-        match (kernel, method) {
-            (Some(dims), _) => {
+        match method {
+            CopyMethod::Kernel { blocks } => {
                 let device = stream.device();
-                let kernel = tier.kernels.on(tier.driver(), device, dims.1)?;
-                let launch = plan.launch(&tier, &stream, direction, &gpu, dims);
+                let kernel = tier.kernels.on(tier.driver(), device)?;
+                let launch = plan.launch(&tier, &stream, direction, &gpu, blocks);
                 let launch = launch.ok_or_else(|| unsupported(UNALIGNED))?;
                 let list = tier
                     .kernels
@@ -222,7 +221,7 @@ impl Job {
                 // SAFETY: as said above.
                 self.submit(|| unsafe { kernel.launch(&launch, &list) })
             }
-            (None, CopyMethod::Batch) => {
+            CopyMethod::Batch => {
                 // SAFETY: as said above.
                 let put = || unsafe { plan.copy_batch(&tier, &stream, direction, &gpu) };
                 self.submit(put)

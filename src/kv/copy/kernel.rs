@@ -1,4 +1,4 @@
-//! Copies by a kernel: of loads and stores, or of bulk copies.
+//! Copies by a kernel.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -12,16 +12,10 @@ use egmem_core::per_driver::lock;
 use egmem_core::pinned::PinnedHost;
 use egmem_core::teardown::give_back_or_log;
 
-/// The threads of a block of loads and stores.
+/// The threads of a block.
 const THREADS: u32 = 512;
-/// The bytes that a warp of them moves at a time.
+/// The bytes that a warp moves at a time: as in pages.cu.
 const CHUNK: u64 = 4096;
-/// The most warps of a block of bulk copies: `WARPS` of bulk.cu.
-const BULK_WARPS: u32 = 4;
-/// The most bytes of a bulk copy of which a quarter of a block's shared memory holds five: `RING` of bulk.cu.
-const FIFTH: u32 = 2048;
-/// The most bytes of a bulk copy.
-pub(crate) const MAX_BULK: u32 = 4096;
 /// The most blocks of a launch.
 pub(crate) const MAX_BLOCKS: u32 = 1024;
 /// The alignment of addresses and sizes, in bytes.
@@ -33,50 +27,18 @@ const SPARE: u64 = 4 << 20;
 /// The least bytes of a list.
 const LIST: u64 = 64 << 10;
 
-const PAGES_PTX: &CStr =
+const PTX: &CStr =
     match CStr::from_bytes_with_nul(concat!(include_str!("pages.ptx"), "\0").as_bytes()) {
         Ok(ptx) => ptx,
         Err(_) => panic!("pages.ptx holds a NUL"),
     };
-const BULK_PTX: &CStr =
-    match CStr::from_bytes_with_nul(concat!(include_str!("bulk.ptx"), "\0").as_bytes()) {
-        Ok(ptx) => ptx,
-        Err(_) => panic!("bulk.ptx holds a NUL"),
-    };
+const NAME: &CStr = c"egmem_kv_copy";
 
-/// A kernel's code, and how it is launched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shape {
-    /// Each thread loads and stores.
-    Loads,
-    /// One thread of each warp starts bulk copies of at most `chunk` bytes: 16 to [`MAX_BULK`], a multiple of 16.
-    Bulk { chunk: u32 },
-}
-
-impl Shape {
-    const fn code(self) -> (&'static CStr, &'static CStr) {
-        match self {
-            Self::Loads => (PAGES_PTX, c"egmem_kv_copy"),
-            Self::Bulk { .. } => (BULK_PTX, c"egmem_kv_bulk"),
-        }
-    }
-
-    /// Returns the threads of a block, and the bytes that a warp moves at a time.
-    fn sizes(self) -> (u32, u64) {
-        match self {
-            Self::Loads => (THREADS, CHUNK),
-            // Fewer warps have more room each.
-            Self::Bulk { chunk } if chunk > FIFTH => (32 * BULK_WARPS / 2, chunk.into()),
-            Self::Bulk { chunk } => (32 * BULK_WARPS, chunk.into()),
-        }
-    }
-}
-
-/// The kernels on each GPU that has been asked for them, or why one cannot run there; and lists for their jobs.
+/// The kernel on each GPU that has been asked for it, or why it cannot run there; and lists for its jobs.
 #[derive(Debug, Default)]
 pub(crate) struct Kernels {
-    /// By GPU and name.
-    loaded: Mutex<HashMap<(i32, &'static CStr), Loaded>>,
+    /// By GPU.
+    loaded: Mutex<HashMap<i32, Loaded>>,
     spares: Mutex<Vec<Arc<PinnedHost>>>,
 }
 
@@ -92,7 +54,7 @@ pub(crate) struct Kernel {
 }
 
 impl Kernels {
-    /// Returns a shape's kernel on a GPU, loaded at the first call.
+    /// Returns the kernel on a GPU, loaded at the first call.
     ///
     /// # Errors
     /// [`PlatformUnsupported`](MemoryError::PlatformUnsupported) if the GPU or the driver cannot run it, the same at
@@ -101,19 +63,17 @@ impl Kernels {
         &self,
         driver: &Driver,
         device: i32,
-        shape: Shape,
     ) -> Result<Arc<Kernel>, MemoryError> {
-        let code = shape.code();
         let mut loaded = lock(&self.loaded);
-        if let Some(known) = loaded.get(&(device, code.1)) {
+        if let Some(known) = loaded.get(&device) {
             return known.clone();
         }
-        let kernel = match Kernel::load(driver, device, code) {
+        let kernel = match Kernel::load(driver, device) {
             Ok(kernel) => Ok(Arc::new(kernel)),
             Err(error) if never_runs(&error) => Err(no_kernel(driver, &error)),
             Err(error) => return Err(error),
         };
-        loaded.insert((device, code.1), kernel.clone());
+        loaded.insert(device, kernel.clone());
         kernel
     }
 
@@ -176,13 +136,9 @@ fn no_kernel(driver: &Driver, error: &MemoryError) -> MemoryError {
 }
 
 impl Kernel {
-    fn load(
-        driver: &Driver,
-        device: i32,
-        (ptx, name): (&CStr, &CStr),
-    ) -> Result<Self, MemoryError> {
+    fn load(driver: &Driver, device: i32) -> Result<Self, MemoryError> {
         // SAFETY: the text is the crate's own PTX.
-        let module = unsafe { driver.module_load(device, ptx)? };
+        let module = unsafe { driver.module_load(device, PTX)? };
         // Owned from here on, so that a missing function unloads the module.
         let mut kernel = Self {
             driver: driver.clone(),
@@ -191,7 +147,7 @@ impl Kernel {
             function: FunctionHandle(0),
         };
         // SAFETY: `kernel` keeps the module loaded.
-        kernel.function = unsafe { driver.module_function(device, module, name)? };
+        kernel.function = unsafe { driver.module_function(device, module, NAME)? };
         Ok(kernel)
     }
 
@@ -201,7 +157,7 @@ impl Kernel {
     /// The driver's. Some of the copies may have begun then.
     ///
     /// # Safety
-    /// - The kernel is that of the launch's shape. The stream is of this kernel's GPU and driver. The GPU may access
+    /// - The stream is of this kernel's GPU and driver. The GPU may access
     ///   pages and blocks: read those that are copied from, and write the others.
     /// - Each pair's page and block have all parts of all groups, of `part_bytes` bytes each. They, `list` and this
     ///   kernel live until the work has ended.
@@ -247,7 +203,6 @@ impl Kernel {
     ) -> Result<(), MemoryError> {
         let parts = group.bases.len() as u64;
         let [list, bases] = at;
-        let (threads, chunk) = launch.shape.sizes();
         let args = [
             list,
             entries,
@@ -255,26 +210,20 @@ impl Kernel {
             parts,
             group.part_bytes,
             launch.is_load.into(),
-            chunk,
         ];
-        // The kernel of loads has its chunk in its code.
-        let args = match launch.shape {
-            Shape::Loads => &args[..6],
-            Shape::Bulk { .. } => &args[..],
-        };
         // At most 2^24 × 2^32 / 2^4.
-        let chunks = entries * parts * group.part_bytes.div_ceil(chunk);
-        let useful = chunks.div_ceil(u64::from(threads / 32));
+        let chunks = entries * parts * group.part_bytes.div_ceil(CHUNK);
+        let useful = chunks.div_ceil(u64::from(THREADS / 32));
         let dims = LaunchDims {
             blocks: useful.clamp(1, u64::from(launch.blocks.clamp(1, MAX_BLOCKS))) as u32,
-            threads,
+            threads: THREADS,
         };
         // SAFETY: the arguments are the kernel's: it reads the list, and copies `part_bytes` bytes for each entry and
         // base, which by the caller's promise lie in live memory that the GPU may access, at multiples of 16. The
         // CPU's writes to the list come before the launch.
         unsafe {
             self.driver
-                .launch_kernel(self.function, dims, args, launch.stream.handle())
+                .launch_kernel(self.function, dims, &args, launch.stream.handle())
         }
     }
 }
@@ -294,25 +243,6 @@ mod tests {
     use crate::driver::Call;
     use egmem_core::Machine;
 
-    #[test]
-    fn every_shape_has_its_code_and_room_for_its_copies() {
-        for (shape, ptx) in [
-            (Shape::Loads, include_str!("pages.ptx")),
-            (Shape::Bulk { chunk: 16 }, include_str!("bulk.ptx")),
-        ] {
-            let name = shape.code().1.to_str().unwrap();
-            assert!(ptx.contains(&format!(".entry {name}(")));
-        }
-        // As in bulk.cu: a ring has at least three stages, or copies wait for themselves.
-        for chunk in (16..=MAX_BULK).step_by(16) {
-            let (threads, most) = Shape::Bulk { chunk }.sizes();
-            let warps = threads / 32;
-            let room = 45_056 / warps / 128 * 128;
-            assert!(warps <= BULK_WARPS && room / chunk >= 5, "{chunk}");
-            assert_eq!(most, u64::from(chunk));
-        }
-    }
-
     /// The simulator knows no kernel of the tier's: once it is asked, it refuses for good.
     #[test]
     fn a_kernel_that_could_not_be_loaded_for_want_of_memory_is_loaded_again() {
@@ -320,7 +250,7 @@ mod tests {
         let sim = driver.sim().unwrap();
         let kernels = Kernels::default();
         sim.fail(Call::ModuleLoadData, 1, Code::OUT_OF_MEMORY);
-        let code = || kernels.on(&driver, 0, Shape::Loads).unwrap_err().code();
+        let code = || kernels.on(&driver, 0).unwrap_err().code();
         assert_eq!(code(), Some(Code::OUT_OF_MEMORY));
         for _ in 0..2 {
             assert_eq!(code(), Some(Code::INVALID_PTX));

@@ -3,7 +3,6 @@
 use std::mem::size_of_val;
 use std::ops::Range;
 
-use super::kernel::Shape;
 use crate::gpu::Place;
 use crate::memory::CpuView;
 use crate::{MemoryError, Stream};
@@ -23,7 +22,6 @@ pub(crate) struct Launch<'a> {
     /// From pages to blocks.
     pub(crate) is_load: bool,
     pub(crate) blocks: u32,
-    pub(crate) shape: Shape,
     pub(crate) stream: &'a Stream,
 }
 
@@ -174,7 +172,6 @@ mod tests {
             groups: Vec::new(),
             is_load: true,
             blocks: 1,
-            shape: Shape::Loads,
             stream: &stream,
         };
         let list = PinnedHost::new(&driver, 0, 32 << 10).unwrap();

@@ -1,6 +1,6 @@
 //! How copies are made, and the choice of [`CopyMethod::Auto`].
 
-use super::kernel::{MAX_BLOCKS, MAX_BULK, Shape};
+use super::kernel::MAX_BLOCKS;
 use crate::MemoryError;
 use crate::driver::Code;
 
@@ -30,14 +30,6 @@ pub enum CopyMethod {
         /// The blocks of 512 threads.
         blocks: u32,
     },
-    /// A kernel that has the copy units of `blocks` multiprocessors copy, 1 to 1024, through 48 KiB of shared memory for each block:
-    /// a tenth of the registers and threads of [`Kernel`](Self::Kernel). For GPUs from Hopper (sm_90) on. Otherwise as `Kernel`.
-    Bulk {
-        /// The blocks of at most 128 threads.
-        blocks: u32,
-        /// The most bytes of one copy: 16 to 4096, a multiple of 16. Of small copies more are on their way.
-        chunk: u32,
-    },
     /// One `cuMemcpyBatchAsync`, which drivers have from CUDA 12.8 on. Not on the legacy default stream, nor in memory that does not
     /// tell its [borders](crate::memory::AccessChecks::of_one_mapping).
     Batch,
@@ -49,17 +41,10 @@ impl CopyMethod {
     /// The kernel with the number of blocks that [`Auto`](Self::Auto) takes. On an H100 4 to 64 are about as fast as each other.
     pub const KERNEL: Self = Self::Kernel { blocks: 4 };
 
-    /// Bulk copies by 4 blocks, of 2 KiB. Not measured yet.
-    pub const BULK: Self = Self::Bulk {
-        blocks: 4,
-        chunk: 2048,
-    };
-
     /// Returns the kernel with another number of blocks; other methods as they are.
     pub const fn with_blocks(self, blocks: u32) -> Self {
         match self {
             Self::Kernel { .. } => Self::Kernel { blocks },
-            Self::Bulk { chunk, .. } => Self::Bulk { blocks, chunk },
             method => method,
         }
     }
@@ -74,33 +59,13 @@ impl CopyMethod {
         }
     }
 
-    /// Returns the blocks and the shape of the kernel that a method launches.
-    pub(crate) const fn kernel(self) -> Option<(u32, Shape)> {
-        match self {
-            Self::Kernel { blocks } => Some((blocks, Shape::Loads)),
-            Self::Bulk { blocks, chunk } => Some((blocks, Shape::Bulk { chunk })),
-            _ => None,
-        }
-    }
-
     /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a number of blocks or bytes out of range.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a number of blocks out of range.
     pub(crate) fn check(self) -> Result<(), MemoryError> {
-        let invalid = |what, why, valid| Err(MemoryError::invalid_of(what, why, valid));
-        match self.kernel() {
-            Some((blocks, _)) if blocks == 0 || blocks > MAX_BLOCKS => invalid(
-                "blocks",
-                format!("{blocks} blocks"),
-                format!("1 to {MAX_BLOCKS}"),
-            ),
-            Some((_, Shape::Bulk { chunk }))
-                if chunk == 0 || chunk > MAX_BULK || !chunk.is_multiple_of(16) =>
-            {
-                invalid(
-                    "chunk",
-                    format!("copies of {chunk} bytes"),
-                    format!("multiples of 16 up to {MAX_BULK}"),
-                )
+        match self {
+            Self::Kernel { blocks } if !(1..=MAX_BLOCKS).contains(&blocks) => {
+                let (why, valid) = (format!("{blocks} blocks"), format!("1 to {MAX_BLOCKS}"));
+                Err(MemoryError::invalid_of("blocks", why, valid))
             }
             _ => Ok(()),
         }

@@ -3,7 +3,7 @@
 use std::iter;
 use std::ops::Range;
 
-use super::kernel::{ALIGN, Shape};
+use super::kernel::ALIGN;
 use super::launch::{Group, Launch};
 use crate::driver::{DevicePtr, MemcpyDesc};
 use crate::geometry::Geometry;
@@ -161,7 +161,7 @@ impl Plan {
         stream: &'a Stream,
         direction: Direction,
         gpu: &GpuPages,
-        (blocks, shape): (u32, Shape),
+        blocks: u32,
     ) -> Option<Launch<'a>> {
         let start = tier.memory.device_ptr().0;
         let pages = self.pairs.iter().fold(start, |all, (at, _)| all | at);
@@ -177,7 +177,6 @@ impl Plan {
             groups: Group::of(gpu.places()),
             is_load: direction == Direction::Load,
             blocks,
-            shape,
             stream,
         })
     }
@@ -249,8 +248,7 @@ mod tests {
             let pairs = store.pairs(&[3, 5]).unwrap();
             let plan = Plan::new(&tier.0.geometry, &pairs, &gpu).unwrap();
             assert_eq!(plan.bytes(), 2 * part_bytes);
-            let shape = (4, Shape::Loads);
-            let launch = plan.launch(&tier.0, &stream, Direction::Load, &gpu, shape);
+            let launch = plan.launch(&tier.0, &stream, Direction::Load, &gpu, 4);
             let places = launch.map(|launch| launch.pairs.to_vec());
             let expected = [0, 1].map(|at| {
                 let page_at = tier.page_ptr(store.pages()[at]).unwrap().0;

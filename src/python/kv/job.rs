@@ -133,12 +133,8 @@ fn copy_method(name: &str) -> PyResult<CopyMethod> {
         ("batch", Some([])) => Ok(CopyMethod::Batch),
         ("kernel", Some([])) => Ok(CopyMethod::KERNEL),
         ("kernel", Some(&[blocks])) => Ok(CopyMethod::Kernel { blocks }),
-        ("bulk", Some([])) => Ok(CopyMethod::BULK),
-        ("bulk", Some(&[blocks])) => Ok(CopyMethod::BULK.with_blocks(blocks)),
-        ("bulk", Some(&[blocks, chunk])) => Ok(CopyMethod::Bulk { blocks, chunk }),
         _ => Err(invalid(&format!(
-            "method is {name:?}; valid: \"auto\", \"kernel\", \"kernel:16\", \"bulk\", \"bulk:8\", \"bulk:8:1024\" (blocks and bytes of a \
-             copy), \"batch\", \"loop\""
+            "method is {name:?}; valid: \"auto\", \"kernel\", \"kernel:16\" (blocks), \"batch\", \"loop\""
         ))),
     }
 }

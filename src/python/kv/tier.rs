@@ -231,7 +231,7 @@ impl Tier {
     /// it they run on the current stream of the library whose arrays `GpuPages.from_tensors` was given, on their GPU.
     /// For a cache that was given as addresses, `stream` must be given: `InvalidArgument` otherwise. `gpu` is the GPU
     /// of a stream whose GPU is unknown: by default that of the cache's arrays, or GPU 0. `method` is `"auto"`,
-    /// `"kernel"` or `"bulk"`, which `"kernel:16"` and `"bulk:8"` give a number of blocks, `"batch"` or `"loop"`.
+    /// `"kernel"`, which `"kernel:16"` gives a number of blocks, `"batch"` or `"loop"`.
     #[pyo3(signature = (pages, blocks, gpu_pages, *, stream=None, gpu=None, method="auto"))]
     fn load(
         &self,

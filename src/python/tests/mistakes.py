@@ -234,12 +234,6 @@ ROWS = [
         "a simulated GPU runs no kernels",
         '`method="auto"`',
     ),
-    (
-        "tier.load(load.pages, [0], gpu_pages, stream=stream, method='bulk')",
-        "NotSupported",
-        "a simulated GPU runs no kernels",
-        '`method="auto"`',
-    ),
     ("tier.load(load.pages, [0], gpu_pages, stream=stream, method='kernel:0')", "InvalidArgument", "1 to 1024", ""),
     ("tier.store(load.pages, [0], gpu_pages, stream=stream)", "InvalidArgument", "page 0 is ready", LIVES),
     ("tier.page_address(7777)", "InvalidArgument", "page 7777", LIVES),

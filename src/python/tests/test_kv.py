@@ -163,10 +163,10 @@ def test_wrong_arguments_are_typed(tier, cache, driver):
         tier.load([0], [0], cache.gpu_pages, stream=cache.stream)  # not pinned
     with pytest.raises(egmem.InvalidArgument, match="method"):
         tier.load([], [], cache.gpu_pages, stream=cache.stream, method="fast")
-    for method in ("kernel:0", "kernel:", "kernel:4:4", "bulk:0", "bulk:4:24", "bulk:4:8192", "bulk:1:16:1", "batch:2"):
+    for method in ("kernel:0", "kernel:", "kernel:4:4", "bulk", "batch:2"):
         with pytest.raises(egmem.InvalidArgument):
             tier.load([], [], cache.gpu_pages, stream=cache.stream, method=method)
-    for method in ("kernel", "kernel:16", "bulk", "bulk:8", "bulk:8:1024", "batch", "loop"):
+    for method in ("kernel", "kernel:16", "batch", "loop"):
         tier.load([], [], cache.gpu_pages, stream=cache.stream, method=method).wait()
     with pytest.raises(egmem.InvalidArgument):
         egmem.kv.GpuPages([0], 10, 20, 1)

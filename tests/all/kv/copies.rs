@@ -105,7 +105,6 @@ pub fn every_method_moves_the_same_bytes(driver: &Driver) {
             CopyMethod::KERNEL,
             CopyMethod::Kernel { blocks: 1 },
             CopyMethod::Kernel { blocks: 300 },
-            CopyMethod::BULK,
         ] {
             println!("{method:?}: {parts} parts of {part_bytes} bytes");
             round_trip(&tier, &cache, method, &mut random);
@@ -157,34 +156,21 @@ pub fn a_job_of_many_pages_moves_all_of_them(driver: &Driver) {
     for method in [
         CopyMethod::Auto,
         CopyMethod::KERNEL,
-        CopyMethod::BULK,
         CopyMethod::Batch,
     ] {
         round_trip(&tier, &cache, method, &mut random);
     }
 }
 
-/// The simulator runs no kernel of the tier's, a kernel needs aligned bytes, bulk copies need a GPU from Hopper on, and old drivers have
-/// no batches.
+/// The simulator runs no kernel of the tier's, a kernel needs aligned bytes, and old drivers have no batches.
 pub fn expect_unsupported(method: CopyMethod, stream: &Stream, part_bytes: u64, error: &Error) {
     let driver = stream.driver();
     let may = match method {
         CopyMethod::Kernel { .. } => driver.is_simulated() || !part_bytes.is_multiple_of(16),
-        CopyMethod::Bulk { .. } => {
-            driver.is_simulated()
-                || !part_bytes.is_multiple_of(16)
-                || !has_bulk_copies(driver, stream.device())
-        }
         CopyMethod::Batch => driver.driver_version().unwrap() < CudaVersion(12080),
         _ => false,
     };
     assert!(may, "{method:?}: {error}");
-}
-
-/// Returns whether a GPU is a Hopper or later.
-pub fn has_bulk_copies(driver: &Driver, gpu: i32) -> bool {
-    let major = DeviceAttribute(75); // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
-    driver.device_attribute(gpu, major).unwrap() >= 9
 }
 
 #[test]
@@ -193,10 +179,8 @@ fn a_tier_copies_by_its_method() {
     let calls = |call| driver.sim().unwrap().count(call);
     let cache = Cache::new(&driver, 1, 4, (4096, 4096));
     let on = || Tier::on(egmem::driver::NodeId(0)).pages(4).page_bytes(4096);
-    for (blocks, chunk) in [(0, 16), (1025, 16), (1, 0), (1, 24), (1, 4112)] {
-        let bulk = on().copy_method(CopyMethod::Bulk { blocks, chunk });
-        assert!(is_refused(bulk.create(&driver)), "{blocks} {chunk}");
-    }
+    let too_many = on().copy_method(CopyMethod::Kernel { blocks: 1025 });
+    assert!(is_refused(too_many.create(&driver)));
     let none = on().copy_method(CopyMethod::Kernel { blocks: 0 });
     assert!(is_refused(none.create(&driver)));
     for (method, batches) in [
@@ -304,7 +288,6 @@ pub fn parts_of_a_page_may_have_different_sizes(driver: &Driver) {
     for method in [
         CopyMethod::Auto,
         CopyMethod::KERNEL,
-        CopyMethod::BULK,
         CopyMethod::Batch,
         CopyMethod::Loop,
     ] {

@@ -3,7 +3,6 @@
 mod attach;
 mod background;
 mod borders;
-mod bulk;
 mod copies;
 mod events;
 mod hostile;
@@ -45,10 +44,6 @@ drivers::on_both! { egmem::Machine::gh200();
     borders {
         pages_and_blocks_lie_over_borders,
         blocks_of_other_code_lie_over_borders,
-    }
-    bulk {
-        every_size_of_pages_is_copied,
-        every_size_of_copies_is_taken,
     }
     jobs {
         copies_out_of_bounds_are_refused,

@@ -10,10 +10,9 @@ use crate::kv::copies::{expect_unsupported, is_refused};
 use crate::kv::drivers;
 use crate::kv::setup::{Cache, keys, tier};
 
-const METHODS: [CopyMethod; 5] = [
+const METHODS: [CopyMethod; 4] = [
     CopyMethod::Auto,
     CopyMethod::KERNEL,
-    CopyMethod::BULK,
     CopyMethod::Batch,
     CopyMethod::Loop,
 ];

@@ -57,16 +57,6 @@ class Kv(GpuTest):
             for method in ("auto", "kernel", "kernel:4", "batch", "loop"):
                 self.round_trip(method, stream)
 
-    def test_bulk_copies(self):
-        import torch
-
-        if torch.cuda.get_device_capability()[0] < 9:
-            with self.assertRaises(egmem.NotSupported):
-                self.round_trip("bulk", torch.cuda.current_stream())
-            self.skipTest("the GPU is older than Hopper and makes no bulk copies")
-        for method in ("bulk", "bulk:1", "bulk:8", "bulk:2:512", "bulk:2:4096"):
-            self.round_trip(method, torch.cuda.current_stream())
-
     def test_tensors_of_several_allocations(self):
         """PyTorch's expandable segments put a tensor over several allocations: a copy by the driver goes over their borders."""
         out = self.child(
