@@ -31,6 +31,15 @@
 //! # Ok::<(), egmem::exchange::Error>(())
 //! # }).unwrap();
 //! ```
+//!
+//! # Design
+//! `egmem serve` is `service::Service` with signals: an allocator behind an exchange server, which publishes like any
+//! other. **The reserve** exists because pinning is slow and importing is not. Two threads work on each node: one makes
+//! chunks, one zeroes. Filling rests for a while after memory was given out, since the driver does one thing at a time, and
+//! the client should import first. **The reuse policy is a table of its own** (`reuse_policy.rs`), without any memory,
+//! tested against every history. A handle cannot be taken back, so memory goes to another peer only if every earlier holder
+//! has said that it unmapped it, and by default not even then. Memory of a holder that died is never reused. **Names belong
+//! to peers, not to processes**: a client that crashed finds its bytes again.
 #![deny(missing_docs)]
 
 mod config;

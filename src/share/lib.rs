@@ -14,6 +14,39 @@
 //! too, and their allocations are freed in the right order: see [`LentPoolBuffer`].
 //!
 //! To share with other nodes, and to find memory by name, see `egmem::exchange`.
+//!
+//! # Design
+//! `Shared` is memory to export, a `Description` tells importers about it, and a `ShareableHandle` opens it.
+//! `ImportOptions::import` takes the latter two from any source; `Channel` carries them over a Unix socket, and `exchange`
+//! by name and between nodes.
+//!
+//! **Imports are counted.** A process imports the same memory once. It recognises it by its identity, {boot, instance,
+//! allocation, generation}, never by an address, a process id or an fd, all of which are reused. The mapping is shared too
+//! if the same locations get the same access.
+//!
+//! An identity is a claim. If any claim counted, a peer could send its own memory under another peer's identity, and read
+//! the bytes that the importer writes for the other. A handle proves nothing about its memory before the import, and a
+//! driver does not report whether two imports are the same. So claims count only within one *origin*: the sender, as the
+//! kernel (a user) or a certificate (a name) has proved it. Peers of one origin can fool each other, which they can do
+//! anyway. Without an origin an import is shared with none. The size is part of the cache's key, so a wrong one does not
+//! block the right one.
+//!
+//! **Access** in a description is a request to the importer. The handle itself allows everything, and CUDA
+//! exports no weaker one: a peer that must not write must not get the handle.
+//!
+//! **Pools.** The importer must have freed an allocation before its exporter does, so the exporter lends it
+//! (`LentPoolBuffer`). One end of a pipe travels with it. The importer's value closes that end after its free, and the
+//! kernel closes it for a process that dies: an acknowledgement that cannot be forgotten, lost, or forged early by a
+//! process other than the holder. A free that fails leaves the pipe open. A lent allocation that is dropped is freed later,
+//! never too early. A pool's handle reaches all of the pool: share a pool only with peers that may see all of it.
+//!
+//! **Events** are lent in the same way (`Event::lend`): CUDA leaves undefined what an importer's calls do after the exporter has destroyed the event, so it
+//! is destroyed after all pipes are closed. The importer polls its end of the pipe to learn that the exporter has ended; no thread watches.
+//!
+//! **A channel** has no state but the socket: if an error leaves the next byte's meaning unknown, the channel is closed for
+//! good. Each operation has one deadline for all its waiting. A socket listens and has its permissions
+//! before its file appears: it is bound to a name beside the path, then renamed. A dead file is exchanged with the new one
+//! (`RENAME_EXCHANGE`), not removed, so that two starting servers do not remove each other's.
 #![deny(missing_docs)]
 
 mod cache;

@@ -4,6 +4,34 @@
 //! exactly as long as the memory does in this process: a mapping keeps the entry of the physical memory that it maps.
 //! Nothing else makes or removes entries. A heap's chunks have entries, its blocks have none, so allocating from a heap
 //! costs nothing here.
+//!
+//! # Design
+//! `core/ledger/` has an entry for each live allocation. An entry is made and removed in one place, the type `Entry`, which the
+//! value that owns the memory holds: physical memory and its mappings share one, since the driver keeps the memory until the
+//! last of them is gone; a pool's allocation, pinned memory and device memory have one each. So the entries are made in
+//! `core`, where these types are, and the ledger cannot miss memory or show memory that is gone. A release that the driver
+//! refuses leaves its entry, marked as lost. An entry holds values and no reference to the memory.
+//!
+//! An entry's line is a `Site` (`core/ledger/site.rs`): a Rust caller, or what a binding gives by `called_from` for the
+//! calls of a thread. It is read once, where the program calls, and carried from there by options and by the heap,
+//! because memory may follow later and in other threads.
+//!
+//! Ranges of addresses are removed from an entry before they are given back, because the driver may hand them to another
+//! thread at once. So ranges in the ledger never overlap (`tests/all/ledger/overlap.rs`).
+//!
+//! All entries are in one table under one lock, which is held for some tens of nanoseconds, and only beside a driver call. A
+//! search by address looks at every entry: it is rare, and an index would make each allocation slower. A heap's chunks have
+//! entries, its blocks have none. A forked child has a table of its own (`registry.rs`), found by the count of forks: the
+//! parent's may be locked by a thread that the child does not have, and the memory is not the child's.
+//!
+//! KV-cache tiers are in the ledger as weak references, which the crate `kv` adds (`core/ledger/tiers.rs`). The thread that
+//! reads the ledger copies the references, releases the registry's lock, and then asks each tier, which takes its own lock. It holds no
+//! two locks at once.
+//!
+//! Sums, tables, drawings and the exchange of ledgers between processes are a crate above (`ledger/`): they need Unix sockets
+//! (`share`), and nothing in `core` needs them. A process reads nothing from a process that asks for its ledger, and sends at
+//! most 16 MiB. So that `EGMEM_PS=1` works without a call in the program, that crate has one function in `.init_array`, which
+//! sets a hook in `core`; the hook runs once, after the first entry, and only then is the environment read.
 
 mod allocation;
 mod entry;

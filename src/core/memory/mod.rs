@@ -1,4 +1,16 @@
 //! Interfaces that all memory of this crate shares, and the CPU's safe access to it.
+//!
+//! # Access by the CPU
+//! GPUs and other processes write the same bytes, so safe code never gets `&[T]`. `CpuView` copies in and out by relaxed
+//! atomic accesses of whole aligned words, since accesses of different sizes to the same bytes would race. This is sound
+//! with any concurrent writer; a racing value of more than a word may be torn. Long copies are assembly with the same
+//! effect (`core/memory/words`): the compiler makes one move per relaxed access, which is half as fast as `memcpy`, and
+//! `memcpy` itself would rest on behaviour that C leaves undefined. `as_slice` is `unsafe`, with its contract.
+//! `exclusive_slice` is safe: it checks that the host alone reaches the memory. A view borrows the mapping, and taking the
+//! CPU's access away needs the mapping exclusively, so a view never faults.
+//!
+//! Host access has one meaning per mapping. The driver wants it named by the memory's own node; the types translate every
+//! name of the host to that.
 
 mod checks;
 mod file;

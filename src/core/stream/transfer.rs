@@ -1,4 +1,20 @@
 //! Copies and fills that run while the caller does something else.
+//!
+//! # Design
+//! `Stream::start_copy` and `start_fill` take their memory by value and return a ticket, `Transfer`, that owns it until an
+//! event behind the work has passed. A borrow instead would be unsound: `mem::forget` ends a borrow without running `Drop`.
+//! Memory that the caller uses meanwhile is shared by `Arc`. The type's documentation has the whole argument.
+//!
+//! Access is checked before the work begins, so it must not be taken away before the end. Mappings' grants change through
+//! `&mut` alone. A pool is shared by its allocations, and its grants change through `&self`: the pool counts the work that
+//! relies on them, and refuses to take access away while there is any. The count covers all GPUs of a pool, because a
+//! driver may make a copy between GPUs by the engine of either.
+//!
+//! A task that awaits a ticket is woken by a thread of this crate, not by a host function on the stream
+//! (`cuLaunchHostFunc`): the driver runs such functions on a thread of its own, one after the other, where a waker that
+//! blocks would hold up the stream, and a waker that calls CUDA is forbidden. The thread asks the oldest event of each
+//! stream, first after 20 µs, then after twice as long each time, up to 1 ms. It takes no part in ownership: it has events
+//! and wakers. It starts with the first task that waits and ends 50 ms after the last one.
 
 mod errors;
 #[cfg(feature = "async")]
