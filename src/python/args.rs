@@ -101,7 +101,7 @@ impl FromPyObject<'_, '_> for NodeArg {
 
     fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
         match given.cast::<Node>() {
-            Ok(node) => Ok(Self(node.get().number())),
+            Ok(node) => Ok(Self(node.get().id)),
             Err(_) => number(given, "node", "egmem.Node").map(Self),
         }
     }
@@ -112,7 +112,7 @@ impl FromPyObject<'_, '_> for GpuArg {
 
     fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
         match given.cast::<Gpu>() {
-            Ok(gpu) => Ok(Self(gpu.get().number())),
+            Ok(gpu) => Ok(Self(gpu.get().ordinal)),
             Err(_) => number(given, "GPU", "egmem.Gpu").map(Self),
         }
     }

@@ -9,22 +9,16 @@ use crate::args::GpuArg;
 use crate::error::{OrRaise, ToPy, closed, in_use, invalid, raise};
 use crate::memory::Memory;
 use crate::region::{Owner, Region};
-use crate::types::Made;
 
 /// A block of a heap, made by `Heap.allocate`, or an element of `Blocks`. It may outlive the heap's object.
 ///
 /// The heap may give the memory to another block as soon as the last view of this one is gone. If a GPU's work may
 /// still use it then, the heap waits for the GPU; `free_after` frees without a wait.
-#[pyclass(extends = Memory, subclass, frozen, module = "egmem", name = "_Block")]
-pub struct BlockBase;
+#[pyclass(extends = Memory, subclass, frozen, module = "egmem")]
+pub struct Block;
 
 #[pymethods]
-impl BlockBase {
-    #[new]
-    fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
-        Ok(PyClassInitializer::from(Memory::of(made.get())?).add_subclass(Self))
-    }
-
+impl Block {
     /// The block's offset in bytes from its heap's first address: `SharedHeap.block` finds it by that.
     #[getter]
     fn offset(slf: PyRef<'_, Self>) -> PyResult<u64> {

@@ -3,20 +3,20 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-use egmem::Block;
 use egmem::heap::NotAllFreed;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
 
 use crate::args::GpuArg;
+use crate::block::Block;
 use crate::driver::Driver;
 use crate::error::{OrRaise, ToPy, closed, raise};
 use crate::gil::drop_detached;
 use crate::locks::{copy_of, lock};
 use crate::many::{Many, OfMany};
+use crate::memory::make;
 use crate::region::Owner;
-use crate::types::BLOCK;
 
 /// Blocks of a heap, made by `Heap.allocate_many`: a sequence whose elements are made when they are asked for.
 ///
@@ -43,7 +43,7 @@ impl Blocks {
         }
         let many = Many {
             heap,
-            bytes: blocks.iter().map(Block::len).sum(),
+            bytes: blocks.iter().map(egmem::Block::len).sum(),
             blocks,
             exposed: AtomicBool::new(false),
         };
@@ -111,7 +111,7 @@ impl Blocks {
             );
             return Err(PyIndexError::new_err(why));
         };
-        BLOCK.make(py, Owner::OfMany(OfMany { many, index }))
+        make(py, Block, Owner::OfMany(OfMany { many, index }))
     }
 
     /// The addresses, as a memoryview of unsigned 64-bit numbers: `numpy.asarray(blocks.addresses)` copies nothing. They
@@ -209,7 +209,7 @@ impl Blocks {
     fn __sizeof__(&self) -> usize {
         let many = copy_of(&self.inner);
         let blocks = many.map_or(0, |many| many.blocks.capacity());
-        size_of::<Self>() + size_of::<Many>() + blocks * size_of::<Block>()
+        size_of::<Self>() + size_of::<Many>() + blocks * size_of::<egmem::Block>()
     }
 
     fn __repr__(&self) -> String {

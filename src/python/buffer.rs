@@ -36,11 +36,11 @@ use crate::site::from_program;
 /// takes chunks of 16 MiB with rests between them, so that other processes' driver calls wait less. `progress(done,
 /// total)` is called after each chunk, in bytes and with no lock held. If it raises, or a signal does, such as Ctrl-C
 /// between two chunks, everything is given back.
-#[pyclass(extends = Memory, subclass, frozen, module = "egmem", name = "_Buffer")]
-pub struct BufferBase;
+#[pyclass(extends = Memory, subclass, frozen, module = "egmem")]
+pub struct Buffer;
 
 #[pymethods]
-impl BufferBase {
+impl Buffer {
     #[new]
     #[pyo3(signature = (
         nbytes, node=None, *, near_gpu=None, device=None, spread=false, access_by=None, host=None, shareable=false,
@@ -134,7 +134,7 @@ impl BufferBase {
     }
 }
 
-fn words(buffer: &PyRef<'_, BufferBase>) -> PyResult<Words> {
+fn words(buffer: &PyRef<'_, Buffer>) -> PyResult<Words> {
     let region = buffer.as_super().region()?;
     match region.owner().or_raise()? {
         Owner::Buffer(own) => Ok(own.backing().into()),

@@ -4,11 +4,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use egmem::Machine;
-use egmem::driver::{Call, Code, StreamHandle};
 use pyo3::prelude::*;
 use pyo3::types::PyAny;
 
-use crate::error::{OrRaise, invalid};
+use crate::error::OrRaise;
 use crate::locks::lock;
 use crate::per_process::PerProcess;
 use crate::topology::Topology;
@@ -16,7 +15,7 @@ use crate::topology::Topology;
 /// A driver: CUDA's, or a simulated one. Made by `open()` and `simulated()`.
 #[pyclass(frozen, module = "egmem", name = "Driver")]
 pub struct Driver {
-    inner: egmem::Driver,
+    pub inner: egmem::Driver,
 }
 
 impl Driver {
@@ -78,37 +77,6 @@ impl Driver {
         self.inner.address() as isize
     }
 
-    /// Begins a capture of a stream of a simulated driver into a graph, for tests.
-    #[pyo3(signature = (gpu, stream, *, blocking=false))]
-    fn _begin_capture(&self, gpu: i32, stream: u64, blocking: bool) -> PyResult<()> {
-        let handle = StreamHandle {
-            device: gpu,
-            raw: stream,
-        };
-        self.sim()?.begin_capture(handle, blocking);
-        Ok(())
-    }
-
-    /// Ends it; returns whether no call has made it invalid.
-    fn _end_capture(&self, gpu: i32, stream: u64) -> PyResult<bool> {
-        let handle = StreamHandle {
-            device: gpu,
-            raw: stream,
-        };
-        Ok(self.sim()?.end_capture(handle))
-    }
-
-    /// Has the next uses of a call of a simulated driver fail, for tests: by its name in CUDA, with a code.
-    #[pyo3(signature = (call, code, *, times=1))]
-    fn _fail(&self, call: &str, code: i32, times: u64) -> PyResult<()> {
-        let named = Call::ALL.iter().find(|known| known.name() == call);
-        let call = *named.ok_or_else(|| invalid(&format!("{call:?} is no call of a driver")))?;
-        for nth in 1..=times {
-            self.sim()?.fail(call, nth, Code(code));
-        }
-        Ok(())
-    }
-
     fn __repr__(&self, py: Python<'_>) -> String {
         let simulated = if self.inner.is_simulated() {
             ", SIMULATED"
@@ -123,11 +91,6 @@ impl Driver {
 }
 
 impl Driver {
-    fn sim(&self) -> PyResult<&egmem::driver::sim::Sim> {
-        let sim = self.inner.sim();
-        sim.ok_or_else(|| invalid("the driver is not simulated"))
-    }
-
     fn here(&self) -> PyResult<()> {
         self.inner.expect_this_process("driver").or_raise()
     }

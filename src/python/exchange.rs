@@ -16,10 +16,9 @@ use crate::error::{OrRaise, closed, invalid};
 use crate::gil::drop_detached;
 use crate::interrupts::{self, waiting};
 use crate::locks::{copy_of, lock};
-use crate::memory::Memory;
+use crate::memory::{Memory, make};
 use crate::region::Owner;
 use crate::site::from_program;
-use crate::types::{Made, REMOTE_BUFFER};
 
 /// A connection to a server of memory by name. Made by `connect`.
 #[pyclass(frozen, module = "egmem", name = "Client")]
@@ -146,7 +145,7 @@ impl Client {
             })
         };
         let remote = from_program(py, || self.run(py, fetch))?;
-        REMOTE_BUFFER.make(py, Owner::Remote(Arc::new(remote)))
+        make(py, RemoteBuffer, Owner::Remote(Arc::new(remote)))
     }
 
     /// Has the server create memory, which stays until it is deleted. With `exist_ok`, memory that this peer created
@@ -221,10 +220,10 @@ impl Client {
 }
 
 /// Another process's memory, mapped here, with a lease on it. Made by `Client.fetch` and `fetch`.
-#[pyclass(extends = Memory, subclass, frozen, module = "egmem", name = "_RemoteBuffer")]
-pub struct RemoteBufferBase;
+#[pyclass(extends = Memory, subclass, frozen, module = "egmem")]
+pub struct RemoteBuffer;
 
-impl RemoteBufferBase {
+impl RemoteBuffer {
     fn ask<T>(
         slf: &PyRef<'_, Self>,
         question: impl FnOnce(&blocking::RemoteBuffer) -> T,
@@ -238,12 +237,7 @@ impl RemoteBufferBase {
 }
 
 #[pymethods]
-impl RemoteBufferBase {
-    #[new]
-    fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
-        Ok(PyClassInitializer::from(Memory::of(made.get())?).add_subclass(Self))
-    }
-
+impl RemoteBuffer {
     /// The name that it was fetched by.
     #[getter]
     fn name(slf: PyRef<'_, Self>) -> PyResult<String> {

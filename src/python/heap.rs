@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 
 use crate::args::{GpuArg, NodeArg, Size, layout, layouts};
 use crate::backing::{self, Words};
+use crate::block::Block;
 use crate::blocks::Blocks;
 use crate::buffer::access;
 use crate::driver::{Driver, given_or_default};
@@ -18,10 +19,10 @@ use crate::gil::drop_detached;
 use crate::json::to_python;
 use crate::location::location;
 use crate::locks::{copy_of, lock};
+use crate::memory::make;
 use crate::progress::told;
 use crate::region::Owner;
 use crate::site::from_program;
-use crate::types::BLOCK;
 
 /// Suballocates blocks of memory on a node, for the CPU and the GPUs, without a driver call.
 ///
@@ -78,7 +79,7 @@ impl Heap {
             false => heap.allocate(layout),
         });
         let block = block.or_raise()?;
-        BLOCK.make(py, Owner::Block(Arc::new(block)))
+        make(py, Block, Owner::Block(Arc::new(block)))
     }
 }
 

@@ -20,11 +20,12 @@ mod dtype;
 mod error;
 mod event;
 mod exchange;
-mod exporter;
 mod frees;
 mod gil;
 mod heap;
 mod holds;
+#[cfg(feature = "test-hooks")]
+mod hooks;
 mod interfaces;
 mod interrupts;
 mod json;
@@ -52,25 +53,10 @@ mod span;
 mod stream;
 mod topology;
 mod torch_alloc;
-mod types;
 mod view;
 mod window;
 
-use std::ffi::CStr;
-
-use pyo3::PyTypeInfo;
 use pyo3::prelude::*;
-use pyo3::types::PyType;
-
-/// Adds a type with the buffer protocol, derived from the class `B`.
-fn add_memory<'py, B: PyTypeInfo>(
-    module: &Bound<'py, PyModule>,
-    name: &'static CStr,
-) -> PyResult<Bound<'py, PyType>> {
-    let derived = exporter::derive(&module.py().get_type::<B>(), name)?;
-    module.add(derived.name()?, &derived)?;
-    Ok(derived)
-}
 
 #[pymodule]
 fn _egmem(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -88,15 +74,10 @@ fn _egmem(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<heap::Heap>()?;
     module.add_class::<blocks::Blocks>()?;
     module.add_class::<pool::Pool>()?;
-    add_memory::<buffer::BufferBase>(module, c"egmem.Buffer")?;
-    types::BLOCK.set(&add_memory::<block::BlockBase>(module, c"egmem.Block")?);
-    types::POOL_BLOCK.set(&add_memory::<pool::PoolBlockBase>(
-        module,
-        c"egmem.PoolBlock",
-    )?);
-    let shared_buffer = add_memory::<share::SharedBufferBase>(module, c"egmem.SharedBuffer")?;
-    types::SHARED_BUFFER.set(&shared_buffer);
-    types::SLICE.set(&add_memory::<slice::SliceBase>(module, c"egmem.Slice")?);
+    module.add_class::<buffer::Buffer>()?;
+    module.add_class::<block::Block>()?;
+    module.add_class::<pool::PoolBlock>()?;
+    module.add_class::<slice::Slice>()?;
     share::add(module)?;
     module.add_function(wrap_pyfunction!(driver::open, module)?)?;
     module.add_function(wrap_pyfunction!(driver::simulated, module)?)?;
@@ -122,13 +103,13 @@ fn _egmem(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ledger::memory_summary, module)?)?;
     module.add_class::<exchange::Client>()?;
     module.add_class::<exchange::Entry>()?;
-    let remote_buffer = add_memory::<exchange::RemoteBufferBase>(module, c"egmem.RemoteBuffer")?;
-    types::REMOTE_BUFFER.set(&remote_buffer);
+    module.add_class::<exchange::RemoteBuffer>()?;
     module.add_function(wrap_pyfunction!(exchange::connect, module)?)?;
     kv::add(module)?;
-    types::PAGE.set(&add_memory::<kv::PageBase>(module, c"egmem.kv.Page")?);
     module.add_class::<cupy::CupySource>()?;
     module.add_class::<torch_alloc::TorchSlot>()?;
     module.add_function(wrap_pyfunction!(torch_alloc::register, module)?)?;
+    #[cfg(feature = "test-hooks")]
+    hooks::add(module)?;
     Ok(())
 }

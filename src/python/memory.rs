@@ -1,11 +1,15 @@
 //! `egmem.Memory`: the base of buffers, blocks and fetched memory.
 
+use std::ffi::c_int;
 use std::path::PathBuf;
+use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Access, Location};
 use egmem::size::Bytes;
-use pyo3::exceptions::PyOverflowError;
+use pyo3::PyClass;
+use pyo3::exceptions::{PyBufferError, PyOverflowError};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMemoryView, PySlice};
 
@@ -14,16 +18,15 @@ use crate::driver::Driver;
 use crate::error::{OrRaise, closed, in_use, invalid, raise};
 use crate::gil::drop_detached;
 use crate::locks::lock;
-use crate::region::{Region, access_text};
+use crate::region::{CpuBytes, Owner, Region, access_text};
 use crate::share::offer::{Offer, offer};
 use crate::share::pickle::reduce;
 use crate::share::tickets;
 use crate::slot::{Slot, Views};
 use crate::span::Span;
-use crate::types::Made;
 use crate::view::View;
 use crate::window::with_part;
-use crate::{copies, device, dlpack, interfaces, part, running};
+use crate::{copies, device, dlpack, frees, interfaces, part, running};
 
 /// Memory at one address for the CPU and the GPUs.
 ///
@@ -47,14 +50,6 @@ impl Memory {
         }
     }
 
-    /// Takes the memory of an object that is being made, as its base.
-    ///
-    /// # Errors
-    /// `TypeError` the second time.
-    pub fn of(made: &Made) -> PyResult<Self> {
-        made.take().map(Self::new)
-    }
-
     /// Returns the memory.
     ///
     /// # Errors
@@ -72,6 +67,19 @@ impl Memory {
             slot.region.clone()
         };
         region.ok_or_else(|| closed("memory"))
+    }
+
+    /// Returns the memory and its bytes for a view.
+    fn exported(&self, py: Python<'_>, to_write: bool) -> PyResult<(Arc<Region>, CpuBytes)> {
+        frees::watch_captures(py)?;
+        let region = self.region()?;
+        let bytes = region.cpu(py)?;
+        if to_write && !bytes.writable {
+            return Err(PyBufferError::new_err("the CPU may only read this memory"));
+        }
+        // Other libraries take the address from here: torch.from_numpy(array).to("cuda", non_blocking=True).
+        region.expose();
+        Ok((region, bytes))
     }
 
     /// Takes the memory out of the object; `None` if it was closed before.
@@ -103,6 +111,19 @@ impl Memory {
         region.expose();
         lock(&self.slot).region = Some(region);
     }
+}
+
+/// Makes an object of a class that extends [`Memory`], which owns the bytes.
+///
+/// # Errors
+/// Python's.
+pub fn make<T: PyClass<BaseType = Memory>>(
+    py: Python<'_>,
+    kind: T,
+    owner: Owner,
+) -> PyResult<Bound<'_, PyAny>> {
+    let memory = PyClassInitializer::from(Memory::new(Region::new(owner)));
+    Ok(Bound::new(py, memory.add_subclass(kind))?.into_any())
 }
 
 /// Returns the exception for memory that is not taken out of its object.
@@ -309,6 +330,53 @@ impl Memory {
             py.detach(|| drop(region));
         }
         Ok(())
+    }
+
+    /// Fills in a view of the bytes, as Python's buffer protocol asks.
+    ///
+    /// # Safety
+    /// As Python calls it: `view` may be written.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let py = slf.py();
+        if view.is_null() {
+            return Err(PyBufferError::new_err("no view to fill in"));
+        }
+        // SAFETY: Python's view, not null. Without an object it is not released.
+        unsafe { (*view).obj = ptr::null_mut() };
+        let (region, bytes) = slf.get().exported(py, flags & ffi::PyBUF_WRITABLE != 0)?;
+        // SAFETY: the view is Python's. The bytes stay as long as the region, which the view owns from here until
+        // `__releasebuffer__`; the function takes a new reference to the object.
+        unsafe {
+            let read_only = c_int::from(!bytes.writable);
+            let len = bytes.len as ffi::Py_ssize_t;
+            if ffi::PyBuffer_FillInfo(
+                view,
+                slf.as_ptr(),
+                bytes.address.cast(),
+                len,
+                read_only,
+                flags,
+            ) != 0
+            {
+                return Err(PyErr::fetch(py));
+            }
+            (*view).internal = Arc::into_raw(region).cast_mut().cast();
+        }
+        Ok(())
+    }
+
+    /// Releases a view that `__getbuffer__` filled in.
+    ///
+    /// # Safety
+    /// As Python calls it: once for each view.
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: `internal` came from `Arc::into_raw` and is given back once.
+        let region = unsafe { Arc::from_raw((*view).internal.cast::<Region>().cast_const()) };
+        drop_detached(region);
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

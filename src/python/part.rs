@@ -7,8 +7,9 @@ use pyo3::prelude::*;
 use pyo3::types::PySlice;
 
 use crate::error::invalid;
+use crate::memory::make;
 use crate::region::{Owner, Region};
-use crate::types::SLICE;
+use crate::slice::Slice;
 
 /// Returns the slice `memory[index]`.
 ///
@@ -34,5 +35,5 @@ pub fn of<'py>(region: &Arc<Region>, index: &Bound<'py, PyAny>) -> PyResult<Boun
         offset: start + found.start as u64,
         len: found.slicelength as u64,
     };
-    SLICE.make(index.py(), owner)
+    make(index.py(), Slice, owner)
 }

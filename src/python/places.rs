@@ -1,5 +1,8 @@
 //! `egmem.Gpu` and `egmem.Node`.
 
+use std::collections::BTreeMap;
+
+use egmem::topology::NumaNode;
 use pyo3::prelude::*;
 
 use crate::error::OrRaise;
@@ -7,155 +10,102 @@ use crate::error::OrRaise;
 /// A GPU of the machine.
 #[pyclass(frozen, module = "egmem")]
 pub struct Gpu {
-    inner: egmem::topology::Gpu,
+    /// The CUDA ordinal.
+    #[pyo3(get)]
+    pub ordinal: i32,
+    /// The product name.
+    #[pyo3(get)]
+    name: String,
+    /// The PCI address, as the driver writes it.
+    #[pyo3(get)]
+    pci_bus_id: String,
+    /// The UUID, as nvidia-smi writes it.
+    #[pyo3(get)]
+    uuid: Option<String>,
+    /// The GPU's own memory in bytes.
+    #[pyo3(get)]
+    memory: u64,
+    /// Major and minor compute capability.
+    #[pyo3(get)]
+    compute_capability: Option<(i32, i32)>,
+    /// The link to the CPU: `"NVLink-C2C"`, `"PCIe"` or `"unknown link"`.
+    #[pyo3(get)]
+    link: String,
+    /// Whether GPU and CPU access each other's memory coherently.
+    #[pyo3(get)]
+    coherent: bool,
+    /// The ordinals of the GPUs whose memory this one can map.
+    #[pyo3(get)]
+    peers: Vec<i32>,
+    host_node: egmem::Result<i32>,
 }
 
-impl Gpu {
-    /// Wraps it.
-    pub fn wrap(inner: egmem::topology::Gpu) -> Self {
-        Self { inner }
-    }
-
-    /// Returns the CUDA ordinal.
-    pub fn number(&self) -> i32 {
-        self.inner.ordinal
+impl From<&egmem::topology::Gpu> for Gpu {
+    fn from(gpu: &egmem::topology::Gpu) -> Self {
+        Self {
+            ordinal: gpu.ordinal,
+            name: gpu.name.clone(),
+            pci_bus_id: gpu.pci_bus_id.clone(),
+            uuid: gpu.uuid.map(|uuid| uuid.to_string()),
+            memory: gpu.memory,
+            compute_capability: gpu.compute_capability,
+            link: gpu.link.to_string(),
+            coherent: gpu.coherent,
+            peers: gpu.peers.clone(),
+            host_node: gpu.host_node().map(|node| node.0),
+        }
     }
 }
 
 #[pymethods]
 impl Gpu {
-    /// The CUDA ordinal.
-    #[getter]
-    fn ordinal(&self) -> i32 {
-        self.inner.ordinal
-    }
-
-    /// The product name.
-    #[getter]
-    fn name(&self) -> &str {
-        &self.inner.name
-    }
-
-    /// The PCI address, as the driver writes it.
-    #[getter]
-    fn pci_bus_id(&self) -> &str {
-        &self.inner.pci_bus_id
-    }
-
-    /// The UUID, as nvidia-smi writes it.
-    #[getter]
-    fn uuid(&self) -> Option<String> {
-        self.inner.uuid.map(|uuid| uuid.to_string())
-    }
-
-    /// The GPU's own memory in bytes.
-    #[getter]
-    fn memory(&self) -> u64 {
-        self.inner.memory
-    }
-
-    /// Major and minor compute capability.
-    #[getter]
-    fn compute_capability(&self) -> Option<(i32, i32)> {
-        self.inner.compute_capability
-    }
-
     /// The nearest host NUMA node. Raises `NoSuchPlace` if it is unknown.
     #[getter]
     fn host_node(&self) -> PyResult<i32> {
-        self.inner.host_node().or_raise().map(|node| node.0)
-    }
-
-    /// The link to the CPU: `"NVLink-C2C"`, `"PCIe"` or `"unknown link"`.
-    #[getter]
-    fn link(&self) -> String {
-        self.inner.link.to_string()
-    }
-
-    /// Whether GPU and CPU access each other's memory coherently.
-    #[getter]
-    fn coherent(&self) -> bool {
-        self.inner.coherent
-    }
-
-    /// The ordinals of the GPUs whose memory this one can map.
-    #[getter]
-    fn peers(&self) -> Vec<i32> {
-        self.inner.peers.clone()
+        self.host_node.clone().or_raise()
     }
 
     fn __repr__(&self) -> String {
-        format!(
-            "<egmem.Gpu {}: {}, {}>",
-            self.inner.ordinal, self.inner.name, self.inner.link
-        )
+        let (ordinal, name, link) = (self.ordinal, &self.name, &self.link);
+        format!("<egmem.Gpu {ordinal}: {name}, {link}>")
     }
 }
 
 /// A host NUMA node.
-#[pyclass(frozen, module = "egmem")]
+#[pyclass(frozen, get_all, module = "egmem")]
 pub struct Node {
-    inner: egmem::topology::NumaNode,
+    /// The operating system's id.
+    pub id: i32,
+    /// The node's CPUs.
+    cpus: Vec<u32>,
+    /// The node's memory in bytes; 0 if unknown.
+    memory_total: u64,
+    /// The bytes that an allocation could get when the topology was read; `None` if unknown.
+    memory_free: Option<u64>,
+    /// The ordinals of the GPUs for which this node is the nearest.
+    gpus: Vec<i32>,
+    /// The distance to each host node: 10 is local.
+    distances: BTreeMap<i32, u32>,
 }
 
-impl Node {
-    /// Wraps it.
-    pub fn wrap(inner: egmem::topology::NumaNode) -> Self {
-        Self { inner }
-    }
-
-    /// Returns the operating system's id.
-    pub fn number(&self) -> i32 {
-        self.inner.id.0
+impl From<&NumaNode> for Node {
+    fn from(node: &NumaNode) -> Self {
+        let distances = node.distances.iter();
+        Self {
+            id: node.id.0,
+            cpus: node.cpus.iter().collect(),
+            memory_total: node.memory_total,
+            memory_free: node.memory_free,
+            gpus: node.gpus.clone(),
+            distances: distances.map(|(to, distance)| (to.0, *distance)).collect(),
+        }
     }
 }
 
 #[pymethods]
 impl Node {
-    /// The operating system's id.
-    #[getter]
-    fn id(&self) -> i32 {
-        self.inner.id.0
-    }
-
-    /// The node's CPUs.
-    #[getter]
-    fn cpus(&self) -> Vec<u32> {
-        self.inner.cpus.iter().collect()
-    }
-
-    /// The node's memory in bytes; 0 if unknown.
-    #[getter]
-    fn memory_total(&self) -> u64 {
-        self.inner.memory_total
-    }
-
-    /// The bytes that an allocation could get when the topology was read; `None` if unknown.
-    #[getter]
-    fn memory_free(&self) -> Option<u64> {
-        self.inner.memory_free
-    }
-
-    /// The ordinals of the GPUs for which this node is the nearest.
-    #[getter]
-    fn gpus(&self) -> Vec<i32> {
-        self.inner.gpus.clone()
-    }
-
-    /// The distance to each host node: 10 is local.
-    #[getter]
-    fn distances(&self) -> std::collections::BTreeMap<i32, u32> {
-        self.inner
-            .distances
-            .iter()
-            .map(|(node, distance)| (node.0, *distance))
-            .collect()
-    }
-
     fn __repr__(&self) -> String {
-        format!(
-            "<egmem.Node {}: {} bytes, GPUs {:?}>",
-            self.inner.id, self.inner.memory_total, self.inner.gpus
-        )
+        let (id, bytes, gpus) = (self.id, self.memory_total, &self.gpus);
+        format!("<egmem.Node {id}: {bytes} bytes, GPUs {gpus:?}>")
     }
 }

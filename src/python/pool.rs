@@ -12,11 +12,10 @@ use crate::gil::drop_detached;
 use crate::json::to_python;
 use crate::location::location;
 use crate::locks::{copy_of, lock};
-use crate::memory::Memory;
+use crate::memory::{Memory, make};
 use crate::region::Owner;
 use crate::site::from_program;
 use crate::stream::given;
-use crate::types::{Made, POOL_BLOCK};
 
 /// A memory pool on a host node or a GPU: allocations in the order of a stream (`cuMemPoolCreate`).
 ///
@@ -120,7 +119,7 @@ impl Pool {
             Ok(block)
         };
         let block: egmem::Result<_> = from_program(py, || py.detach(allocate));
-        POOL_BLOCK.make(py, Owner::Pool(Mutex::new(block.or_raise()?)))
+        make(py, PoolBlock, Owner::Pool(Mutex::new(block.or_raise()?)))
     }
 
     /// Gives free memory back to the system until `keep` bytes are held.
@@ -188,16 +187,11 @@ impl Pool {
 
 /// An allocation of a pool, made by `Pool.allocate`. It is freed in the order of the pool's stream, after the work of
 /// GPUs that may use it.
-#[pyclass(extends = Memory, subclass, frozen, module = "egmem", name = "_PoolBlock")]
-pub struct PoolBlockBase;
+#[pyclass(extends = Memory, subclass, frozen, module = "egmem")]
+pub struct PoolBlock;
 
 #[pymethods]
-impl PoolBlockBase {
-    #[new]
-    fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
-        Ok(PyClassInitializer::from(Memory::of(made.get())?).add_subclass(Self))
-    }
-
+impl PoolBlock {
     /// Closes the allocation, and frees it after all work submitted to `stream` so far. `gpu` is as for
     /// `Block.free_after`.
     ///

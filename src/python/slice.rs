@@ -5,20 +5,14 @@ use pyo3::prelude::*;
 use crate::error::{OrRaise, invalid};
 use crate::memory::Memory;
 use crate::region::Owner;
-use crate::types::Made;
 
 /// A part of memory, made by `memory[a:b]`. It keeps the memory, which cannot be closed meanwhile, and is used in the
 /// same ways.
-#[pyclass(extends = Memory, subclass, frozen, module = "egmem", name = "_Slice")]
-pub struct SliceBase;
+#[pyclass(extends = Memory, subclass, frozen, module = "egmem")]
+pub struct Slice;
 
 #[pymethods]
-impl SliceBase {
-    #[new]
-    fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
-        Ok(PyClassInitializer::from(Memory::of(made.get())?).add_subclass(Self))
-    }
-
+impl Slice {
     /// Where it begins in the memory that it is a part of, in bytes.
     #[getter]
     fn offset(slf: PyRef<'_, Self>) -> PyResult<u64> {

@@ -27,27 +27,23 @@ impl Topology {
     /// The GPUs, by ordinal.
     #[getter]
     fn gpus(&self) -> Vec<Gpu> {
-        self.inner.gpus().iter().cloned().map(Gpu::wrap).collect()
+        self.inner.gpus().iter().map(Gpu::from).collect()
     }
 
     /// The host nodes, by ascending id; never a GPU's own memory.
     #[getter]
     fn nodes(&self) -> Vec<Node> {
-        self.inner.nodes().iter().cloned().map(Node::wrap).collect()
+        self.inner.nodes().iter().map(Node::from).collect()
     }
 
     /// Returns the GPU with this ordinal.
     fn gpu(&self, ordinal: i32) -> PyResult<Gpu> {
-        self.inner.gpu(ordinal).or_raise().cloned().map(Gpu::wrap)
+        self.inner.gpu(ordinal).or_raise().map(Gpu::from)
     }
 
     /// Returns the host node with this id.
     fn node(&self, id: i32) -> PyResult<Node> {
-        self.inner
-            .node(NodeId(id))
-            .or_raise()
-            .cloned()
-            .map(Node::wrap)
+        self.inner.node(NodeId(id)).or_raise().map(Node::from)
     }
 
     /// Returns the bytes that an allocation on a host node could get now; `None` if unknown.

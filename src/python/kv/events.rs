@@ -17,11 +17,16 @@ use crate::locks::{copy_of, lock};
 const CHECK: Duration = Duration::from_millis(50);
 
 /// A change of keys that one call made.
-#[pyclass(frozen, module = "egmem.kv")]
+#[pyclass(frozen, get_all, module = "egmem.kv")]
 pub struct TierEvent {
+    /// The event's place in the order of the changes. The events since a subscription have consecutive numbers.
     number: u64,
+    /// The change: `"stored"` by a commit, `"evicted"` for other keys, `"removed"` by `remove`, or `"damaged"`: found with
+    /// other bytes than were committed (`verify`).
     kind: &'static str,
+    /// The group of the keys.
     group: u32,
+    /// The keys, as `Tier.keys` returns them.
     keys: Vec<Py<PyBytes>>,
 }
 
@@ -47,31 +52,6 @@ impl TierEvent {
 
 #[pymethods]
 impl TierEvent {
-    /// The event's place in the order of the changes. The events since a subscription have consecutive numbers.
-    #[getter]
-    fn number(&self) -> u64 {
-        self.number
-    }
-
-    /// The change: `"stored"` by a commit, `"evicted"` for other keys, `"removed"` by `remove`, or `"damaged"`: found with
-    /// other bytes than were committed (`verify`).
-    #[getter]
-    fn kind(&self) -> &'static str {
-        self.kind
-    }
-
-    /// The group of the keys.
-    #[getter]
-    fn group(&self) -> u32 {
-        self.group
-    }
-
-    /// The keys, as `Tier.keys` returns them.
-    #[getter]
-    fn keys(&self, py: Python<'_>) -> Vec<Py<PyBytes>> {
-        self.keys.iter().map(|key| key.clone_ref(py)).collect()
-    }
-
     fn __repr__(&self) -> String {
         let (number, kind, count) = (self.number, self.kind, self.keys.len());
         format!("<egmem.kv.TierEvent {number}: {count} key(s) {kind}>")

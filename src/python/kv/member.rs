@@ -4,9 +4,11 @@ use egmem::kv;
 use pyo3::prelude::*;
 
 /// An open tier on one memory, in this process or another.
-#[pyclass(frozen, module = "egmem.kv")]
+#[pyclass(frozen, get_all, module = "egmem.kv")]
 pub struct Member {
+    /// The process.
     pid: u32,
+    /// Whether it is the open tier that was asked.
     is_self: bool,
 }
 
@@ -22,18 +24,6 @@ impl Member {
 
 #[pymethods]
 impl Member {
-    /// The process.
-    #[getter]
-    fn pid(&self) -> u32 {
-        self.pid
-    }
-
-    /// Whether it is the open tier that was asked.
-    #[getter]
-    fn is_self(&self) -> bool {
-        self.is_self
-    }
-
     fn __repr__(&self) -> String {
         let which = if self.is_self { ", this one" } else { "" };
         format!("<egmem.kv.Member: process {}{which}>", self.pid)

@@ -20,13 +20,12 @@ mod tier;
 
 use pyo3::prelude::*;
 
-pub use page::PageBase;
-
 /// Adds the tier's classes.
 pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tier::Tier>()?;
     module.add_class::<gpu_pages::GpuPages>()?;
     module.add_class::<member::Member>()?;
+    module.add_class::<page::PageView>()?;
     module.add_class::<store::Store>()?;
     module.add_class::<store::Load>()?;
     module.add_class::<events::TierEvent>()?;

@@ -8,9 +8,8 @@ use egmem::memory::CpuView;
 use pyo3::prelude::*;
 
 use crate::error::OrRaise;
-use crate::memory::Memory;
+use crate::memory::{Memory, make};
 use crate::region::{CpuBytes, Owner, PageBytes};
-use crate::types::{Made, PAGE};
 
 /// The load or store that keeps a page for a view.
 pub enum Keeper {
@@ -54,7 +53,7 @@ impl Page {
         let bytes = page.cpu()?;
         page.address = bytes.address.addr() as u64;
         page.len = bytes.len;
-        PAGE.make(py, Owner::Page(Box::new(page)))
+        make(py, PageView, Owner::Page(Box::new(page)))
     }
 }
 
@@ -96,13 +95,5 @@ impl PageBytes for Page {
 
 /// The CPU's view of a page, made by `Store.view` and `Load.view`. It keeps the page: a store with live views cannot
 /// be committed, and a load's pages stay pinned.
-#[pyclass(extends = Memory, subclass, frozen, module = "egmem.kv", name = "_Page")]
-pub struct PageBase;
-
-#[pymethods]
-impl PageBase {
-    #[new]
-    fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
-        Ok(PyClassInitializer::from(Memory::of(made.get())?).add_subclass(Self))
-    }
-}
+#[pyclass(extends = Memory, subclass, frozen, module = "egmem.kv", name = "Page")]
+pub struct PageView;

@@ -13,15 +13,16 @@ use pyo3::types::PyTuple;
 
 use super::common::{Refused, SLICE, wait};
 use super::import;
+use super::import::SharedBuffer;
 use super::tickets;
 use crate::args::Size;
 use crate::driver::given_or_default;
 use crate::error::{OrRaise, raise};
 use crate::gil::drop_detached;
 use crate::locks::lock;
+use crate::memory::make;
 use crate::region::{Owner, Region, expect_within};
 use crate::site::from_program;
-use crate::types::SHARED_BUFFER;
 
 /// The connection to the process that has the heap.
 enum Connection {
@@ -169,7 +170,7 @@ impl SharedHeap {
         let offset = offset - start;
         expect_within(offset, nbytes, whole.len()).or_raise()?;
         let len = nbytes;
-        SHARED_BUFFER.make(py, Owner::Part { whole, offset, len })
+        make(py, SharedBuffer, Owner::Part { whole, offset, len })
     }
 
     /// The process that has the heap.

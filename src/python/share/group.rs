@@ -7,14 +7,15 @@ use egmem::exchange::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
+use super::import::SharedBuffer;
 use super::pickle::shareable;
 use crate::args::timeout_of;
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, ToPy};
 use crate::memory::Memory;
+use crate::memory::make;
 use crate::region::Owner;
 use crate::site::from_program;
-use crate::types::SHARED_BUFFER;
 
 /// The ranks of a Python library: a function that gathers bytes.
 struct Ranks {
@@ -100,7 +101,7 @@ pub fn gather<'py>(
     for rank in 0..gathered.size() {
         match gathered.rank(rank) {
             Ok(imported) => {
-                all.append(SHARED_BUFFER.make(py, Owner::Imported(imported.clone()))?)?;
+                all.append(make(py, SharedBuffer, Owner::Imported(imported.clone()))?)?;
             }
             Err(_) => all.append(py.None())?,
         }

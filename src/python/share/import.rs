@@ -12,26 +12,17 @@ use super::tickets::{self, PATIENCE};
 use crate::args::timeout_of;
 use crate::driver::{Driver, given_or_default};
 use crate::error::{ToPy, not_supported, raise};
-use crate::memory::Memory;
+use crate::memory::{Memory, make};
 use crate::region::Owner;
 use crate::site::from_program;
-use crate::types::{Made, SHARED_BUFFER};
 
 /// Another process's memory, mapped here: unpickled, or received by `receive`.
 ///
 /// It stays valid when the other process closes the memory or ends. A process maps the same memory once, however often
 /// it gets it. A block of a heap may have another use once its process has freed it: do not free it there before this
 /// process is done with it.
-#[pyclass(extends = Memory, subclass, frozen, module = "egmem", name = "_SharedBuffer")]
-pub struct SharedBufferBase;
-
-#[pymethods]
-impl SharedBufferBase {
-    #[new]
-    fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
-        Ok(PyClassInitializer::from(Memory::of(made.get())?).add_subclass(Self))
-    }
-}
+#[pyclass(extends = Memory, subclass, frozen, module = "egmem")]
+pub struct SharedBuffer;
 
 /// Receives memory that another process has pickled.
 #[pyfunction]
@@ -53,7 +44,7 @@ pub fn unpickle<'py>(
         })
     });
     let imported = found.map_err(|failed| failed.into_exception(process))?;
-    SHARED_BUFFER.make(py, Owner::Imported(imported))
+    make(py, SharedBuffer, Owner::Imported(imported))
 }
 
 /// Checks that this process's driver can import what another process pickled.
@@ -164,7 +155,7 @@ pub fn receive<'py>(
     let driver = given_or_default(py, driver)?;
     let access = mode.map(common::mode).transpose()?;
     match receive_at(py, &path, &driver, access, (timeout_of(timeout)?, true)) {
-        Ok(imported) => SHARED_BUFFER.make(py, Owner::Imported(imported)),
+        Ok(imported) => make(py, SharedBuffer, Owner::Imported(imported)),
         // Without a ticket it is refused by no process, only lost.
         Err(failed) => Err(failed.into_exception(0)),
     }
@@ -181,7 +172,7 @@ pub fn receive_offered<'py>(
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let driver = given_or_default(py, Some(driver))?;
     match receive_at(py, &path, &driver, None, (timeout_of(timeout)?, false)) {
-        Ok(imported) => SHARED_BUFFER.make(py, Owner::Imported(imported)).map(Some),
+        Ok(imported) => make(py, SharedBuffer, Owner::Imported(imported)).map(Some),
         Err(Failed::Refused(Refused::Lost(error))) if nobody_listens(&error) => Ok(None),
         Err(failed) => Err(failed.into_exception(0)),
     }

@@ -13,10 +13,9 @@ pub mod tickets;
 
 use pyo3::prelude::*;
 
-pub use import::SharedBufferBase;
-
 /// Adds the functions and types.
 pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<import::SharedBuffer>()?;
     module.add_class::<offer::Offer>()?;
     module.add_class::<chunks::SharedHeap>()?;
     module.add_function(wrap_pyfunction!(chunks::unpickle_heap, module)?)?;

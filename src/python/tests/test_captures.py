@@ -72,23 +72,23 @@ def test_an_end_within_a_capture_waits_for_no_gpu(make, driver, stream):
     kept, end = make(driver)
     copy = Copy(driver)
     with egmem.defer_frees():
-        driver._begin_capture(GPU, stream.handle)
+        egmem._egmem._begin_capture(driver, GPU, stream.handle)
         end(kept)
         assert egmem.deferred() == (1, SIZE)
         assert egmem.free_deferred() == SIZE, "the capture is under way"
         assert not copy.is_whole(), "nothing waited"
-        assert driver._end_capture(GPU, stream.handle), "the capture is valid"
+        assert egmem._egmem._end_capture(driver, GPU, stream.handle), "the capture is valid"
     assert egmem.deferred() == (0, 0)
     assert copy.is_whole(), "the memory was freed after the GPU's work"
 
 
 def test_captures_of_blocking_streams_are_found(driver, stream):
-    driver._begin_capture(GPU, stream.handle, blocking=True)
+    egmem._egmem._begin_capture(driver, GPU, stream.handle, blocking=True)
     memoryview(egmem.Buffer(SIZE, node=0, driver=driver))
     assert egmem.deferred() == (1, SIZE)
     other = egmem.Buffer(100, node=0, driver=driver)
     assert egmem.deferred() == (1, SIZE)
-    assert driver._end_capture(GPU, stream.handle)
+    assert egmem._egmem._end_capture(driver, GPU, stream.handle)
     heap = egmem.Heap(0, driver=driver)
     assert egmem.deferred() == (1, SIZE)
     heap.allocate(1)
@@ -98,18 +98,18 @@ def test_captures_of_blocking_streams_are_found(driver, stream):
 
 def test_memory_stays_where_the_driver_refuses_the_wait(driver, stream):
     free = driver.topology().free_memory(0)
-    driver._begin_capture(GPU, stream.handle)  # of which nothing tells
+    egmem._egmem._begin_capture(driver, GPU, stream.handle)  # of which nothing tells
     memoryview(egmem.Buffer(SIZE, node=0, driver=driver))
     assert egmem.deferred() == (1, SIZE)
     assert driver.topology().free_memory(0) == free - SIZE
-    driver._end_capture(GPU, stream.handle)
+    egmem._egmem._end_capture(driver, GPU, stream.handle)
     assert memoryview(egmem.Buffer(SIZE, node=0, driver=driver)).nbytes == SIZE
     assert egmem.deferred() == (0, 0), "the next wait was for both"
     assert driver.topology().free_memory(0) == free
 
 
 def test_a_refusal_is_told_by_a_warning(driver, stream):
-    driver._fail("cuCtxSynchronize", UNKNOWN, times=2)
+    egmem._egmem._fail(driver, "cuCtxSynchronize", UNKNOWN, times=2)
     memoryview(egmem.Buffer(SIZE, node=0, driver=driver))
     with pytest.warns(RuntimeWarning, match=f"^{SIZE} bytes of egmem's memory are kept.*cuCtxSynchronize"):
         egmem.Buffer(100, node=0, driver=driver)
@@ -173,12 +173,12 @@ class CUDAGraph:
     def capture_begin(self, pool=None):
         if self.fails:
             raise ValueError(pool)
-        driver._begin_capture(GPU, stream.handle)
+        egmem._egmem._begin_capture(driver, GPU, stream.handle)
 
     def capture_end(self):
         if self.fails:
             raise ValueError
-        return driver._end_capture(GPU, stream.handle)
+        return egmem._egmem._end_capture(driver, GPU, stream.handle)
 
 sys.modules["torch"] = types.SimpleNamespace(cuda=types.SimpleNamespace(CUDAGraph=CUDAGraph))
 driver = egmem.simulated()
@@ -223,14 +223,14 @@ graph.fails = False
 graph.capture_begin(pool=1)
 graph.fails = True
 refused(graph.capture_end)
-driver._end_capture(GPU, stream.handle)
+egmem._egmem._end_capture(driver, GPU, stream.handle)
 kept.pop()
 assert egmem.deferred() == (0, 0)
 graph.fails = False
 graph.capture_begin()
 kept.pop()
 assert egmem.deferred() == (1, 4096)
-driver._end_capture(GPU, stream.handle)
+egmem._egmem._end_capture(driver, GPU, stream.handle)
 del graph
 gc.collect()
 assert egmem.deferred() == (0, 0), "the graph is gone"

@@ -137,7 +137,7 @@ def test_locate_does_not_give_the_address_away(driver):
     """Otherwise freeing would wait for all GPUs."""
     buffer = egmem.Buffer(1, node=0, driver=driver)
     egmem.locate(buffer)
-    driver._fail("cuCtxSynchronize", 700)
+    egmem._egmem._fail(driver, "cuCtxSynchronize", 700)
     buffer.close()
 
 

@@ -135,10 +135,10 @@ def test_copies_that_cannot_be_are_refused(driver, buffer):
         buffer.copy_to(egmem.Buffer(4096, access_by=[1], host="", driver=driver), stream)
     with pytest.raises(TypeError):
         buffer.copy_to(bytearray(4096))
-    driver._begin_capture(0, stream.handle)
+    egmem._egmem._begin_capture(driver, 0, stream.handle)
     with pytest.raises(egmem.InvalidArgument, match="captured"):
         buffer.copy_to(egmem.Buffer(4096, driver=driver), stream)
-    assert driver._end_capture(0, stream.handle), "the capture goes on"
+    assert egmem._egmem._end_capture(driver, 0, stream.handle), "the capture goes on"
     buffer.close()
     with pytest.raises(egmem.Closed):
         buffer.copy_to(other)

@@ -113,18 +113,18 @@ def test_a_freed_segment_has_another_user_after_the_gpus_work(allocator, driver,
     address = allocator.allocate(stream)
     live = allocator.heap.stats()["live_blocks"]
     with egmem.defer_frees():
-        driver._begin_capture(GPU, stream.handle)
+        egmem._egmem._begin_capture(driver, GPU, stream.handle)
         allocator.free_segment(address, stream)
-        assert driver._end_capture(GPU, stream.handle)
+        assert egmem._egmem._end_capture(driver, GPU, stream.handle)
         assert allocator.heap.stats()["live_blocks"] == live
     assert allocator.heap.stats()["live_blocks"] == live - 1
 
 
 def capture(allocator, driver, stream, pool, work):
     allocator.begin(pool)
-    driver._begin_capture(GPU, stream.handle)
+    egmem._egmem._begin_capture(driver, GPU, stream.handle)
     made = work()
-    assert driver._end_capture(GPU, stream.handle)
+    assert egmem._egmem._end_capture(driver, GPU, stream.handle)
     allocator.end(pool)
     return made
 
@@ -176,19 +176,19 @@ def test_a_pool_within_a_capture_does_not_end_it(allocator, driver, stream):
 def test_two_captures_do_not_mix_their_blocks(allocator, driver, stream):
     other = egmem.Stream(GPU, driver=driver)
     allocator.begin(ONE)
-    driver._begin_capture(GPU, stream.handle)
+    egmem._egmem._begin_capture(driver, GPU, stream.handle)
     allocator.begin(TWO)
-    driver._begin_capture(GPU, other.handle)
+    egmem._egmem._begin_capture(driver, GPU, other.handle)
     first, second = allocator.allocate(stream), allocator.allocate(other)
     allocator.free(second, other)
     assert allocator.allocate(other) != second, "it is unknown which graph has it"
-    driver._end_capture(GPU, other.handle)
+    egmem._egmem._end_capture(driver, GPU, other.handle)
     allocator.end(TWO)
     allocator.release(TWO)
     allocator.free(first, stream)
     again = allocator.allocate(stream)
     assert again not in (first, second), "the other graph is gone, but this one may have it"
-    driver._end_capture(GPU, stream.handle)
+    egmem._egmem._end_capture(driver, GPU, stream.handle)
     allocator.end(ONE)
     assert not {first, second} & (allocator.several(stream) | allocator.several(other))
     allocator.free(again, stream)
@@ -201,10 +201,10 @@ def test_a_graph_released_within_another_capture_waits_for_no_gpu(allocator, dri
 
     capture(allocator, driver, stream, ONE, work)
     allocator.begin(TWO)
-    driver._begin_capture(GPU, stream.handle)
+    egmem._egmem._begin_capture(driver, GPU, stream.handle)
     allocator.release(ONE)
     assert egmem.deferred() == (1, SIZE)
-    assert driver._end_capture(GPU, stream.handle)
+    assert egmem._egmem._end_capture(driver, GPU, stream.handle)
     allocator.end(TWO)
     allocator.release(TWO)
     assert egmem.free_deferred() == 0
@@ -214,10 +214,10 @@ def test_a_block_of_a_captured_stream_is_freed_later(allocator, driver, stream):
     side = egmem.Stream(GPU, driver=driver)
     address = allocator.allocate(stream)
     allocator.record(address, side.handle)
-    driver._begin_capture(GPU, side.handle)
+    egmem._egmem._begin_capture(driver, GPU, side.handle)
     allocator.free(address, stream)
     assert egmem.deferred() == (1, SIZE)
-    assert driver._end_capture(GPU, side.handle)
+    assert egmem._egmem._end_capture(driver, GPU, side.handle)
     assert egmem.free_deferred() == 0
 
 

@@ -7,3 +7,5 @@ mod slots;
 mod symbols;
 
 pub use slots::{TorchSlot, register};
+#[cfg(feature = "test-hooks")]
+pub use symbols::FUNCTIONS;

@@ -28,7 +28,7 @@ pub fn pool(slot: usize) -> Option<&'static StreamPool> {
 /// A heap that PyTorch allocates from. It stays until the process ends.
 #[pyclass(frozen, module = "egmem", name = "_TorchSlot")]
 pub struct TorchSlot {
-    slot: usize,
+    pub slot: usize,
 }
 
 /// Gives a heap functions for PyTorch. The same heap has the same functions again.
@@ -111,41 +111,8 @@ impl TorchSlot {
     }
 
     /// The exception of the last allocation that failed, or `None`.
-    fn last_error(&self) -> Option<PyErr> {
+    pub fn last_error(&self) -> Option<PyErr> {
         pool(self.slot)?.last_error().map(ToPy::to_py)
-    }
-
-    /// Allocates and frees blocks of `size` bytes `count` times through the functions that PyTorch calls; returns the
-    /// nanoseconds. For measurements.
-    fn measure(
-        &self,
-        py: Python<'_>,
-        size: usize,
-        gpu: i32,
-        stream: usize,
-        count: u64,
-    ) -> PyResult<u64> {
-        let (allocate, free) = symbols::FUNCTIONS[self.slot];
-        let nanoseconds = py.detach(|| {
-            let start = std::time::Instant::now();
-            for _ in 0..count {
-                let stream = stream as *mut c_void;
-                // SAFETY: as PyTorch calls them; the caller passes a live stream.
-                unsafe {
-                    let memory = allocate(size as isize, gpu, stream);
-                    if memory.is_null() {
-                        return None;
-                    }
-                    free(memory, size as isize, gpu, stream);
-                }
-            }
-            Some(start.elapsed().as_nanos() as u64)
-        });
-        match (nanoseconds, self.last_error()) {
-            (Some(nanoseconds), _) => Ok(nanoseconds),
-            (None, Some(error)) => Err(error),
-            (None, None) => Err(not_supported("nothing was allocated", "pass a size")),
-        }
     }
 
     /// Has failed allocations raise PyTorch's error by its function `c10::detail::torchCheckFail`, whose address is

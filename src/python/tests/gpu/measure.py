@@ -46,11 +46,11 @@ def native():
     import egmem.torch as et
 
     pool = et.MemPool(heap=egmem.Heap(near_gpu=0, reserve=256 << 20, driver=egmem.open()))
-    pool.slot.measure(SIZE, 0, 0, 1000)
-    times = [pool.slot.measure(SIZE, 0, 0, 100_000) / 100_000 / 1e3 for _ in range(7)]
+    egmem._egmem._measure(pool.slot, SIZE, 0, 0, 1000)
+    times = [egmem._egmem._measure(pool.slot, SIZE, 0, 0, 100_000) / 100_000 / 1e3 for _ in range(7)]
     print(f"64 KiB alloc+free, PyTorch's allocator functions over egmem: {statistics.median(times):.3f} us", flush=True)
     side = torch.cuda.Stream()
-    times = [pool.slot.measure(SIZE, 0, side.cuda_stream, 100_000) / 100_000 / 1e3 for _ in range(7)]
+    times = [egmem._egmem._measure(pool.slot, SIZE, 0, side.cuda_stream, 100_000) / 100_000 / 1e3 for _ in range(7)]
     print(f"  the same on another stream: {statistics.median(times):.3f} us", flush=True)
     with torch.cuda.use_mem_pool(pool):
         work = median_us(lambda: torch.empty(SIZE, dtype=torch.uint8, device="cuda"), 10_000)
@@ -281,9 +281,9 @@ def start():
 
 
 # "auto" last: it is one of those before it.
-METHODS = ("kernel", "bulk:1", "bulk:2", "bulk:4", "bulk:8", "batch", "loop", "auto")
+METHODS = ("kernel", "batch", "loop", "auto")
 # "first": on a stream of high priority, whose blocks start before those of the products that wait.
-BESIDE = ("kernel:2", "kernel:4", "bulk:1", "bulk:2", "bulk:4", "kernel:4 first", "bulk:4 first", "batch")
+BESIDE = ("kernel:2", "kernel:4", "kernel:4 first", "batch")
 
 
 def kv():
