@@ -160,9 +160,9 @@ impl Follow {
             let absence = tokio::select! {
                 biased;
                 why = session.link_is(end) => return Err(why),
-                why = refusal(self.lease.clone()) => return Err(why),
                 why = session.away(), if !self.gone => Absence::Away(why.to_string()),
-                state = lost(self.lease.clone()), if holds => match state {
+                state = lost(self.lease.clone(), self.gone) => match state {
+                    Some(LeaseState::Lost(why)) if is_final(&why) => return Err(why),
                     Some(state) => Absence::Lease(state),
                     None => {
                         self.lease = None;
@@ -259,23 +259,18 @@ impl Follow {
     }
 }
 
-/// Waits until the lease is no longer held; `None` once it was released.
-async fn lost(lease: Option<Receiver<LeaseState>>) -> Option<LeaseState> {
-    let mut lease = lease?;
-    let state = lease.wait_for(|state| *state != LeaseState::Held).await;
+/// Waits until the lease is no longer held, or, if that is `known`, until it ends because this client is no longer let in;
+/// `None` once it was released.
+async fn lost(lease: Option<Receiver<LeaseState>>, known: bool) -> Option<LeaseState> {
+    let Some(mut lease) = lease else {
+        return std::future::pending().await;
+    };
+    let is_news = |state: &LeaseState| match state {
+        LeaseState::Lost(why) if is_final(why) => true,
+        state => !known && *state != LeaseState::Held,
+    };
+    let state = lease.wait_for(is_news).await;
     state.ok().map(|state| state.clone())
-}
-
-/// Waits until the lease ends because this client is no longer let in.
-async fn refusal(lease: Option<Receiver<LeaseState>>) -> Error {
-    let refuses = |state: &LeaseState| matches!(state, LeaseState::Lost(why) if is_final(why));
-    if let Some(mut lease) = lease
-        && let Ok(state) = lease.wait_for(refuses).await
-        && let LeaseState::Lost(why) = &*state
-    {
-        return why.clone();
-    }
-    std::future::pending().await
 }
 
 /// Returns whether both are the same bytes of the same memory.
