@@ -7,15 +7,13 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
-use zeroize::Zeroizing;
 
 use super::ServerCore;
-use super::quota::CountedFds;
-use super::requests::{Answered, Reply, handle};
+use super::requests::{Answered, handle};
 use super::session::Next;
 use super::sessions::Link;
 use crate::per_driver::lock;
-use crate::protocol::{Answer, Ask, Event, FromServer, Names, Request, decode, encode};
+use crate::protocol::{Answer, Ask, Event, FromServer, Request, decode, encode};
 use crate::tls::{Tls, reloaded};
 use crate::transport::{Connection, Frame, FrameReader, FrameWriter};
 use crate::{Error, Refusal, Result, ShareError};
@@ -268,39 +266,20 @@ impl Conversation<'_> {
         Ok(())
     }
 
-    /// Sends the answer to a request.
+    /// Sends the answer to a request, which is counted until then.
     async fn answer(&mut self, answered: Answered) -> Result<()> {
-        let (answer, fds) = self.build(answered.reply);
+        let (id, build) = (answered.id, answered.reply.build);
+        let (answer, fds) = build(self.core);
         let granted = match &answer {
             Answer::Granted(granted) => Some(granted.lease),
             _ => None,
         };
-        let bytes: Zeroizing<Vec<u8>> = encode(&(answered.id, answer));
+        let bytes = encode(&(id, answer));
         let written = self.writer.write(&bytes, &fds.borrowed()).await;
         if let Some(lease) = granted {
             self.link.session.granted(lease);
         }
         written
-    }
-
-    /// Builds an answer, now that it is about to be written: until then a long description is kept only once.
-    fn build(&self, reply: Reply) -> (Answer, CountedFds) {
-        let answer = match reply {
-            Reply::Answer(answer) => answer,
-            Reply::Entry(publication) => Answer::Names(Names {
-                entries: vec![self.core.state().entry(&publication)],
-                more: false,
-            }),
-            Reply::Page { prefix, after, .. } => {
-                let peer = &self.link.session.peer;
-                Answer::Names(self.core.page(peer, &prefix, after.as_deref(), 1))
-            }
-            Reply::Grant(grant) => {
-                let (granted, fds) = grant.build();
-                return (Answer::Granted(granted), fds);
-            }
-        };
-        (answer, CountedFds::default())
     }
 
     async fn event(&mut self, event: Event) -> Result<()> {

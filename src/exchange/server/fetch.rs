@@ -14,11 +14,12 @@ use super::allocate::{Refused, invalid, not_found};
 use super::audit::audit;
 use super::publication::Publication;
 use super::quota::{Counted, CountedFds, What};
+use super::requests::{Build, Reply, is_large};
 use super::sessions::{Link, elsewhere};
 use crate::driver::{Access, HandleType};
 use crate::ledger::Party;
 use crate::limits::deadline;
-use crate::protocol::{Fetch, Granted, Handles, Secret, check_name};
+use crate::protocol::{Answer, Fetch, Granted, Handles, Secret, check_name};
 use crate::share::fd;
 use crate::share::queue::{self, BATCH};
 use crate::transport::send_fds;
@@ -30,39 +31,11 @@ const MAX_ACCEPT: usize = 16;
 /// does not take its fds has no more of them in flight.
 const KERNEL_BYTES: usize = 1;
 
-/// A lease that was granted.
-pub(super) struct Grant {
-    pub publication: Arc<Publication>,
-    pub lease: u64,
-    exported: Exported,
-    probe: Option<u64>,
-    no_fabric: Option<String>,
-}
-
 /// Handles for one grantee.
 enum Exported {
     Fabric(Arc<[Secret]>),
     /// Fds, and what the answer says about them.
     Fds(Handles, CountedFds),
-}
-
-impl Grant {
-    /// Returns the answer, which may be long, and the fds that go with it.
-    pub fn build(self) -> (Granted, CountedFds) {
-        let (handles, fds) = match self.exported {
-            Exported::Fabric(handles) => (Handles::Fabric(handles.to_vec()), CountedFds::default()),
-            Exported::Fds(handles, fds) => (handles, fds),
-        };
-        let granted = Granted {
-            lease: self.lease,
-            memory: self.publication.description.clone(),
-            handles,
-            probe: self.probe,
-            no_fabric: self.no_fabric,
-            owner: self.publication.owner.clone(),
-        };
-        (granted, fds)
-    }
 }
 
 impl ServerCore {
@@ -72,7 +45,7 @@ impl ServerCore {
         link: &Link,
         ask: Fetch,
         counted: Option<Arc<Counted>>,
-    ) -> Result<Grant, Refused> {
+    ) -> Result<Reply, Refused> {
         let publication = self.check(link, &ask)?;
         let (mut no_fabric, mut reasons) = (None, Vec::new());
         for (at, wanted) in ask.accept.iter().enumerate() {
@@ -86,7 +59,10 @@ impl ServerCore {
             };
             match (exported, wanted) {
                 (Ok(exported), _) => {
-                    return self.grant(link, &ask, publication, exported, no_fabric);
+                    // Before the lease, and before a long answer is built.
+                    let _large = self.permit(link, is_large(&publication)).await?;
+                    let build = self.grant(link, &ask, publication, exported, no_fabric)?;
+                    return Ok(Reply { build, _large });
                 }
                 (Err(why), HandleType::Fabric) => no_fabric = Some(why),
                 (Err(why), HandleType::PosixFd) => reasons.push(why),
@@ -193,7 +169,7 @@ impl ServerCore {
         Ok(Err(why))
     }
 
-    /// Creates the lease.
+    /// Creates the lease, and the answer.
     fn grant(
         &self,
         link: &Link,
@@ -201,7 +177,7 @@ impl ServerCore {
         publication: Arc<Publication>,
         exported: Exported,
         no_fabric: Option<String>,
-    ) -> Result<Grant, Refused> {
+    ) -> Result<Build, Refused> {
         let session = &link.session;
         let mut state = self.state();
         if !session.is_of(link.id) {
@@ -226,13 +202,21 @@ impl ServerCore {
             self.audit, Memory, Some(peer), "granted", session, pid, lease, name, %owner, bytes
         }
         tracing::debug!(%peer, name, lease, "granted");
-        Ok(Grant {
-            publication,
-            lease,
-            exported,
-            probe,
-            no_fabric,
-        })
+        Ok(Box::new(move |_| {
+            let (handles, fds) = match exported {
+                Exported::Fabric(all) => (Handles::Fabric(all.to_vec()), CountedFds::default()),
+                Exported::Fds(handles, fds) => (handles, fds),
+            };
+            let granted = Granted {
+                lease,
+                memory: publication.description.clone(),
+                handles,
+                probe,
+                no_fabric,
+                owner: publication.owner.clone(),
+            };
+            (Answer::Granted(granted), fds)
+        }))
     }
 
     /// Starts to send the memory's fds through a [`queue`], a few at a time, and returns the client's end of it. The fds of one

@@ -9,9 +9,8 @@ use tokio::time::timeout;
 
 use super::allocate::{Refused, invalid, not_found};
 use super::audit::audit;
-use super::fetch::Grant;
 use super::publication::Publication;
-use super::quota::{Counted, What};
+use super::quota::{Counted, CountedFds, What};
 use super::registry::ServerState;
 use super::sessions::Link;
 use super::{Allocation, ServerCore};
@@ -41,52 +40,38 @@ const NUMBER: usize = 9;
 pub(super) struct Answered {
     pub id: u64,
     pub reply: Reply,
-    /// The permit of a large answer.
-    _large: Option<Permit>,
     /// Counts the request until its answer is written.
     _counted: Option<Arc<Counted>>,
 }
 
-/// An answer. What may be long is built when it is written.
-pub(super) enum Reply {
-    Answer(Answer),
-    /// The entry of a name.
-    Entry(Arc<Publication>),
-    /// The names with a prefix, after one of them. The first has a long entry.
-    Page {
-        prefix: String,
-        after: Option<String>,
-        _counted: Counted,
-    },
-    Grant(Box<Grant>),
+/// Builds an answer, and the fds that go with it, when it is written: until then a description is kept only once.
+pub(super) type Build = Box<dyn FnOnce(&ServerCore) -> (Answer, CountedFds) + Send>;
+
+/// An answer, and the permit of a large one.
+pub(super) struct Reply {
+    pub build: Build,
+    pub _large: Option<Permit>,
+}
+
+impl Reply {
+    pub fn new(answer: Answer, _large: Option<Permit>) -> Self {
+        let build = Box::new(|_: &ServerCore| (answer, CountedFds::default()));
+        Self { build, _large }
+    }
 }
 
 impl From<Answer> for Reply {
     fn from(answer: Answer) -> Self {
-        Self::Answer(answer)
-    }
-}
-
-impl Reply {
-    /// Returns whether it may be a large frame.
-    fn is_large(&self) -> bool {
-        match self {
-            Self::Answer(Answer::Expired(leases)) => leases.leases.len() * NUMBER > SMALL,
-            Self::Answer(_) => false,
-            Self::Entry(publication) => is_large(publication),
-            Self::Page { .. } => true,
-            Self::Grant(grant) => is_large(&grant.publication),
-        }
+        Self::new(answer, None)
     }
 }
 
 /// Returns whether an answer about this memory may be a large frame.
-fn is_large(publication: &Publication) -> bool {
+pub(super) fn is_large(publication: &Publication) -> bool {
     publication.description.parts.len() * PART > SMALL
 }
 
-/// Answers a request of a connection with so many others that wait. Its first poll does not block. A large answer waits for its
-/// permit here, where it holds up no other, for as long as a frame may take to write.
+/// Answers a request of a connection with so many others that wait. Its first poll does not block.
 pub(super) async fn handle(
     core: Arc<ServerCore>,
     link: Arc<Link>,
@@ -95,27 +80,16 @@ pub(super) async fn handle(
 ) -> Answered {
     let subject = subject(&ask);
     let mut counted = None;
-    let mut result = match core.count_request(&link, &ask, waiting) {
+    let result = match core.count_request(&link, &ask, waiting) {
         Ok(count) => {
             counted.clone_from(&count);
             core.answer(&link, ask, waiting, count).await
         }
         Err(refused) => Err(refused),
     };
-    let mut large = None;
-    if let Ok(reply) = &result
-        && reply.is_large()
-    {
-        let permit = link.large.clone().permit();
-        match timeout(core.limits.write, permit).await {
-            Ok(permit) => large = Some(permit),
-            Err(_) => result = Err(core.undo(&link, subject.0, reply).await),
-        }
-    }
     Answered {
         id,
         reply: result.unwrap_or_else(|refused| core.refused(&link, subject, refused)),
-        _large: large,
         _counted: counted,
     }
 }
@@ -171,30 +145,38 @@ impl ServerCore {
         Answer::Refused(protocol::Refused { reason, detail }).into()
     }
 
-    /// Undoes a request whose large answer cannot be written in time; returns the refusal.
-    async fn undo(&self, link: &Link, request: &str, reply: &Reply) -> Refused {
-        match reply {
-            Reply::Grant(grant) => {
-                // It may have ended meanwhile.
-                let _ = self.release(link, grant.lease);
-                link.session.granted(grant.lease);
-            }
-            // Another connection of the peer may have deleted it and created its name anew.
-            Reply::Entry(created)
-                if request == "create"
-                    && self
-                        .visible(&created.name, &link.session.peer)
-                        .is_some_and(|found| found.id == created.id) =>
-            {
-                let name = created.name.to_string();
-                // Best effort: the client learns from a list whether it exists.
-                let _ = self.delete(link, Delete { name, ms: 0 }).await;
-            }
-            // The others leave nothing, or what a second request finds again.
-            _ => {}
+    /// Waits for the permit of an answer that is large, where it holds up no other, for as long as a frame may take to write.
+    pub(super) async fn permit(
+        &self,
+        link: &Link,
+        is_large: bool,
+    ) -> Result<Option<Permit>, Refused> {
+        if !is_large {
+            return Ok(None);
         }
+        let permit = timeout(self.limits.write, link.large.clone().permit()).await;
         let why = "this peer's other connections do not read their large answers";
-        (Refusal::TimedOut, why.into())
+        permit
+            .map(Some)
+            .map_err(|_| (Refusal::TimedOut, why.into()))
+    }
+
+    /// Answers with the entry of a name.
+    async fn one_entry(
+        &self,
+        link: &Link,
+        publication: Arc<Publication>,
+    ) -> Result<Reply, Refused> {
+        let _large = self.permit(link, is_large(&publication)).await?;
+        let build = Box::new(move |core: &Self| {
+            let entries = vec![core.state().entry(&publication)];
+            let names = Names {
+                entries,
+                more: false,
+            };
+            (Answer::Names(names), CountedFds::default())
+        });
+        Ok(Reply { build, _large })
     }
 
     /// Counts a request that may wait.
@@ -237,17 +219,15 @@ impl ServerCore {
             Ask::List(list) => {
                 check_prefix(&list.prefix).map_err(invalid)?;
                 check_prefix(list.after.as_deref().unwrap_or_default()).map_err(invalid)?;
-                self.list(link, waiting, list)
+                self.list(link, waiting, list).await
             }
             Ask::Held(held) => {
                 let leases = self.held(link, &held.leases)?;
-                Ok(Answer::Expired(Leases { leases }).into())
+                let large = self.permit(link, leases.len() * NUMBER > SMALL).await?;
+                Ok(Reply::new(Answer::Expired(Leases { leases }), large))
             }
             Ask::Release(release) => self.release(link, release.lease),
-            Ask::Fetch(ask) => {
-                let granted = self.fetch(link, ask, counted).await?;
-                Ok(Reply::Grant(Box::new(granted)))
-            }
+            Ask::Fetch(ask) => self.fetch(link, ask, counted).await,
             Ask::Wait(wait) => self.wait(link, wait).await,
             Ask::Probe(probe) => self.probe(link, probe.lease, counted).await,
             Ask::Create(create) => self.create(link, create).await,
@@ -255,19 +235,19 @@ impl ServerCore {
         }
     }
 
-    /// Returns a page of names; one with a long entry waits for its permit.
-    fn list(&self, link: &Link, waiting: usize, list: List) -> Result<Reply, Refused> {
-        let List { prefix, after } = list;
-        let page = self.page(&link.session.peer, &prefix, after.as_deref(), 0);
-        if !page.more || !page.entries.is_empty() {
-            return Ok(Answer::Names(page).into());
+    /// Returns a page of names; one whose first entry is long waits for its permit.
+    async fn list(&self, link: &Link, waiting: usize, list: List) -> Result<Reply, Refused> {
+        let page = |least| {
+            let (peer, after) = (&link.session.peer, list.after.as_deref());
+            self.page(peer, &list.prefix, after, least)
+        };
+        let small = page(0);
+        if !small.more || !small.entries.is_empty() {
+            return Ok(Answer::Names(small).into());
         }
         let _counted = self.count(link, waiting, 1)?;
-        Ok(Reply::Page {
-            prefix,
-            after,
-            _counted,
-        })
+        let large = self.permit(link, true).await?;
+        Ok(Reply::new(Answer::Names(page(1)), large))
     }
 
     /// Ends a lease that its holder releases.
@@ -294,7 +274,7 @@ impl ServerCore {
         let longest = Duration::from_millis(ask.ms).min(self.limits.wait);
         let found = timeout(longest, waiting.until_seen(link)).await;
         let publication = found.map_err(|_| (Refusal::TimedOut, String::new()))?;
-        Ok(Reply::Entry(publication))
+        self.one_entry(link, publication).await
     }
 
     async fn probe(
@@ -355,7 +335,15 @@ impl ServerCore {
         let (name, bytes) = (&*ask.name, ask.bytes);
         audit! { self.audit, Memory, Some(peer), "created", session, pid, name, bytes }
         let found = self.visible(&ask.name, peer).ok_or_else(not_found)?;
-        Ok(Reply::Entry(found))
+        let id = found.id;
+        let reply = self.one_entry(link, found).await;
+        // Another connection of the peer may have deleted it and created its name anew.
+        if reply.is_err() && self.visible(name, peer).is_some_and(|now| now.id == id) {
+            let name = ask.name.clone();
+            // Best effort: the client learns from a list whether it exists.
+            let _ = self.delete(link, Delete { name, ms: 0 }).await;
+        }
+        reply
     }
 
     async fn delete(&self, link: &Link, ask: Delete) -> Result<Reply, Refused> {
