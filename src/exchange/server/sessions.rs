@@ -63,6 +63,12 @@ impl ServerCore {
     ) -> Result<(Link, Welcome), Refused> {
         let mut resumed = false;
         let mut state = self.state();
+        // The user may have been taken off the list since the handshake. From here on the lock of the state keeps
+        // `Server::set_peers` from missing the session.
+        let is_admitted = |uid| lock(&self.peers).admits_user(uid);
+        if !connection.user.is_none_or(is_admitted) {
+            return Err((Refusal::Forbidden, NO_USER.into()));
+        }
         let mut named = state.session_of(hello).cloned();
         let mut counted = None;
         if hello.moves {
@@ -119,7 +125,6 @@ impl ServerCore {
             _counted: counted,
         };
         self.report_begun(&link, hello, resumed);
-        self.check_user(&link);
         Ok((link, welcome))
     }
 
@@ -277,19 +282,6 @@ impl ServerCore {
         let count = ended.len();
         self.sessions_over(state, ended);
         count
-    }
-
-    /// Ends the session of a connection that has just begun or resumed it, if its user was taken off the list meanwhile.
-    fn check_user(&self, link: &Link) {
-        if let Some(uid) = link.session.user()
-            && !lock(&self.peers).admits_user(uid)
-        {
-            match link.session.peer {
-                PeerName::User(_) => self.dismiss_link(link, Refusal::Forbidden, NO_USER),
-                // It may go on over TCP.
-                _ => link.session.cut(),
-            }
-        }
     }
 
     /// Ends the session of a connection, unless another connection has taken it over.
