@@ -10,7 +10,7 @@ use egmem::{Buffer, Driver, Machine};
 use egmem_tests::drivers::{cuda_or, node};
 
 /// The variable that says how many processes are killed or stopped.
-const DEATHS: &str = "EGMEM_RING_DEATHS";
+const DEATHS: &str = "EGMEM_TEST_KILLS";
 /// The child's variables: where the parent listens, and what the child does.
 const AT: &str = "EGMEM_TEST_STAGE_AT";
 const ROLE: &str = "EGMEM_TEST_STAGE_ROLE";
