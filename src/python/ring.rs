@@ -14,11 +14,10 @@ use pyo3::types::{PyBytes, PyMemoryView};
 use crate::args::{Count, GpuArg, NodeArg, Size, timeout_of};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
-use crate::gil::drop_detached;
+use crate::gil::detached;
 use crate::interrupts;
 use crate::location::location;
 use crate::locks::lock;
-use crate::share::tickets::GRANTED;
 use crate::site::from_program;
 
 /// The sides of a ring that this process has. Each lock is held for a look at the ring, or while a side is sent, never for
@@ -30,19 +29,32 @@ pub struct Sides {
 }
 
 impl Sides {
-    /// Hands one side to another process, unless a third one has it. This process has it no more, even if that fails.
+    /// Sends `granted` and one side to another process, or why it does not get the side. This process has the side no more,
+    /// even if that fails.
     ///
     /// # Errors
     /// The channel's.
-    pub fn hand_over(&self, is_producer: bool, channel: &mut Channel) -> Sent<()> {
+    pub fn hand_over(&self, is_producer: bool, granted: &str, channel: &mut Channel) -> Sent<()> {
         // In this order always.
         let (mut producer, mut consumer) = (lock(&self.producer), lock(&self.consumer));
         if is_producer {
             let (share, is_alone) = (Consumer::share_producer, Consumer::is_alone);
-            hand_over(&mut producer, consumer.as_mut(), channel, is_alone, share)
+            hand_over(
+                &mut producer,
+                consumer.as_mut(),
+                (granted, channel),
+                is_alone,
+                share,
+            )
         } else {
             let (share, is_alone) = (Producer::share_consumer, Producer::is_alone);
-            hand_over(&mut consumer, producer.as_mut(), channel, is_alone, share)
+            hand_over(
+                &mut consumer,
+                producer.as_mut(),
+                (granted, channel),
+                is_alone,
+                share,
+            )
         }
     }
 }
@@ -50,18 +62,18 @@ impl Sides {
 fn hand_over<S, O>(
     side: &mut Option<S>,
     other: Option<&mut O>,
-    channel: &mut Channel,
+    (granted, channel): (&str, &mut Channel),
     is_alone: fn(&O) -> bool,
     share: fn(&mut O, &mut Channel) -> Sent<()>,
 ) -> Sent<()> {
     let Some(other) = other else {
-        return channel.send_text("it no longer has the other side of the ring");
+        return channel.send_text("it has closed or handed over the other one");
     };
     *side = None;
     if !is_alone(other) {
-        return channel.send_text("another process has this side of the ring, and has not ended");
+        return channel.send_text("a third process has it, and has not ended");
     }
-    channel.send_text(GRANTED)?;
+    channel.send_text(granted)?;
     share(other, channel)
 }
 
@@ -152,10 +164,11 @@ impl RingSide {
 
     fn drop_side(&self) {
         if self.driver.is_of_this_process() {
-            match self.is_producer {
-                true => drop_detached(lock(&self.sides.producer).take()),
-                false => drop_detached(lock(&self.sides.consumer).take()),
-            }
+            // Also the lock is taken without the GIL: a side may be on its way to another process.
+            detached(|| match self.is_producer {
+                true => *lock(&self.sides.producer) = None,
+                false => *lock(&self.sides.consumer) = None,
+            });
         }
     }
 }

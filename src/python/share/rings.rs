@@ -8,9 +8,11 @@ use egmem::share::{Channel, Error, ImportOptions};
 use pyo3::prelude::*;
 
 use super::common::Refused;
+use super::import::{self, Failed};
+use super::pickle;
 use super::tickets::{self, To};
-use super::{import, pickle};
 use crate::driver::given_or_default;
+use crate::error::raise;
 use crate::ring::RingSide;
 use crate::site::from_program;
 
@@ -71,5 +73,12 @@ fn unpickle(
             receive(&driver, &mut channel).map_err(Refused::Lost)
         })
     });
-    found.map_err(|failed| failed.into_exception(process))
+    found.map_err(|failed| match failed {
+        Failed::Refused(Refused::Failed(why)) => {
+            let why = format!("process {process} did not hand over its side of a ring: {why}");
+            let remedy = "keep one side in the process that pickles the other; pickle it again once the third process has ended";
+            raise("Refused", &why, remedy, None)
+        }
+        failed => failed.into_exception(process),
+    })
 }

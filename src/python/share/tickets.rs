@@ -261,7 +261,7 @@ impl Tickets {
             To::Event(event) => return serve_event(channel, event),
             To::Ring(sides, is_producer) => {
                 return match sides.upgrade() {
-                    Some(sides) => sides.hand_over(*is_producer, channel),
+                    Some(sides) => sides.hand_over(*is_producer, GRANTED, channel),
                     None => channel.send_text(CLOSED),
                 };
             }

@@ -53,7 +53,7 @@ def test_a_full_ring_and_an_empty_one_wait_until_the_timeout():
 
 def test_what_a_ring_cannot_do_is_refused():
     producer, consumer = egmem.ring(16, records=4)
-    with pytest.raises(egmem.InvalidArgument, match="15 bytes"):
+    with pytest.raises(egmem.InvalidArgument, match="multiple of record_bytes"):
         producer.send(bytes(15))
     with pytest.raises(egmem.InvalidArgument, match="5 records"):
         producer.send(bytes(80))
@@ -89,7 +89,7 @@ def test_a_side_goes_to_one_process_after_the_other():
             assert not producer.alone
             with pytest.raises(egmem.Closed):
                 consumer.receive(timeout=0)
-            with pytest.raises(egmem.Refused, match="another process has this side"):
+            with pytest.raises(egmem.Refused, match="third process"):
                 pickle.loads(pickle.dumps(consumer))
             child.kill()
         assert producer.alone
@@ -100,5 +100,5 @@ def test_the_producers_side_goes_too():
     code = "import pickle, sys; side = pickle.loads(bytes.fromhex(sys.argv[1])); assert side.send(b'abc')"
     subprocess.run([sys.executable, "-c", code, pickle.dumps(producer).hex()], check=True, timeout=60)
     assert consumer.receive(2) == b"ab" and consumer.receive(2) == b"c" and consumer.receive(2) == b""
-    with pytest.raises(egmem.Refused, match="no longer has"):
+    with pytest.raises(egmem.Refused, match="the other one"):
         pickle.loads(pickle.dumps(consumer))

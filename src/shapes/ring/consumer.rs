@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
-use super::Untyped;
 use super::memory::{HEAD, RingMemory, TAIL};
 use crate::Result;
 use crate::cursor::check;
@@ -227,20 +226,8 @@ impl<T: AnyBitPattern + NoUninit> Records<'_, T> {
     }
 }
 
-impl Records<'_, Untyped> {
-    /// Returns the bytes of all records.
-    ///
-    /// # Errors
-    /// [`Error::NotAccessible`](crate::Error::NotAccessible).
-    pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; self.records * self.consumer.record_bytes() as usize];
-        self.view()?.read_at(0, &mut bytes)?;
-        Ok(bytes)
-    }
-}
-
 impl<T> Records<'_, T> {
-    fn view(&self) -> Result<CpuView<'_>> {
+    pub(super) fn view(&self) -> Result<CpuView<'_>> {
         let Consumer { memory, tail, .. } = &*self.consumer;
         memory.view(*tail, self.records as u64)
     }

@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
-use super::Untyped;
 use super::memory::{HEAD, RingMemory, TAIL};
 use crate::cursor::check;
 use crate::driver::DevicePtr;
@@ -224,18 +223,8 @@ impl<T: AnyBitPattern + NoUninit> Batch<'_, T> {
     }
 }
 
-impl Batch<'_, Untyped> {
-    /// Writes bytes from the start of the batch on.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`] for more bytes than the batch has.
-    pub fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
-        self.view()?.write_at(0, bytes)
-    }
-}
-
 impl<T> Batch<'_, T> {
-    fn view(&self) -> Result<CpuView<'_>> {
+    pub(super) fn view(&self) -> Result<CpuView<'_>> {
         let Producer { memory, head, .. } = &*self.producer;
         memory.view(*head, self.records as u64)
     }
