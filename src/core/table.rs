@@ -45,6 +45,11 @@ impl Table {
         }
     }
 
+    /// As [`new`](Self::new), of headings with a comma and a blank between them.
+    pub fn with(heads: &str) -> Self {
+        Self::new(&heads.split(", ").collect::<Vec<_>>())
+    }
+
     /// Adds a row with a cell for each heading.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let cells = cells.into_iter().map(|cell| end_cut(&cell, MOST));

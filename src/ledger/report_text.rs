@@ -51,15 +51,8 @@ const EGMEM: &str = "EGMEM: the allocations above.\n";
 
 /// Formats the memory of each node and GPU, with the part that no ledger accounts for.
 fn capacities(report: &Report, most: Option<usize>) -> String {
-    let mut table = Table::new(&[
-        "WHERE",
-        ">TOTAL",
-        ">IN USE",
-        ">ORDINARY",
-        ">EGMEM",
-        ">MANAGED",
-        ">NOT ACCOUNTED FOR",
-    ]);
+    let mut table =
+        Table::with("WHERE, >TOTAL, >IN USE, >ORDINARY, >EGMEM, >MANAGED, >NOT ACCOUNTED FOR");
     let unknown =
         |bytes: Option<u64>| bytes.map_or("unknown".into(), |bytes| Bytes(bytes).to_string());
     for node in &report.nodes {
@@ -136,7 +129,7 @@ fn kept(report: &Report, most: Option<usize>) -> String {
         *count += 1;
         *bytes = bytes.saturating_add(kept.bytes);
     }
-    let mut table = Table::new(&[">COUNT", ">SIZE", "WHERE", "~EXPORTER", "~KEPT BY"]);
+    let mut table = Table::with(">COUNT, >SIZE, WHERE, ~EXPORTER, ~KEPT BY");
     for ([location, exporter, importers], (count, bytes)) in sums {
         table.row([
             count.to_string(),

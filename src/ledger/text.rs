@@ -181,15 +181,7 @@ pub(crate) fn some_bytes(bytes: u64) -> String {
 
 /// Formats sums by location.
 fn totals(totals: &[Total], most: Option<usize>) -> String {
-    let mut table = Table::new(&[
-        "WHERE",
-        "DRIVER",
-        ">COUNT",
-        ">ALLOCATED",
-        ">MANAGED",
-        ">IMPORTED",
-        "~BY KIND",
-    ]);
+    let mut table = Table::with("WHERE, DRIVER, >COUNT, >ALLOCATED, >MANAGED, >IMPORTED, ~BY KIND");
     for total in totals {
         let paths = total.by_path.iter();
         let paths: Vec<String> = paths
@@ -245,23 +237,10 @@ fn tiers(tiers: &[TierUse], most: Option<usize>) -> String {
     if tiers.is_empty() {
         return String::new();
     }
-    let mut table = Table::new(&[
-        "~LABEL",
-        "WHERE",
-        "ADDRESS",
-        ">PAGE",
-        ">PAGES",
-        ">USABLE",
-        "GROWTH",
-        ">FREE",
-        ">WRITING",
-        ">READY",
-        ">PINNED",
-        ">HIT RATE",
-        ">HITS",
-        ">MISSES",
-        ">EVICTED",
-    ]);
+    let mut table = Table::with(
+        "~LABEL, WHERE, ADDRESS, >PAGE, >PAGES, >USABLE, GROWTH, >FREE, >WRITING, >READY, >PINNED, >HIT RATE, \
+         >HITS, >MISSES, >EVICTED",
+    );
     for tier in tiers {
         table.row(tier_cells(tier, most.is_none()));
     }
@@ -290,19 +269,9 @@ pub(crate) fn ledger(ledger: &Ledger, most: Option<usize>) -> String {
         // Memory of a type of the program's own is no entry.
         return text + &tiers(&ledger.tiers, most);
     }
-    let mut table = Table::new(&[
-        ">NUMBER",
-        ">COUNT",
-        ">SIZE",
-        "WHERE",
-        "KIND",
-        ">AGE",
-        "~LABEL",
-        "ADDRESS",
-        "~ACCESS",
-        "~SHARED",
-        "/ALLOCATED AT",
-    ]);
+    let mut table = Table::with(
+        ">NUMBER, >COUNT, >SIZE, WHERE, KIND, >AGE, ~LABEL, ADDRESS, ~ACCESS, ~SHARED, /ALLOCATED AT",
+    );
     let groups = alike(&ledger.allocations);
     let any_of_several = groups.iter().any(|group| group.count > 1);
     for group in groups {

@@ -93,15 +93,8 @@ fn rates(rows: &[BandwidthRow<Figure>], digits: usize) -> String {
             rows.len()
         );
     }
-    let mut table = Table::new(&[
-        " node",
-        "GPU",
-        "memory",
-        ">to GPU",
-        ">to host",
-        ">kernel reads",
-        ">kernel writes",
-    ]);
+    let mut table =
+        Table::with(" node, GPU, memory, >to GPU, >to host, >kernel reads, >kernel writes");
     for row in rows {
         let buffer = matches!(row.memory, Kind::Vmm | Kind::Registered);
         if rows.len() > MANY && !buffer {
