@@ -29,11 +29,10 @@ impl Mappings {
     }
 
     fn read(kernel: &Kernel) -> Option<Self> {
-        let limit = kernel.read(LIMIT)?;
         let maps = kernel.read_bytes("/proc/self/maps")?;
         Some(Self {
             count: maps.iter().filter(|&&byte| byte == b'\n').count() as u64,
-            limit: limit.trim().parse().ok()?,
+            limit: kernel.number(LIMIT)?,
         })
     }
 }

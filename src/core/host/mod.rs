@@ -163,7 +163,7 @@ impl HostFacts {
                 .and_then(|text| parse::chosen(&text)),
             shared_huge_pages: line("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
                 .and_then(|text| parse::chosen(&text)),
-            max_mappings: line(mappings::LIMIT).and_then(|text| text.parse().ok()),
+            max_mappings: kernel.number(mappings::LIMIT),
             memlock: limit(parse::MEMLOCK),
             address_space: limit(parse::ADDRESS_SPACE),
             cgroup_memory_limit: cgroup::memory_limit(kernel),
@@ -205,13 +205,7 @@ fn imex_channels(kernel: &Kernel) -> Vec<DeviceNode> {
 fn huge_pages(kernel: &Kernel) -> Vec<HugePages> {
     let folder = "/sys/kernel/mm/hugepages";
     let pool = |name: &String| {
-        let number = |file: &str| -> Option<u64> {
-            kernel
-                .read(&format!("{folder}/{name}/{file}"))?
-                .trim()
-                .parse()
-                .ok()
-        };
+        let number = |file: &str| kernel.number(&format!("{folder}/{name}/{file}"));
         let kib: u64 = name
             .strip_prefix("hugepages-")?
             .strip_suffix("kB")?

@@ -70,13 +70,7 @@ const V2: Files = Files {
 };
 
 fn memory(kernel: &Kernel, folder: &str, files: &Files) -> Option<Memory> {
-    let number = |name: &str| -> Option<u64> {
-        kernel
-            .read(&format!("{folder}/{name}"))?
-            .trim()
-            .parse()
-            .ok()
-    };
+    let number = |name: &str| kernel.number(&format!("{folder}/{name}"));
     let limit = number(files.limit).filter(|limit| *limit < NO_LIMIT_V1)?; // "max" is not a number
     let stat = kernel
         .read(&format!("{folder}/memory.stat"))

@@ -30,6 +30,11 @@ impl Kernel {
         Some(String::from_utf8_lossy(&self.read_bytes(path)?).into_owned())
     }
 
+    /// Returns the number in a file, if it can be read and has nothing else.
+    pub(crate) fn number(&self, path: &str) -> Option<u64> {
+        self.read(path)?.trim().parse().ok()
+    }
+
     /// Returns the bytes of a file, if it can be read.
     pub(crate) fn read_bytes(&self, path: &str) -> Option<Vec<u8>> {
         std::fs::read(self.path(path)).ok()
