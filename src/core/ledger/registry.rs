@@ -21,8 +21,6 @@ pub(super) struct Registry {
     forks: u32,
     slots: Mutex<Slots>,
     tiers: Mutex<Vec<Known>>,
-    /// That of a child: null, or a box that is never freed. Without a lock, which a thread of the parent may have held.
-    next: AtomicPtr<Registry>,
 }
 
 #[derive(Debug)]
@@ -56,6 +54,10 @@ impl Slots {
 
 static FIRST: Registry = Registry::new(0);
 
+/// That of a forked child or of the process that it was forked from: null, or a box that is never freed. Without a lock,
+/// which a thread of the parent may have held.
+static LATER: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
+
 impl Registry {
     const fn new(forks: u32) -> Self {
         Self {
@@ -66,36 +68,36 @@ impl Registry {
                 made: 0,
             }),
             tiers: Mutex::new(Vec::new()),
-            next: AtomicPtr::new(ptr::null_mut()),
         }
     }
 
     /// Returns this process's registry.
     pub(super) fn current() -> &'static Self {
-        let forks = Generation::current().forks();
-        let mut registry = &FIRST;
-        while registry.forks < forks {
-            registry = registry.next();
+        match Generation::current().forks() {
+            0 => &FIRST,
+            forks => Self::of(&LATER, forks),
         }
-        registry
     }
 
-    /// Returns the registry of a child of this one's process.
-    fn next(&self) -> &'static Self {
-        let mut next = self.next.load(Acquire);
-        if next.is_null() {
-            let new = Box::into_raw(Box::new(Self::new(self.forks + 1)));
-            next = match self.next.compare_exchange(next, new, AcqRel, Acquire) {
-                Ok(_) => new,
-                Err(earlier) => {
-                    // SAFETY: the box was made here, and no other thread has seen it.
-                    drop(unsafe { Box::from_raw(new) });
-                    earlier
-                }
-            };
+    /// Returns the registry of the process after so many forks, of which there is none yet or an earlier one.
+    fn of(later: &AtomicPtr<Self>, forks: u32) -> &'static Self {
+        let known = later.load(Acquire);
+        // SAFETY: the pointer is null, or of a box that is never freed nor borrowed mutably.
+        match unsafe { known.as_ref() } {
+            Some(registry) if registry.forks == forks => return registry,
+            _ => {}
         }
-        // SAFETY: the pointer is of a box that is never freed nor borrowed mutably.
-        unsafe { &*next }
+        let new = Box::into_raw(Box::new(Self::new(forks)));
+        let now = match later.compare_exchange(known, new, AcqRel, Acquire) {
+            Ok(_) => new,
+            Err(of_another_thread) => {
+                // SAFETY: the box was made here, and no other thread has seen it.
+                drop(unsafe { Box::from_raw(new) });
+                of_another_thread
+            }
+        };
+        // SAFETY: as above, and not null.
+        unsafe { &*now }
     }
 
     /// Returns whether it is this process's.
@@ -202,16 +204,18 @@ mod tests {
 
     #[test]
     fn threads_of_a_child_have_one_registry() {
-        static PARENT: Registry = Registry::new(7);
-        let found: Vec<usize> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..8)
-                .map(|_| scope.spawn(|| ptr::from_ref(PARENT.next()).addr()))
-                .collect();
-            let found = threads.into_iter().map(|thread| thread.join().unwrap());
-            found.collect()
-        });
-        let own = PARENT.next();
-        assert_eq!(own.forks, 8);
-        assert_eq!(found, [ptr::from_ref(own).addr(); 8]);
+        static LATER: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
+        for forks in [7, 8] {
+            let found: Vec<usize> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..8)
+                    .map(|_| scope.spawn(|| ptr::from_ref(Registry::of(&LATER, forks)).addr()))
+                    .collect();
+                let found = threads.into_iter().map(|thread| thread.join().unwrap());
+                found.collect()
+            });
+            let own = Registry::of(&LATER, forks);
+            assert_eq!(own.forks, forks);
+            assert_eq!(found, [ptr::from_ref(own).addr(); 8]);
+        }
     }
 }
