@@ -23,18 +23,56 @@ pub struct Prover {
     report: PinnedHost,
     /// Held while `report` contains a result.
     reporting: Mutex<()>,
-    module: ModuleHandle,
-    check_rewrite: FunctionHandle,
-    read: FunctionHandle,
-    write: FunctionHandle,
+    kernels: Kernels,
     blocks: u32,
 }
 
-impl Drop for Prover {
+/// This crate's kernels, loaded on a GPU. A launch must have ended when this is dropped.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Kernels {
+    driver: Driver,
+    device: i32,
+    module: ModuleHandle,
+    /// Checks words against a pattern, and writes another.
+    pub check_rewrite: FunctionHandle,
+    /// Reads words.
+    pub read: FunctionHandle,
+    /// Writes a pattern.
+    pub write: FunctionHandle,
+}
+
+impl Kernels {
+    /// Loads them.
+    ///
+    /// # Errors
+    /// The driver's: INVALID_PTX, NO_BINARY_FOR_GPU.
+    pub fn load(driver: &Driver, device: i32) -> Result<Self> {
+        // SAFETY: the text is the crate's own PTX.
+        let module = unsafe { driver.module_load(device, kernels::PTX)? };
+        // Owned from here on, so that a missing function unloads the module.
+        let mut all = Self {
+            driver: driver.clone(),
+            device,
+            module,
+            check_rewrite: FunctionHandle(0),
+            read: FunctionHandle(0),
+            write: FunctionHandle(0),
+        };
+        // SAFETY: `all` keeps the module loaded.
+        let function = |name| unsafe { driver.module_function(device, module, name) };
+        all.check_rewrite = function(kernels::CHECK_REWRITE)?;
+        all.read = function(kernels::READ)?;
+        all.write = function(kernels::WRITE)?;
+        Ok(all)
+    }
+}
+
+impl Drop for Kernels {
     fn drop(&mut self) {
         give_back_or_log(&self.driver, "a module", || {
-            // SAFETY: owned by `self`, and every launch has been waited for.
-            unsafe { self.driver.module_unload(self.stream.device(), self.module) }
+            // SAFETY: owned by `self`, whose owner has waited for every launch.
+            unsafe { self.driver.module_unload(self.device, self.module) }
         });
     }
 }
@@ -52,26 +90,14 @@ impl Prover {
         let processors = driver
             .device_attribute(device, DeviceAttribute::MULTIPROCESSOR_COUNT)?
             .clamp(1, 4096) as u32;
-        // SAFETY: the text is the crate's own PTX.
-        let module = unsafe { driver.module_load(device, kernels::PTX)? };
-        // Owned from here on, so that a missing function unloads the module.
-        let mut prover = Self {
+        Ok(Self {
             driver: driver.clone(),
             stream,
             report,
             reporting: Mutex::new(()),
-            module,
-            check_rewrite: FunctionHandle(0),
-            read: FunctionHandle(0),
-            write: FunctionHandle(0),
+            kernels: Kernels::load(driver, device)?,
             blocks: processors * 8,
-        };
-        // SAFETY: `prover` keeps the module loaded.
-        let function = |name| unsafe { driver.module_function(device, module, name) };
-        prover.check_rewrite = function(kernels::CHECK_REWRITE)?;
-        prover.read = function(kernels::READ)?;
-        prover.write = function(kernels::WRITE)?;
-        Ok(prover)
+        })
     }
 
     /// Proves memory that the CPU can reach: the CPU writes a pattern, the GPU checks it and writes another,
@@ -123,7 +149,7 @@ impl Prover {
         ];
         self.wait_for_allocation(memory)?;
         // SAFETY: the memory is borrowed until the kernel is done.
-        let launched = unsafe { self.launch(memory, self.check_rewrite, &args) };
+        let launched = unsafe { self.launch(memory, self.kernels.check_rewrite, &args) };
         launched.and(self.stream.finish())?;
         let mut report = [0_u64; 2];
         self.report.cpu().read_at(0, &mut report)?;
@@ -176,7 +202,7 @@ impl Prover {
     pub unsafe fn launch_write(&self, memory: &impl Memory, seed: u64) -> Result<()> {
         let args = [memory.device_ptr().0, memory.len() / 8, seed];
         // SAFETY: the caller's promise.
-        unsafe { self.launch(memory, self.write, &args) }
+        unsafe { self.launch(memory, self.kernels.write, &args) }
     }
 
     /// Submits [`read`](Self::read) to the stream without waiting, for measurements.
@@ -193,7 +219,7 @@ impl Prover {
             self.report.device_ptr().0,
         ];
         // SAFETY: the caller's promise.
-        unsafe { self.launch(memory, self.read, &args) }
+        unsafe { self.launch(memory, self.kernels.read, &args) }
     }
 
     fn reporting(&self) -> MutexGuard<'_, ()> {

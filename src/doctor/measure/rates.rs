@@ -4,11 +4,13 @@
 //! neighbours) hits all alike. Times are those of CUDA events around the work on one stream. The
 //! thread that allocates, and whose CPU stages pageable copies, is bound to the node.
 
+use egmem_core::proof::Kernels;
+
 use super::{Bandwidth, BandwidthRow, HostMemory, Kind, Rate, Step};
 use crate::driver::{
-    DeviceAttribute, DevicePtr, FunctionHandle, LaunchDims, Location, ModuleHandle, NodeId, PoolApi,
+    DeviceAttribute, DevicePtr, FunctionHandle, LaunchDims, Location, NodeId, PoolApi,
 };
-use crate::kernels::{PTX, READ, WRITE, pattern};
+use crate::kernels::pattern;
 use crate::{DeviceMemory, Driver, Error, Event, Memory, PinnedHost, Result, Stream, Topology};
 
 /// The seed of the pattern that fills all memory while it is measured.
@@ -191,9 +193,7 @@ struct Bench<'a> {
     stream: Stream,
     start: Event,
     end: Event,
-    module: ModuleHandle,
-    read: FunctionHandle,
-    write: FunctionHandle,
+    kernels: Kernels,
     dims: LaunchDims,
 }
 
@@ -208,9 +208,7 @@ impl<'a> Bench<'a> {
         let stream = Stream::new(driver, gpu)?;
         let start = Event::new(driver, gpu, true)?;
         let end = Event::new(driver, gpu, true)?;
-        // SAFETY: the text is PTX of `kernels`.
-        let module = unsafe { driver.module_load(gpu, PTX)? };
-        let mut bench = Self {
+        let bench = Self {
             driver,
             gpu,
             bytes,
@@ -221,10 +219,7 @@ impl<'a> Bench<'a> {
             stream,
             start,
             end,
-            module,
-            // Set below: from here on `Drop` unloads the module.
-            read: FunctionHandle(0),
-            write: FunctionHandle(0),
+            kernels: Kernels::load(driver, gpu)?,
             // Twice as many as can run at once, so that the link has requests in flight to the end.
             dims: LaunchDims {
                 blocks: (4 * multiprocessors as u64)
@@ -233,11 +228,7 @@ impl<'a> Bench<'a> {
                 threads: THREADS,
             },
         };
-        // SAFETY: `bench` keeps the module loaded.
-        let function = |name| unsafe { driver.module_function(gpu, module, name) };
-        bench.read = function(READ)?;
-        bench.write = function(WRITE)?;
-        bench.launch(bench.write, bench.memory.device_ptr(), SEED)?;
+        bench.launch(bench.kernels.write, bench.memory.device_ptr(), SEED)?;
         bench.stream.synchronize()?;
         Ok(bench)
     }
@@ -259,8 +250,8 @@ impl<'a> Bench<'a> {
             Op::ToGpu => unsafe { self.copy(self.memory.device_ptr(), host, &copies)? },
             // SAFETY: as above.
             Op::ToHost => unsafe { self.copy(host, self.memory.device_ptr(), &copies)? },
-            Op::Read => self.launch(self.read, host, self.report.device_ptr().0)?,
-            Op::Write => self.launch(self.write, host, SEED)?,
+            Op::Read => self.launch(self.kernels.read, host, self.report.device_ptr().0)?,
+            Op::Write => self.launch(self.kernels.write, host, SEED)?,
         }
         self.end.record(&self.stream)?;
         self.end.synchronize()?;
@@ -312,9 +303,8 @@ impl<'a> Bench<'a> {
 
 impl Drop for Bench<'_> {
     fn drop(&mut self) {
-        // A failed measurement may have left work on the stream; its error was reported.
+        // A failed measurement may have left work on the stream, which uses the memory and the kernels; its error was
+        // reported.
         let _ = self.stream.synchronize();
-        // SAFETY: the module is this struct's own, and its kernels are done.
-        let _ = unsafe { self.driver.module_unload(self.gpu, self.module) };
     }
 }
