@@ -122,15 +122,8 @@ impl Mapping {
         let (own, host) = self.in_own_terms(access);
         self.granted_to_gpus |= names_a_gpu(access);
         let result = self.grant(&own);
-        self.note_grants(access, result.is_ok());
         let before = self.host;
-        if let Some(host) = host {
-            self.host = match &result {
-                Ok(()) => access[host].access,
-                // CUDA does not document the access after a failed call.
-                Err(_) => self.access(Location::Host).unwrap_or(Access::None),
-            };
-        }
+        self.note_grants(access, host, result.is_ok());
         result.map_err(|error| {
             let wanted = host.map(|host| access[host]);
             match explain_access(self.driver(), error, self.location, access) {
@@ -183,22 +176,21 @@ impl Mapping {
         // SAFETY: the mappings are exclusively borrowed, so they have no views; as just checked they are the
         // whole range.
         let result = unsafe { driver.mem_set_access(start, size, &own) };
-        for mapping in mappings.iter() {
-            mapping.note_grants(access, result.is_ok());
-        }
-        if let Some(host) = host {
-            for mapping in mappings {
-                mapping.host = match &result {
-                    Ok(()) => access[host].access,
-                    Err(_) => mapping.access(Location::Host).unwrap_or(Access::None),
-                };
-            }
+        for mapping in mappings {
+            mapping.note_grants(access, host, result.is_ok());
         }
         result
     }
 
     /// Records the present access in the ledger. CUDA does not document the access after a failed call.
-    fn note_grants(&self, access: &[AccessDesc], granted: bool) {
+    fn note_grants(&mut self, access: &[AccessDesc], host: Option<usize>, granted: bool) {
+        if let Some(host) = host {
+            self.host = match granted {
+                true => access[host].access,
+                // CUDA does not document the access after a failed call.
+                false => self.access(Location::Host).unwrap_or(Access::None),
+            };
+        }
         if granted {
             self.grants.set(access);
             if let Some(pages) = &self.pages {

@@ -64,21 +64,13 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
         access: &[AccessDesc],
         instead: &[AccessDesc],
     ) -> Result<Self> {
-        Self::map_granting(driver, parts, |mapping| {
+        let grant = |mapping: &mut Mapping| {
             let result = mapping.set_access(access);
             if instead.is_empty() {
                 return result;
             }
             result.or_else(|error| mapping.set_access(instead).map_err(|_| error))
-        })
-    }
-
-    /// `grant` sets a mapping's access and nothing else.
-    fn map_granting(
-        driver: &Driver,
-        parts: Vec<P>,
-        mut grant: impl FnMut(&mut Mapping) -> Result<()>,
-    ) -> Result<Self> {
+        };
         // Asked once: `as_ref` is the user's code, and may return another memory the next time.
         let memories: Vec<&PhysicalMemory> = parts.iter().map(AsRef::as_ref).collect();
         if memories.is_empty() {
@@ -124,7 +116,7 @@ impl<P> MappedRange<P> {
 
     /// Returns the first mapping.
     pub fn first(&self) -> &Mapping {
-        // Never empty: `map_granting` refuses that.
+        // Never empty: `map_or` refuses that.
         &self.pairs.mappings[0]
     }
 

@@ -51,12 +51,8 @@ impl ReservationOptions {
         if self.for_pages {
             let alignment = self.alignment.max(Granularity::TWO_MIB.bytes());
             let addresses = Addresses::reserve(size, alignment, self.hint)?;
-            return Ok(Reservation {
-                driver: driver.clone(),
-                start: DevicePtr(addresses.start()),
-                size,
-                addresses: Some(addresses),
-            });
+            let start = DevicePtr(addresses.start());
+            return Ok(Reservation::new(driver, start, size, Some(addresses)));
         }
         let start = driver
             .mem_address_reserve(size, self.alignment, self.hint)
@@ -68,12 +64,7 @@ impl ReservationOptions {
                 }
                 other => other,
             })?;
-        Ok(Reservation {
-            driver: driver.clone(),
-            start,
-            size,
-            addresses: None,
-        })
+        Ok(Reservation::new(driver, start, size, None))
     }
 }
 
@@ -90,6 +81,15 @@ pub struct Reservation {
 }
 
 impl Reservation {
+    fn new(driver: &Driver, start: DevicePtr, size: u64, addresses: Option<Addresses>) -> Self {
+        Self {
+            driver: driver.clone(),
+            start,
+            size,
+            addresses,
+        }
+    }
+
     /// Returns options for a reservation.
     pub fn options() -> ReservationOptions {
         ReservationOptions::default()
