@@ -2,8 +2,7 @@
 
 use std::ffi::CStr;
 
-use super::core::Core;
-use super::methods::methods;
+use super::core::{Core, methods};
 use crate::{CudaVersion, DeviceAttribute, P2pAttribute};
 
 /// The buffer of a text. The driver gets one byte less, so the text always ends with a NUL.

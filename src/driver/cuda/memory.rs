@@ -4,9 +4,8 @@ use std::os::fd::OwnedFd;
 use std::ptr;
 
 use super::abi::{self, MemAllocationProp, MemLocation};
-use super::core::Core;
+use super::core::{Core, methods};
 use super::handles::{export, import, opaque, take};
-use super::methods::methods;
 use crate::*;
 
 impl Core {

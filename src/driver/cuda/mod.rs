@@ -16,7 +16,6 @@ mod devices;
 mod handles;
 mod library;
 mod memory;
-mod methods;
 mod pools;
 mod runtime;
 mod symbols;

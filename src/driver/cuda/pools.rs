@@ -4,9 +4,8 @@ use std::ffi::c_void;
 use std::ptr;
 
 use super::abi::{MemLocation, MemPoolProps, descs};
-use super::core::Core;
+use super::core::{Core, methods};
 use super::handles::{export, import, opaque};
-use super::methods::methods;
 use super::symbols::Opaque;
 use crate::Result;
 use crate::*;

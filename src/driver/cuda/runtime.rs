@@ -9,10 +9,9 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::abi::{MemAccessDesc, MemLocation, MemPoolProps, Opaque64, descs};
-use super::core::Core;
+use super::core::{Core, methods};
 use super::handles::{export, import, opaque};
 use super::library::{Library, functions};
-use super::methods::methods;
 use super::pools::{AttributeValue, device_for, pool_calls_of};
 use super::symbols::Opaque;
 use crate::*;

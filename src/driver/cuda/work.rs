@@ -4,9 +4,8 @@ use std::ffi::CStr;
 use std::ptr;
 
 use super::abi;
-use super::core::Core;
+use super::core::{Core, methods};
 use super::handles::{self, opaque};
-use super::methods::methods;
 use crate::*;
 
 impl Core {

@@ -2,7 +2,6 @@
 
 mod damage;
 mod driver;
-mod language;
 mod remedy;
 mod room;
 mod texts;
@@ -15,11 +14,10 @@ pub use damage::{
     BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes, blocks, bytes,
 };
 pub use driver::DriverError;
-pub use language::Language;
 #[doc(hidden)]
 pub use remedy::RUN_DOCTOR;
 pub use room::NoRoom;
-pub use words::{Explain, Explained};
+pub use words::{Explain, Explained, Language};
 
 use crate::{Access, CudaVersion, Location, NodeId};
 
