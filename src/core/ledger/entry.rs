@@ -116,14 +116,8 @@ impl Entry {
             record.rare().backtrace = Some(Arc::new(Backtrace::force_capture()));
         }
         let is_traced = tracing::enabled!(target: TARGET, Level::TRACE);
-        let label = match is_traced {
-            true => record.label.clone(),
-            false => None,
-        };
-        let site = match is_traced {
-            true => Some(record.site.clone()),
-            false => None,
-        };
+        let label = is_traced.then(|| record.label.clone()).flatten();
+        let site = is_traced.then(|| record.site.clone());
         let (slot, number) = registry.add(record);
         trace!(
             target: TARGET,

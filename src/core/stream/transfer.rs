@@ -16,13 +16,10 @@
 //! stream, first after 20 µs, then after twice as long each time, up to 1 ms. It takes no part in ownership: it has events
 //! and wakers. It starts with the first task that waits and ends 50 ms after the last one.
 
-mod errors;
 #[cfg(feature = "async")]
 mod future;
 
 use std::fmt;
-
-pub use errors::{NotStarted, TransferError, TransferFailed};
 
 use super::marks::Mark;
 use super::over::Waited;
@@ -275,13 +272,13 @@ impl<T> Transfer<T> {
         let (error, operands) = match &self.progress {
             Progress::Over(result) => match (result, self.operands.take()) {
                 (Ok(()), Some(operands)) => return Ok(operands),
-                (Ok(()), None) => (errors::given_back(), None),
+                (Ok(()), None) => (given_back(), None),
                 (Err(error), operands) => (error.clone(), operands),
             },
             Progress::Unknown(error) => (error.clone(), None),
             Progress::Marked(_) | Progress::Beginning => {
                 let elsewhere = self.stream.driver().expect_this_process("transfer");
-                (elsewhere.err().unwrap_or_else(errors::given_back), None)
+                (elsewhere.err().unwrap_or_else(given_back), None)
             }
         };
         Err(TransferFailed::new(error, operands))
@@ -292,7 +289,7 @@ impl Progress {
     fn after(waited: Waited) -> Self {
         match waited {
             Waited { result, over: true } => Self::Over(result),
-            Waited { result, .. } => Self::Unknown(result.err().unwrap_or_else(errors::silent)),
+            Waited { result, .. } => Self::Unknown(result.err().unwrap_or_else(silent)),
         }
     }
 }
@@ -323,5 +320,71 @@ impl<T> fmt::Debug for Transfer<T> {
             .field("progress", &self.progress)
             .field("stream", &self.stream.handle())
             .finish_non_exhaustive()
+    }
+}
+
+/// Why a copy or a fill was not started, and its operands. If the driver refused the work itself, the destination's bytes
+/// are undefined.
+pub type NotStarted<T> = TransferError<T>;
+
+/// Why a copy or a fill failed, and its operands with unspecified bytes in the destination. `None` if the driver does
+/// not say whether the work has ended: then the [ticket](Transfer) has leaked them, or leaks them when it is
+/// dropped.
+pub type TransferFailed<T> = TransferError<Option<T>>;
+
+/// Why a copy or a fill failed, and its operands.
+pub struct TransferError<O> {
+    /// The driver's error, that of the work, or that of the wait for it.
+    pub error: Box<Error>,
+    /// The operands.
+    pub operands: O,
+}
+
+/// The operands were taken before.
+#[cold]
+fn given_back() -> Error {
+    Error::invalid("transfer", "it has ended and its operands were given back")
+}
+
+/// A driver that refused without an error.
+#[cold]
+fn silent() -> Error {
+    Error::failed(
+        "waiting for GPU work",
+        "the driver does not say how it ended",
+    )
+}
+
+impl<O> TransferError<O> {
+    pub(super) fn new(error: Error, operands: O) -> Self {
+        let error = Box::new(error);
+        Self { error, operands }
+    }
+}
+
+impl<O> fmt::Display for TransferError<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a copy or a fill failed: {}", self.error)
+    }
+}
+
+impl<O> fmt::Debug for TransferError<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TransferError")
+            .field("error", &self.error)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<O> std::error::Error for TransferError<O> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&*self.error)
+    }
+}
+
+/// Returns only the error; drops the operands.
+impl<O> From<TransferError<O>> for Error {
+    fn from(failed: TransferError<O>) -> Self {
+        *failed.error
     }
 }
