@@ -11,9 +11,9 @@ use crate::args::{GpuArg, NodeArg, Size};
 use crate::backing::{self, Words};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid};
-use crate::location::location;
+use crate::interrupts::told;
 use crate::memory::Memory;
-use crate::progress::told;
+use crate::places::location;
 use crate::region::{Owner, Region};
 use crate::site::from_program;
 

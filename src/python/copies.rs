@@ -11,10 +11,10 @@ use egmem::memory::{AccessChecks, Engine, GrantUse, Memory};
 use egmem::{Error, Stream, Transfer};
 use pyo3::prelude::*;
 
-use crate::device;
+use crate::dlpack;
 use crate::error::{OrRaise, ToPy, invalid};
-use crate::locks::lock;
-use crate::per_process::PerProcess;
+use crate::gil::PerProcess;
+use crate::gil::lock;
 use crate::region::{CpuBytes, Region};
 use crate::running;
 
@@ -132,7 +132,7 @@ pub fn copy(
     }
     running::sweep(py);
     if let Some(gpu) = gpu {
-        device::expect_gpu(gpu, from.driver())?;
+        dlpack::expect_gpu(gpu, from.driver())?;
     }
     let usual = match (from.location(), to.location()) {
         (Location::Device(gpu), _) | (_, Location::Device(gpu)) => gpu,

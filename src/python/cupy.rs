@@ -11,8 +11,8 @@ use pyo3::prelude::*;
 use crate::error::invalid;
 use crate::frees::free_after_gpus;
 use crate::gil::detached;
+use crate::gil::lock;
 use crate::heap::Heap;
-use crate::locks::lock;
 
 /// CuPy aligns its own memory to this.
 const ALIGN: usize = 512;

@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyAny;
 
 use crate::error::OrRaise;
-use crate::locks::lock;
-use crate::per_process::PerProcess;
+use crate::gil::PerProcess;
+use crate::gil::lock;
 use crate::topology::Topology;
 
 /// A driver: CUDA's, or a simulated one. Made by `open()` and `simulated()`.

@@ -19,9 +19,9 @@ use pyo3::prelude::*;
 
 use crate::contexts::{NotWaited, wait};
 use crate::error::OrRaise;
+use crate::gil::PerProcess;
+use crate::gil::lock;
 use crate::holds::Holds;
-use crate::locks::lock;
-use crate::per_process::PerProcess;
 
 /// Memory that waits for GPUs.
 struct Kept {

@@ -1,7 +1,11 @@
-//! Work without the GIL, in functions that Python and other libraries call with it or without.
+//! Locks, the GIL, and state of this process alone, in functions that Python and other libraries call with the GIL or
+//! without.
 
 use std::ffi::{c_int, c_void};
-use std::sync::OnceLock;
+use std::ptr;
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use pyo3::prelude::*;
 
@@ -46,4 +50,57 @@ pub fn has_gil() -> bool {
 /// Drops a value without the GIL: unmapping takes the driver's time.
 pub fn drop_detached<T: Send>(value: T) {
     detached(|| drop(value));
+}
+
+/// Locks a mutex whose data is valid even after a holder panicked.
+pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns a copy of a mutex's value. The lock ends here: it must not be held while an exception is built, which runs
+/// Python code.
+pub fn copy_of<T: Clone>(mutex: &Mutex<T>) -> T {
+    lock(mutex).clone()
+}
+
+/// State that each process makes for itself.
+pub struct PerProcess<T: 'static>(AtomicPtr<Of<T>>);
+
+struct Of<T> {
+    process: u32,
+    value: T,
+}
+
+impl<T: Send + Sync> PerProcess<T> {
+    /// Creates it without state.
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// Returns this process's state. The first call in a process makes it, from the state of the parent process, if
+    /// this one was forked. In that state `make` may read only atomics. Takes no lock.
+    pub fn get(&self, make: impl Fn(Option<&T>) -> T) -> &'static T {
+        let process = std::process::id();
+        let mut found = self.0.load(Acquire);
+        loop {
+            // SAFETY: it is null or came from `Box::into_raw` below, after which nothing frees or changes it; the
+            // load is after the store.
+            let parent = unsafe { found.as_ref() };
+            if let Some(of) = parent
+                && of.process == process
+            {
+                return &of.value;
+            }
+            let value = make(parent.map(|of| &of.value));
+            let own = Box::into_raw(Box::new(Of { process, value }));
+            match self.0.compare_exchange(found, own, AcqRel, Acquire) {
+                Ok(_) => found = own,
+                Err(other) => {
+                    // SAFETY: this call made it, and no other thread has seen it.
+                    drop(unsafe { Box::from_raw(own) });
+                    found = other;
+                }
+            }
+        }
+    }
 }

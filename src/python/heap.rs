@@ -16,11 +16,11 @@ use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
 use crate::frees::retry;
 use crate::gil::drop_detached;
+use crate::gil::{copy_of, lock};
+use crate::interrupts::told;
 use crate::json::to_python;
-use crate::location::location;
-use crate::locks::{copy_of, lock};
 use crate::memory::make;
-use crate::progress::told;
+use crate::places::location;
 use crate::region::Owner;
 use crate::site::from_program;
 

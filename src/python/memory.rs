@@ -7,26 +7,23 @@ use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Access, Location};
 use egmem::size::Bytes;
-use pyo3::PyClass;
 use pyo3::exceptions::{PyBufferError, PyOverflowError};
-use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMemoryView, PySlice};
+use pyo3::{PyClass, ffi};
 
 use crate::args::{GpuArg, Size};
 use crate::driver::Driver;
 use crate::error::{OrRaise, closed, in_use, invalid, raise};
-use crate::gil::drop_detached;
-use crate::locks::lock;
+use crate::gil::{drop_detached, lock};
 use crate::region::{CpuBytes, Owner, Region, access_text};
 use crate::share::offer::{Offer, offer};
 use crate::share::pickle::reduce;
 use crate::share::tickets;
-use crate::slot::{Slot, Views};
+use crate::slice::with_part;
 use crate::span::Span;
 use crate::view::View;
-use crate::window::with_part;
-use crate::{copies, device, dlpack, frees, interfaces, part, running};
+use crate::{copies, dlpack, frees, interfaces, running, slice};
 
 /// Memory at one address for the CPU and the GPUs.
 ///
@@ -436,8 +433,8 @@ impl Memory {
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
         let region = self.region()?;
         Ok(match region.location() {
-            Location::Device(gpu) => (device::CUDA, gpu),
-            _ => (device::CPU, 0),
+            Location::Device(gpu) => (dlpack::CUDA, gpu),
+            _ => (dlpack::CPU, 0),
         })
     }
 
@@ -500,7 +497,7 @@ impl Memory {
         slf: &Bound<'py, Self>,
         index: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        part::of(&slf.get().region()?, index)
+        slice::of(&slf.get().region()?, index)
     }
 
     /// Pickles the memory itself, for one process of this user: it maps the same bytes. See docs/python.md.
@@ -525,4 +522,47 @@ fn copied() -> PyErr {
     pyo3::exceptions::PyTypeError::new_err(
         "memory is not copied by the module copy; what to do: copy_to(other) copies the bytes to other memory, read() to a bytes object",
     )
+}
+
+/// The memory of an object, until it is closed.
+pub struct Slot {
+    /// The memory.
+    pub region: Option<Arc<Region>>,
+    /// An array interface of the object itself was read, so uncounted views may exist.
+    pub uncounted: bool,
+}
+
+/// The views that keep memory from being closed.
+pub enum Views {
+    /// So many.
+    Counted(usize),
+    /// An unknown number.
+    Uncounted,
+}
+
+impl Slot {
+    /// Takes the memory out; `None` if it was taken before. The error is no exception: the caller holds the lock.
+    pub fn take(&mut self) -> Result<Option<Region>, Views> {
+        if self.uncounted && self.region.is_some() {
+            return Err(Views::Uncounted);
+        }
+        let Some(region) = self.region.take() else {
+            return Ok(None);
+        };
+        Arc::try_unwrap(region).map(Some).map_err(|region| {
+            let views = Arc::strong_count(&region) - 1;
+            self.region = Some(region);
+            Views::Counted(views)
+        })
+    }
+
+    /// Takes the memory out as [`take`](Self::take) does, also while it is offered to other processes.
+    pub fn take_offered(&mut self) -> Result<Option<Arc<Region>>, Views> {
+        let views = self.region.as_ref().map_or(0, Region::views);
+        match views {
+            _ if self.uncounted && self.region.is_some() => Err(Views::Uncounted),
+            0 => Ok(self.region.take()),
+            views => Err(Views::Counted(views)),
+        }
+    }
 }

@@ -4,14 +4,14 @@ use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Driver, Location};
 use egmem::exchange::blocking::RemoteBuffer;
-use egmem::memory::{AccessChecks, CpuView};
+use egmem::memory::{AccessChecks, CpuMemory, CpuView};
 use egmem::share::ImportedBuffer;
 use egmem::{Block, Buffer, Memory, PoolBuffer};
 use pyo3::prelude::*;
 
+use crate::blocks::OfMany;
 use crate::error::OrRaise;
-use crate::locks::lock;
-use crate::many::OfMany;
+use crate::gil::lock;
 use crate::region::Region;
 
 /// The owner of the bytes.
@@ -94,6 +94,11 @@ impl CpuBytes {
     }
 }
 
+/// Memory that the CPU and GPUs can be asked about.
+pub trait Whole: AccessChecks + CpuMemory {}
+
+impl<M: AccessChecks + CpuMemory + ?Sized> Whole for M {}
+
 impl Owner {
     /// Returns driver, address, number of bytes and the first location.
     pub fn facts(&self) -> (Driver, u64, u64, Location) {
@@ -125,39 +130,18 @@ impl Owner {
         }
     }
 
-    /// Calls `work` with the CPU's view. Parts and pages have their own ways.
+    /// Calls `work` with the memory.
     ///
     /// # Errors
-    /// `NotAccessible` unless the CPU may read; errors of earlier work on a pool's streams; those of `work`.
-    pub fn with_cpu<T>(
-        &self,
-        work: impl FnOnce(CpuView<'_>) -> egmem::Result<T>,
-    ) -> egmem::Result<T> {
-        match self {
-            Self::Buffer(memory) => memory.cpu().and_then(work),
-            Self::Block(memory) => memory.cpu().and_then(work),
-            Self::OfMany(one) => one.block().cpu().and_then(work),
-            Self::Pool(memory) => lock(memory).cpu().and_then(work),
-            Self::Remote(memory) => memory.cpu().and_then(work),
-            Self::Imported(memory) => memory.cpu().and_then(work),
-            Self::Part { .. } | Self::Page(_) => {
-                Err(egmem::Error::invalid("memory", "it has no view of its own"))
-            }
-        }
-    }
-
-    /// Asks the memory.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a page.
-    pub fn ask<T>(&self, question: impl FnOnce(&dyn AccessChecks) -> T) -> egmem::Result<T> {
+    /// `InvalidArgument` for a part, which has its whole's memory, and for a page.
+    pub fn with<T>(&self, work: impl FnOnce(&dyn Whole) -> T) -> egmem::Result<T> {
         Ok(match self {
-            Self::Buffer(memory) => question(memory),
-            Self::Block(memory) => question(memory),
-            Self::OfMany(one) => question(one.block()),
-            Self::Pool(memory) => question(&*lock(memory)),
-            Self::Remote(memory) => question(&**memory),
-            Self::Imported(memory) => question(memory),
+            Self::Buffer(memory) => work(memory),
+            Self::Block(memory) => work(memory),
+            Self::OfMany(one) => work(one.block()),
+            Self::Pool(memory) => work(&*lock(memory)),
+            Self::Remote(memory) => work(&**memory),
+            Self::Imported(memory) => work(memory),
             Self::Part { .. } | Self::Page(_) => {
                 return Err(egmem::Error::invalid(
                     "device",
@@ -165,6 +149,18 @@ impl Owner {
                 ));
             }
         })
+    }
+
+    /// Calls `work` with the CPU's view.
+    ///
+    /// # Errors
+    /// `NotAccessible` unless the CPU may read; errors of earlier work on a pool's streams; those of `work` and of
+    /// [`with`](Self::with).
+    pub fn with_cpu<T>(
+        &self,
+        work: impl FnOnce(CpuView<'_>) -> egmem::Result<T>,
+    ) -> egmem::Result<T> {
+        self.with(|memory| memory.cpu().and_then(work))?
     }
 }
 

@@ -13,8 +13,8 @@ use pyo3::prelude::*;
 use crate::error::{OrRaise, not_supported, raise};
 use crate::frees;
 use crate::gil::detached;
-use crate::locks::lock;
-pub use crate::owner::{CpuBytes, Owner, PageBytes, expect_within};
+use crate::gil::lock;
+pub use crate::owner::{CpuBytes, Owner, PageBytes, Whole, expect_within};
 
 /// Memory at one range of addresses. It has no reference to a Python object, so any thread may drop it, with the GIL
 /// or without.
@@ -278,7 +278,7 @@ impl Region {
     /// to a GPU; `NotAccessible`.
     pub fn gpu(&self, py: Python<'_>, gpu: i32) -> PyResult<bool> {
         self.expect_here()?;
-        crate::device::expect_gpu(gpu, &self.driver)?;
+        crate::dlpack::expect_gpu(gpu, &self.driver)?;
         if self.driver.is_simulated() {
             let message = "memory of a simulated driver has no address that a GPU can use";
             return Err(crate::error::raise(
@@ -310,12 +310,12 @@ impl Region {
     ///
     /// # Errors
     /// `InvalidArgument` for a page.
-    pub fn ask<T>(&self, question: impl FnOnce(&dyn AccessChecks, u64) -> T) -> egmem::Result<T> {
+    pub fn ask<T>(&self, question: impl FnOnce(&dyn Whole, u64) -> T) -> egmem::Result<T> {
         let (owner, start) = match self.owner()? {
             Owner::Part { whole, offset, .. } => (whole.owner()?, *offset),
             owner => (owner, 0),
         };
-        owner.ask(|memory| question(memory, start))
+        owner.with(|memory| question(memory, start))
     }
 
     /// Sets `len` bytes from `offset` on with the CPU.

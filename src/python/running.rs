@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use pyo3::prelude::*;
 
-use crate::locks::lock;
-use crate::per_process::PerProcess;
+use crate::gil::PerProcess;
+use crate::gil::lock;
 
 /// Returns whether the work has ended; it owns the memory.
 type IsOver = Box<dyn FnMut() -> bool + Send>;

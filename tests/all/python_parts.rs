@@ -7,9 +7,6 @@ mod graphs;
 #[path = "../../src/python/holds.rs"]
 mod holds;
 #[allow(dead_code)]
-#[path = "../../src/python/torch_alloc/idle.rs"]
-mod idle;
-#[allow(dead_code)]
 #[path = "../../src/python/kv/once.rs"]
 mod once;
 

@@ -59,11 +59,7 @@ impl Kernels {
     /// # Errors
     /// [`PlatformUnsupported`](MemoryError::PlatformUnsupported) if the GPU or the driver cannot run it, the same at
     /// each call. The driver's errors otherwise: the next call loads it again.
-    pub(crate) fn on(
-        &self,
-        driver: &Driver,
-        device: i32,
-    ) -> Result<Arc<Kernel>, MemoryError> {
+    pub(crate) fn on(&self, driver: &Driver, device: i32) -> Result<Arc<Kernel>, MemoryError> {
         let mut loaded = lock(&self.loaded);
         if let Some(known) = loaded.get(&device) {
             return known.clone();

@@ -8,7 +8,7 @@ use crate::gil::drop_detached;
 use crate::interrupts;
 
 use super::gpu_pages::GpuPages;
-use super::numbers::numbers;
+use super::keys::numbers;
 use super::once::Once;
 
 /// Copies in progress. It keeps the tier, its pages, the cache's tensors and the stream until they have ended; its

@@ -2,19 +2,21 @@
 
 use std::mem::take;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use egmem::driver::Location;
-use egmem::kv::{self, Key, PageId};
+use egmem::kv::{self, AttachOptions, Key, PageId};
 use egmem::size::Bytes;
+use egmem::{GrowthState, kv};
 use pyo3::prelude::*;
 
-use crate::backing::{self, Words};
-use crate::error::{OrRaise, closed};
-use crate::locks::{copy_of, lock};
-use crate::region::Region;
-use crate::share::offer::Ends;
-
 use super::keys::{Groups, Keys, no_group};
+use crate::backing::{self, Words};
+use crate::error::{OrRaise, closed, invalid};
+use crate::gil::{copy_of, lock};
+use crate::memory::Memory;
+use crate::region::{Owner, Region};
+use crate::share::offer::Ends;
 
 /// A tier, and what is known of it when it is closed.
 pub struct OpenTier {
@@ -117,5 +119,96 @@ impl OpenTier {
 impl Drop for OpenTier {
     fn drop(&mut self) {
         crate::gil::drop_detached(self.end());
+    }
+}
+
+/// A tier, its place, and memory that other processes may get while the tier is open.
+pub type Attached = (kv::Tier, Location, Option<Arc<Region>>);
+
+/// Takes the memory of an object over for a tier. If that fails, the object has its memory again.
+///
+/// # Errors
+/// Those of `open`; `InvalidArgument` for memory that no tier lies in; `InUse` for memory with views; `Closed`.
+pub fn attach(
+    py: Python<'_>,
+    object: &Memory,
+    open: impl FnOnce(AttachOptions) -> Result<kv::Tier, kv::Error>,
+) -> PyResult<Attached> {
+    let region = object.region()?;
+    region.expect_here()?;
+    let location = region.only_location();
+    drop(region);
+    let region = object.take_offered()?.ok_or_else(|| closed("memory"))?;
+    let opened = region
+        .wait_for_gpus(py)
+        .and_then(|()| open(options(region.owner().or_raise()?)?).or_raise());
+    let tier = match opened {
+        Ok(tier) => tier,
+        Err(error) => {
+            object.put_back(region);
+            return Err(error);
+        }
+    };
+    if region.shared_before().is_some() {
+        return Ok((tier, location, Some(region)));
+    }
+    // The tier keeps the memory, and waits for its own copies.
+    drop(Arc::into_inner(region).map(Region::into_owner));
+    Ok((tier, location, None))
+}
+
+/// Returns the options of a tier in memory.
+///
+/// # Errors
+/// `InvalidArgument` for a block, for a part of memory and for a page.
+fn options(owner: &Owner) -> PyResult<AttachOptions> {
+    match owner {
+        Owner::Buffer(memory) => Ok(kv::Tier::attach(Arc::clone(memory))),
+        Owner::Remote(memory) => Ok(kv::Tier::attach(Arc::clone(memory))),
+        Owner::Imported(memory) => Ok(kv::Tier::attach(Arc::new(memory.clone()))),
+        _ => Err(invalid(
+            "a tier lies in a Buffer, a RemoteBuffer or a SharedBuffer that is no part of one",
+        )),
+    }
+}
+
+/// How often a wait runs Python's signal handlers and tells progress.
+const CHECK: Duration = Duration::from_millis(50);
+
+/// Returns the word for whether a tier grows.
+pub fn growth(tier: &kv::Tier) -> &'static str {
+    match tier.growth() {
+        GrowthState::Complete => "complete",
+        GrowthState::Growing => "growing",
+        _ => "stopped",
+    }
+}
+
+/// Waits for the end of a tier's growth without the GIL, and calls `progress(done, total)` when it has changed. `tier` is asked
+/// for a handle each time, so that the wait does not keep a tier that was closed.
+///
+/// # Errors
+/// Those of `tier`, of `progress`, of a signal handler and of the growth.
+pub fn waiting(
+    py: Python<'_>,
+    progress: Option<&Bound<'_, PyAny>>,
+    tier: impl Fn() -> PyResult<kv::Tier>,
+) -> PyResult<()> {
+    let mut told = None;
+    loop {
+        let tier = tier()?;
+        let ended = py.detach(|| tier.wait_grown_timeout(CHECK));
+        let made = tier.grown();
+        crate::gil::drop_detached(tier);
+        if let Some(progress) = progress
+            && told != Some(made)
+        {
+            progress.call1((made.done, made.total))?;
+            told = Some(made);
+        }
+        match ended {
+            Some(grown) => return grown.or_raise(),
+            None => py.check_signals()?,
+        }
     }
 }

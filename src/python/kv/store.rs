@@ -12,11 +12,11 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::args::Count;
 use crate::error::{OrRaise, closed, raise};
-use crate::locks::{copy_of, lock};
+use crate::gil::{copy_of, lock};
 
-use super::numbers::bits;
+use super::events::telling;
+use super::keys::bits;
 use super::page::{Keeper, Page};
-use super::subscription::telling;
 
 /// Pages for keys that the tier does not have, made by `Tier.prepare_store`. Copy the contents to them, wait, and
 /// `commit`.

@@ -1,33 +1,31 @@
 //! `egmem.kv.Tier`: pages by key.
 
 use egmem::driver::Location;
+use egmem::kv;
 use egmem::kv::{self, Key, PageId};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyTuple};
 
+use super::events::Events;
+use super::events::{Subscription, telling};
+use super::gpu_pages::GpuPages;
+use super::job::{Job, start};
+use super::keys::{Groups, Keys, listed};
+use super::open_tier::attach;
+use super::open_tier::{Offered, OpenTier};
+use super::open_tier::{growth, waiting};
+use super::options::{PageSizes, sized, verify as parse_verify};
+use super::store::{Load, Store};
 use crate::args::{Count, GpuArg, NodeArg, Size};
 use crate::backing;
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
-use crate::location::location;
+use crate::interrupts::{told, told_at_first};
 use crate::memory::Memory;
-use crate::progress::{told, told_at_first};
+use crate::places::location;
 use crate::share::offer::Offer;
 use crate::site::from_program;
-
-use super::attach::attach;
-use super::events::Events;
-use super::gpu_pages::GpuPages;
-use super::growth::{growth, waiting};
-use super::job::{Job, start};
-use super::keys::{Groups, Keys, listed};
-use super::member::Member;
-use super::open_tier::{Offered, OpenTier};
-use super::options::{PageSizes, sized, verify as parse_verify};
-use super::stats;
-use super::store::{Load, Store};
-use super::subscription::{Subscription, telling};
 
 /// Fixed pages of pinned host memory by key, in least-recently-used order: the tier below a serving engine's cache.
 ///
@@ -172,7 +170,7 @@ impl Tier {
     /// (pages kept), `unfinished` (pages that were being written), `damaged`, and `is_new`.
     #[getter]
     fn found<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        stats::found(py, self.0.handle()?.found())
+        found(py, self.0.handle()?.found())
     }
 
     /// Returns how many of the first keys are ready. Changes no order.
@@ -283,7 +281,7 @@ impl Tier {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let tier = self.0.handle()?;
         let stats = tier.try_stats();
-        stats::stats(py, stats.unwrap_or_else(|| py.detach(|| tier.stats())))
+        stats(py, stats.unwrap_or_else(|| py.detach(|| tier.stats())))
     }
 
     /// Returns the changes of keys from now on that this tier makes, in a queue for `capacity` keys. Keys that do not fit are lost:
@@ -307,7 +305,7 @@ impl Tier {
     /// `{"engine": 0}`, which distinguish tiers.
     #[pyo3(signature = (labels=None))]
     fn metrics(&self, py: Python<'_>, labels: Option<&Bound<'_, PyDict>>) -> PyResult<String> {
-        stats::metrics(py, &self.0.handle()?, labels)
+        metrics(py, &self.0.handle()?, labels)
     }
 
     /// Whether the tier grows in the background: `"growing"`, `"complete"`, or `"stopped"` by an error or by
@@ -391,4 +389,86 @@ impl Tier {
     fn __repr__(&self) -> String {
         self.0.text()
     }
+}
+
+/// An open tier on one memory, in this process or another.
+#[pyclass(frozen, get_all, module = "egmem.kv")]
+pub struct Member {
+    /// The process.
+    pid: u32,
+    /// Whether it is the open tier that was asked.
+    is_self: bool,
+}
+
+impl Member {
+    /// Makes a member's object.
+    pub fn of(member: &kv::Member) -> Self {
+        Self {
+            pid: member.pid,
+            is_self: member.is_self,
+        }
+    }
+}
+
+#[pymethods]
+impl Member {
+    fn __repr__(&self) -> String {
+        let which = if self.is_self { ", this one" } else { "" };
+        format!("<egmem.kv.Member: process {}{which}>", self.pid)
+    }
+}
+
+/// Returns what an attach has found.
+pub fn found(py: Python<'_>, found: kv::Found) -> PyResult<Bound<'_, PyDict>> {
+    let numbers = [
+        ("generation", found.generation),
+        ("ready", found.ready),
+        ("unfinished", found.unfinished),
+        ("damaged", found.damaged),
+    ];
+    let dictionary = numbers.into_py_dict(py)?;
+    dictionary.set_item("is_new", found.is_new)?;
+    Ok(dictionary)
+}
+
+/// Returns a tier's statistics.
+pub fn stats(py: Python<'_>, stats: kv::Stats) -> PyResult<Bound<'_, PyDict>> {
+    let numbers = [
+        ("pages", stats.pages),
+        ("usable", stats.usable),
+        ("page_bytes", stats.page_bytes),
+        ("free", stats.free),
+        ("writing", stats.writing),
+        ("ready", stats.ready),
+        ("pinned", stats.pinned),
+        ("hits", stats.hits),
+        ("misses", stats.misses),
+        ("stores", stats.stores),
+        ("evictions", stats.evictions),
+        ("damaged", stats.damaged),
+        ("loaded_bytes", stats.loaded_bytes),
+        ("stored_bytes", stats.stored_bytes),
+    ];
+    numbers.into_py_dict(py)
+}
+
+/// Returns a tier's statistics as text, with labels of any kind.
+///
+/// # Errors
+/// Python's.
+pub fn metrics(
+    py: Python<'_>,
+    tier: &kv::Tier,
+    labels: Option<&Bound<'_, PyDict>>,
+) -> PyResult<String> {
+    let text = |(name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+        Ok((name.str()?.to_string(), value.str()?.to_string()))
+    };
+    let labels = labels.into_iter().flat_map(|labels| labels.iter());
+    let labels = labels.map(text).collect::<PyResult<Vec<_>>>()?;
+    let labels: Vec<_> = labels
+        .iter()
+        .map(|(name, value)| (&**name, &**value))
+        .collect();
+    Ok(py.detach(|| tier.metrics(&labels)))
 }

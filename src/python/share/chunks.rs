@@ -19,7 +19,7 @@ use crate::args::Size;
 use crate::driver::given_or_default;
 use crate::error::{OrRaise, raise};
 use crate::gil::drop_detached;
-use crate::locks::lock;
+use crate::gil::lock;
 use crate::memory::make;
 use crate::region::{Owner, Region, expect_within};
 use crate::site::from_program;

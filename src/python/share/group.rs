@@ -42,7 +42,7 @@ impl AllGather for Ranks {
         });
         gathered.map_err(|error| {
             let text = error.to_string();
-            *crate::locks::lock(&self.raised) = Some(error);
+            *crate::gil::lock(&self.raised) = Some(error);
             Error::all_gather(text)
         })
     }
@@ -93,7 +93,7 @@ pub fn gather<'py>(
         })
     });
     let gathered = gathered.map_err(|error| {
-        crate::locks::lock(&raised)
+        crate::gil::lock(&raised)
             .take()
             .unwrap_or_else(|| error.to_py())
     })?;

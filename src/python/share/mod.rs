@@ -8,7 +8,6 @@ mod import;
 pub mod offer;
 pub mod pickle;
 mod rings;
-mod serve;
 pub mod tickets;
 
 use pyo3::prelude::*;

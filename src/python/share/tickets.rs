@@ -19,9 +19,9 @@ use egmem::share::{Channel, Peers, Result, Shared};
 use egmem::{Event, Heap};
 
 use super::common::{self, Refused, Window, wait};
-use super::serve;
-use crate::locks::lock;
-use crate::per_process::PerProcess;
+use super::offer;
+use crate::gil::PerProcess;
+use crate::gil::lock;
 use crate::ring::Sides;
 
 /// The most tickets that wait. Beyond that the oldest end.

@@ -1,7 +1,6 @@
 //! Memory of heaps for PyTorch's allocator interface: functions that PyTorch calls, with no Python on the way.
 
 mod graphs;
-mod idle;
 mod pool;
 mod slots;
 mod symbols;

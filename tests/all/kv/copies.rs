@@ -153,11 +153,7 @@ pub fn a_job_of_many_pages_moves_all_of_them(driver: &Driver) {
     println!("seed {}", random.get_seed());
     let cache = Cache::new(driver, 2, 6000, (48, 32));
     let tier = tier(driver, 5000, 64);
-    for method in [
-        CopyMethod::Auto,
-        CopyMethod::KERNEL,
-        CopyMethod::Batch,
-    ] {
+    for method in [CopyMethod::Auto, CopyMethod::KERNEL, CopyMethod::Batch] {
         round_trip(&tier, &cache, method, &mut random);
     }
 }
