@@ -1,28 +1,27 @@
 //! The state that a tier's handles, its stores, loads and jobs share.
 
-pub(crate) mod opening;
-
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
 
+use egmem_core::GrowingBuffer;
+use egmem_core::per_driver::lock;
+
 use crate::borders::Borders;
 use crate::copy::{CopyMethod, Kernels};
-use crate::driver::{Code, DevicePtr};
+use crate::driver::{Access, Code, DevicePtr, Location};
 use crate::events::Hub;
 use crate::geometry::Geometry;
 use crate::header::DIRTY;
-use crate::held::{End, Held, OwnState, Use};
-use crate::lock::{Lock, Patience};
+use crate::lock::{End, Held, Lock, OwnState, Patience, Use};
 use crate::members::{Members, Own};
-use crate::memory::{CpuView, GrantUse};
+use crate::memory::{CpuView, GrantUse, is_of_one_kind};
 use crate::page::PageId;
 use crate::table::{Found, Table};
 use crate::verify::{Checks, Verify};
 use crate::words::Words;
-use crate::{Driver, Error, Member, MemoryError, Result, Stats, TierMemory};
-use egmem_core::GrowingBuffer;
-use egmem_core::per_driver::lock;
+use crate::{Driver, Error, Member, MemoryError, Result, Stats, TierMemory, header};
 
 /// The time for which a call waits for a process that holds the lock and does not go on.
 pub(crate) const PATIENCE: Patience = Patience {
@@ -290,3 +289,100 @@ impl Drop for Inner {
 
 #[cfg(test)]
 mod tests;
+
+/// A tier in formatted memory, before this process is a member of it.
+pub(crate) struct Opening {
+    pub(crate) memory: Arc<dyn TierMemory>,
+    pub(crate) geometry: Geometry,
+    /// The memory that grows in the background, with its bytes that are there.
+    pub(crate) growing: Option<(Arc<GrowingBuffer>, Arc<AtomicU64>)>,
+    pub(crate) method: CopyMethod,
+    /// Members elsewhere have ended.
+    pub(crate) take_over: bool,
+}
+
+impl Opening {
+    /// Becomes a member.
+    ///
+    /// # Errors
+    /// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may read and write the memory;
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) if it is too small; those of [`Members::claim`] and
+    /// [`Lock::acquire`].
+    pub(crate) fn open(self) -> Result<Inner> {
+        let Self {
+            memory,
+            geometry,
+            growing,
+            method,
+            take_over,
+        } = self;
+        let front = match growing {
+            Some(_) => geometry.front(),
+            None => geometry.total,
+        };
+        expect_room(memory.len(), front)?;
+        let grants = memory.hold_grants();
+        let view = memory.cpu()?;
+        expect_writable(&view)?;
+        view.slice(0, front)?;
+        if !is_of_one_kind(&*memory, 0, front) {
+            // The driver crashes the process when one copy touches both.
+            let why = "it has memory of the CPU and of a GPU";
+            return Err(MemoryError::invalid("memory", why).into());
+        }
+        let words = Words::new(&view)?;
+        let member = Members::of(&words).claim(take_over)?;
+        let (growing, grown) = growing.unzip();
+        let mut tier = Inner {
+            own: Mutex::default(),
+            member,
+            checks: Checks::default(),
+            events: Hub::new(memory.driver().clone()),
+            geometry,
+            borders: Borders::default(),
+            memory: Arc::clone(&memory),
+            growing,
+            grown,
+            kernels: Kernels::default(),
+            no_batches: AtomicBool::new(false),
+            method,
+            found: Found::default(),
+            _grants: grants,
+        };
+        // If this fails, dropping the tier gives the membership up.
+        let usable = tier.usable();
+        let found = {
+            let mut held = tier.hold(&words, PATIENCE)?;
+            let (mut table, _) = held.table();
+            let found = table.join(usable, take_over)?;
+            table.expect_undamaged()?;
+            found
+        };
+        tier.found = found;
+        tier.found.generation = header::next_generation(&view)?;
+        Ok(tier)
+    }
+}
+
+/// Checks that memory of `bytes` bytes has room for the `needed` bytes of a tier.
+///
+/// # Errors
+/// [`InvalidArgument`](crate::MemoryError::InvalidArgument).
+pub(crate) fn expect_room(bytes: u64, needed: u64) -> Result<()> {
+    if bytes >= needed {
+        return Ok(());
+    }
+    let why = format!("it has {bytes} bytes");
+    let valid = format!("{needed} bytes or more for this tier");
+    Err(MemoryError::invalid_of("memory", why, valid).into())
+}
+
+/// # Errors
+/// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may write.
+pub(crate) fn expect_writable(view: &CpuView<'_>) -> Result<()> {
+    if view.is_writable() {
+        return Ok(());
+    }
+    let (who, have, need) = (Location::Host, Access::Read, Access::ReadWrite);
+    Err(MemoryError::NotAccessible { who, have, need }.into())
+}

@@ -1,7 +1,14 @@
 //! The open tiers of all processes on one memory.
 
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use egmem_core::host::ProcessStat;
+use rustix::process::{Pid, test_kill_process};
+
 use crate::geometry::{MAX_MEMBERS, MEMBER, MEMBERS};
-use crate::owner::{self, Owner, judge};
+use crate::hash::hash;
 use crate::words::Words;
 use crate::{Error, MemoryError, Result};
 
@@ -115,7 +122,7 @@ impl<'a> Members<'a> {
     /// # Errors
     /// [`Error::InUse`]; [`System`](crate::MemoryError::System) without `/proc`.
     pub(crate) fn expect_none(self, elsewhere_has_ended: bool) -> Result<()> {
-        let expect = |word| owner::expect_no_other(judge(word)?, elsewhere_has_ended);
+        let expect = |word| expect_no_other(judge(word)?, elsewhere_has_ended);
         self.each().try_for_each(|(_, word)| expect(word))
     }
 
@@ -125,7 +132,7 @@ impl<'a> Members<'a> {
     /// [`Error::InUse`] if a member is elsewhere, unless `take_over` says that it has ended; [`Error::TooManyMembers`];
     /// [`System`](crate::MemoryError::System) without `/proc`.
     pub(crate) fn claim(self, take_over: bool) -> Result<Own> {
-        let word = owner::own()?;
+        let word = own()?;
         let (mut free, mut ended) = (None, None);
         for number in 0..MAX_MEMBERS {
             let found = self.0.get(at(number));
@@ -133,7 +140,7 @@ impl<'a> Members<'a> {
                 Owner::Lives(_) => {}
                 Owner::None => free = free.or(Some((number, found))),
                 owner => {
-                    owner::expect_no_other(owner, take_over)?;
+                    expect_no_other(owner, take_over)?;
                     ended = ended.or(Some((number, found)));
                 }
             }
@@ -150,7 +157,7 @@ impl<'a> Members<'a> {
 
     /// Gives a number up.
     pub(crate) fn release(self, own: Own) {
-        owner::release(self.0, at(own.number), own.word);
+        release(self.0, at(own.number), own.word);
     }
 
     /// Fails if another process has taken the tier from this one.
@@ -177,5 +184,219 @@ impl<'a> Members<'a> {
             Some(Member { pid, is_self })
         };
         self.each().filter_map(member).collect()
+    }
+}
+
+/// The bits of a process's number: Linux has at most 2^22.
+const PID_BITS: u32 = 22;
+const SPACE_BITS: u32 = 20;
+const START_BITS: u32 = 22;
+
+/// The process that the word names, and whether it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    None,
+    Ended,
+    Lives(u32),
+    /// In another PID namespace, or on another boot of the machine.
+    Elsewhere(u32),
+}
+
+fn text_hash(text: &str) -> u64 {
+    let words: Vec<u64> = text.bytes().map(u64::from).collect();
+    hash(&words)
+}
+
+fn read(path: &str) -> Result<String, MemoryError> {
+    fs::read_to_string(path).map_err(|error| MemoryError::system(format!("reading {path}"), &error))
+}
+
+/// A hash of the PID namespace and of the boot.
+fn space() -> Result<u64, MemoryError> {
+    let path = "/proc/self/ns/pid";
+    let namespace = fs::read_link(path)
+        .map_err(|error| MemoryError::system(format!("reading {path}"), &error))?;
+    let boot = read("/proc/sys/kernel/random/boot_id")?;
+    // Processes of other time namespaces see other times of a process's start.
+    let time = fs::read_link("/proc/self/ns/time").unwrap_or_default();
+    Ok(text_hash(&format!(
+        "{}{}{boot}",
+        namespace.display(),
+        time.display()
+    )))
+}
+
+const fn low(value: u64, bits: u32) -> u64 {
+    value & ((1 << bits) - 1)
+}
+
+fn word(pid: u32, space: u64, start: u64) -> u64 {
+    let pid = low(pid.into(), PID_BITS) << (SPACE_BITS + START_BITS);
+    pid | low(space, SPACE_BITS) << START_BITS | low(hash(&[start]), START_BITS)
+}
+
+/// Returns this process's word.
+pub(crate) fn own() -> Result<u64, MemoryError> {
+    let stat = read("/proc/self/stat")?;
+    let stat = ProcessStat::parse(&stat);
+    let unknown = || MemoryError::failed("reading /proc/self/stat", "it has another form");
+    Ok(word(
+        std::process::id(),
+        space()?,
+        stat.ok_or_else(unknown)?.started,
+    ))
+}
+
+pub(crate) fn judge(found: u64) -> Result<Owner, MemoryError> {
+    judge_by(found, Path::new("/proc"))
+}
+
+fn judge_by(found: u64, proc: &Path) -> Result<Owner, MemoryError> {
+    if found == 0 {
+        return Ok(Owner::None);
+    }
+    let pid = (found >> (SPACE_BITS + START_BITS)) as u32;
+    if low(found >> START_BITS, SPACE_BITS) != low(space()?, SPACE_BITS) {
+        return Ok(Owner::Elsewhere(pid));
+    }
+    let stat = |of: &str| fs::read_to_string(proc.join(of).join("stat"));
+    // A `/proc` of another PID namespace has other processes under these numbers.
+    let own = stat("self").ok();
+    let own = own.as_deref().and_then(ProcessStat::parse);
+    let is_ours = own.is_some_and(|own| own.pid == std::process::id());
+    let text = match is_ours.then(|| stat(&pid.to_string())) {
+        Some(Ok(text)) => Some(text),
+        // `/proc` may hide the process from this user: the kernel still reports whether it exists.
+        Some(Err(error)) if error.kind() == ErrorKind::NotFound => None,
+        Some(Err(_)) => return Ok(Owner::Lives(pid)),
+        None => None,
+    };
+    Ok(match text.as_deref().and_then(ProcessStat::parse) {
+        Some(stat) if low(hash(&[stat.started]), START_BITS) != low(found, START_BITS) => {
+            Owner::Ended
+        }
+        Some(stat) if stat.has_ended() => Owner::Ended,
+        Some(_) => Owner::Lives(pid),
+        None => match Pid::from_raw(pid as i32).map(test_kill_process) {
+            None | Some(Err(rustix::io::Errno::SRCH)) => Owner::Ended,
+            Some(_) => Owner::Lives(pid),
+        },
+    })
+}
+
+/// Claims a place in the memory for this process. Returns the word, for [`release`]. Without `is_a_tier` the memory has other
+/// data, and the word there means nothing, unless it is that of a living process of this namespace: that one formats the
+/// memory at this moment.
+///
+/// # Errors
+/// [`Error::InUse`] if a process has it that may live, unless it is elsewhere and `take_over` says that it has ended;
+/// [`System`](crate::MemoryError::System) without `/proc`.
+pub(crate) fn claim(words: &Words<'_>, at: u64, take_over: bool, is_a_tier: bool) -> Result<u64> {
+    let own = own()?;
+    loop {
+        let found = words.get(at);
+        expect_no_other(judge(found)?, take_over || !is_a_tier)?;
+        if words.swap(at, found, own) {
+            return Ok(own);
+        }
+        if !is_a_tier {
+            // Another process formats it: judge that one.
+            return claim(words, at, take_over, true);
+        }
+    }
+}
+
+/// Refuses a place of a process that may live, unless it is elsewhere and that one is said to have ended.
+///
+/// # Errors
+/// [`Error::InUse`].
+pub(crate) fn expect_no_other(owner: Owner, elsewhere_has_ended: bool) -> Result<()> {
+    match owner {
+        Owner::Elsewhere(pid) if !elsewhere_has_ended => Err(Error::InUse {
+            pid,
+            is_elsewhere: true,
+        }),
+        Owner::Lives(pid) => Err(Error::InUse {
+            pid,
+            is_elsewhere: false,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Gives a place up, if this process has it.
+pub(crate) fn release(words: &Words<'_>, at: u64, own: u64) {
+    // Another word is that of a process which was told to take over.
+    words.swap(at, own, 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn this_process_lives_and_others_have_ended() {
+        let own = own().unwrap();
+        assert_eq!(judge(own), Ok(Owner::Lives(std::process::id())));
+        assert_eq!(judge(0), Ok(Owner::None));
+        let other_start = own ^ 1;
+        assert_eq!(
+            judge(other_start),
+            Ok(Owner::Ended),
+            "the number was given out again"
+        );
+        let other_space = own ^ 1 << START_BITS;
+        assert_eq!(judge(other_space), Ok(Owner::Elsewhere(std::process::id())));
+        let none = word((1 << PID_BITS) - 1, space().unwrap(), 5);
+        assert_eq!(judge(none), Ok(Owner::Ended));
+    }
+
+    #[test]
+    fn a_zombie_has_ended() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let path = format!("/proc/{}/stat", child.id());
+        let started = loop {
+            let text = fs::read_to_string(&path).unwrap();
+            let stat = ProcessStat::parse(&text).unwrap();
+            if stat.state == 'Z' {
+                break stat.started;
+            }
+            std::thread::yield_now();
+        };
+        let word = word(child.id(), space().unwrap(), started);
+        assert_eq!(judge(word), Ok(Owner::Ended));
+        child.wait().unwrap();
+        assert_eq!(judge(word), Ok(Owner::Ended));
+    }
+
+    #[test]
+    fn a_process_gives_up_its_own_place_alone() {
+        let memory = [AtomicU64::new(0)];
+        let words = Words::over(&memory);
+        let own = claim(&words, 0, false, true).unwrap();
+        // Another process was told to take the place over.
+        words.put(0, own ^ 1);
+        release(&words, 0, own);
+        assert_eq!(words.get(0), own ^ 1);
+        release(&words, 0, own ^ 1);
+        assert_eq!(words.get(0), 0);
+    }
+
+    /// A process of another namespace has this process's number there, and started at another time.
+    #[test]
+    fn the_proc_of_another_namespace_ends_nobody() {
+        let pid = std::process::id();
+        let proc = std::env::temp_dir().join(format!("egmem-kv-proc-{pid}"));
+        let tail = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 7 0 1 0";
+        for (name, number) in [("self", pid + 1), (&pid.to_string(), pid)] {
+            fs::create_dir_all(proc.join(name)).unwrap();
+            fs::write(proc.join(name).join("stat"), format!("{number} (a) {tail}")).unwrap();
+        }
+        let none = word((1 << PID_BITS) - 1, space().unwrap(), 5);
+        let judged = [own().unwrap(), none].map(|word| judge_by(word, &proc));
+        fs::remove_dir_all(&proc).unwrap();
+        assert_eq!(judged, [Ok(Owner::Lives(pid)), Ok(Owner::Ended)]);
     }
 }

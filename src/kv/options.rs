@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use crate::driver::{Location, setters};
 use crate::geometry::Geometry;
 use crate::header::{self, Tag};
-use crate::inner::opening::Opening;
+use crate::inner::Opening;
 use crate::tier::Tier;
 use crate::{Buffer, CopyMethod, Driver, MemoryError, Result, TierMemory, Verify};
 use egmem_core::ledger::{AllocPath, Site};

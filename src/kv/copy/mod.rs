@@ -2,7 +2,6 @@
 
 mod job;
 mod kernel;
-mod launch;
 mod method;
 mod plan;
 

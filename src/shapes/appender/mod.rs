@@ -1,6 +1,5 @@
 //! Output of a size that is not known in advance.
 
-mod belief;
 mod cells;
 mod options;
 mod pump;
@@ -17,7 +16,7 @@ use crate::growable::Growable;
 use crate::memory::Memory;
 use crate::{Error, Result};
 
-use belief::Belief;
+use cells::Belief;
 use cells::{CLOSED, Cells};
 pub use options::AppenderOptions;
 

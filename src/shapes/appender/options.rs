@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::Appender;
-use super::belief::Belief;
+use super::cells::Belief;
 use super::cells::{Cells, Constants};
 use crate::driver::Location;
 use crate::growable::{Growable, GrowableOptions};

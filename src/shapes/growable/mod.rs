@@ -1,7 +1,6 @@
 //! Vectors that grow in place.
 
 mod access;
-mod growth;
 mod memory;
 mod options;
 mod prefix;
@@ -141,7 +140,7 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
         self.driver.expect_this_process("growable memory")?;
         let need = need.next_multiple_of(self.granularity.bytes());
         let room = self.reservation.size() - self.mapped;
-        let bytes = growth::growth((self.mapped, need, room), self.step, self.granularity);
+        let bytes = options::growth((self.mapped, need, room), self.step, self.granularity);
         let end = self.mapped + need;
         match self.map(bytes) {
             // The smaller size that is needed may still fit.

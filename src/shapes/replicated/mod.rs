@@ -1,6 +1,5 @@
 //! Read-mostly data with a copy on each of several nodes and GPUs.
 
-mod hosts;
 mod near;
 mod options;
 mod plan;

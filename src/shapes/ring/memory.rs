@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
 use std::sync::atomic::{AtomicU64, fence};
 
-use super::peer::Peer;
-use super::shape::Shape;
+use super::header::Shape;
 use crate::cursor::counter;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleTypes, Location};
 use crate::memory::{CpuView, Memory};
@@ -242,5 +241,32 @@ impl RingMemory {
     /// Returns the address of the records' first mapping.
     pub(super) fn first_record(&self) -> DevicePtr {
         self.address().add(self.records)
+    }
+}
+
+/// The connection to the process that has the other side; none if no other process was ever given it.
+#[derive(Debug, Default)]
+pub(super) struct Peer {
+    #[cfg(feature = "share")]
+    link: std::sync::Mutex<Option<egmem_share::Link>>,
+}
+#[cfg(not(feature = "share"))]
+impl Peer {
+    pub(super) const fn is_there(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(feature = "share")]
+impl Peer {
+    /// Returns whether a process has the other side.
+    pub(super) fn is_there(&self) -> bool {
+        let link = egmem_core::per_driver::lock(&self.link);
+        link.as_ref().is_some_and(|link| !link.is_cut())
+    }
+
+    /// Sets the connection to the process that has the other side from now on.
+    pub(super) fn set(&self, link: egmem_share::Link) {
+        *egmem_core::per_driver::lock(&self.link) = Some(link);
     }
 }

@@ -6,9 +6,7 @@ mod gpu;
 mod header;
 mod memory;
 mod options;
-mod peer;
 mod producer;
-mod shape;
 #[cfg(feature = "share")]
 mod share;
 mod untyped;

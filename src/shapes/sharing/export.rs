@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use egmem_share::{Channel, Exports, Holds, Result, Shared};
 
-use super::update::{MAX_CHUNKS, Update};
+use super::view::{MAX_CHUNKS, Update};
 use crate::Error;
 use crate::driver::{Access, DevicePtr, HandleType, HandleTypes};
 use crate::growable::Growable;

@@ -12,7 +12,6 @@
 //! ([`Peers`](egmem_share::Peers)); a process that it does not admit gets nothing.
 
 mod export;
-mod update;
 mod view;
 
 pub use export::{Follower, GrowableExport};

@@ -180,7 +180,7 @@ impl World {
             self.processes.remove(who);
         }
         let words = Words::over(&self.memory);
-        let living = crate::owner::own().unwrap();
+        let living = crate::members::own().unwrap();
         for number in 0..64 {
             let at = MEMBERS + number * MEMBER;
             let mut names = self.processes.iter().map(|process| process.own.name());
@@ -194,7 +194,7 @@ impl World {
     /// Gives the numbers that nobody has to members that live.
     pub fn take_all_numbers(&self) {
         let words = Words::over(&self.memory);
-        let living = crate::owner::own().unwrap();
+        let living = crate::members::own().unwrap();
         for number in 0..64 {
             words.swap(MEMBERS + number * MEMBER, 0, living);
         }
