@@ -7,14 +7,13 @@ use std::time::Duration;
 use crate::driver::setters;
 use crate::geometry::Geometry;
 use crate::header::{self, OPENER, Tag, There};
-use crate::inner::{Inner, PATIENCE};
-use crate::inner::{Opening, expect_room, expect_writable};
+use crate::inner::{Inner, Opening, PATIENCE, expect_room, expect_writable};
 use crate::lock::Wait;
 use crate::members::Members;
 use crate::memory::CpuView;
 use crate::tier::Tier;
 use crate::words::Words;
-use crate::{CopyMethod, Error, MemoryError, Result, TierMemory, Verify, owner};
+use crate::{CopyMethod, Error, MemoryError, Result, TierMemory, Verify, members};
 
 /// The time between two looks.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -131,7 +130,7 @@ impl AttachOptions {
         // Read again: another process may have had it in between.
         let plan = self.plan(&view, header::read(&view));
         let opened = plan.and_then(|plan| self.open_claimed(&view, plan));
-        owner::release(&words, OPENER, own);
+        members::release(&words, OPENER, own);
         opened.map(|inner| Tier::new(inner.verifying(self.verify)))
     }
 
@@ -139,7 +138,7 @@ impl AttachOptions {
     fn claim(&self, words: &Words<'_>, is_a_tier: bool) -> Result<u64> {
         let mut wait = Wait::new(words, PATIENCE);
         loop {
-            match owner::claim(words, OPENER, self.take_over, is_a_tier) {
+            match members::claim(words, OPENER, self.take_over, is_a_tier) {
                 Err(Error::InUse {
                     is_elsewhere: false,
                     ..

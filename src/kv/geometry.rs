@@ -291,7 +291,7 @@ const TRIES: u64 = 1 << 16;
 /// Ten-thousandths of the budget that every group's slots and pages are to fill, if it had all extents.
 const ENOUGH: u64 = 9_920;
 /// As many extents at least, where the budget allows: extents are what groups take from each other.
-const EXTENTS: u64 = 32;
+const LEAST_EXTENTS: u64 = 32;
 
 impl Geometry {
     /// A tier of groups that share at most `bytes` bytes.
@@ -306,7 +306,9 @@ impl Geometry {
         let least = (bytes / MAX_EXTENTS)
             .max(largest + ALIGN)
             .next_multiple_of(ALIGN);
-        let most = (bytes / EXTENTS).max(least).min(least + TRIES * ALIGN);
+        let most = (bytes / LEAST_EXTENTS)
+            .max(least)
+            .min(least + TRIES * ALIGN);
         let sizes_tried = (least..=most).step_by(ALIGN as usize);
         let mut best = (0, least);
         for extent_bytes in sizes_tried {

@@ -14,8 +14,7 @@ use rustix::thread::futex;
 
 use crate::geometry::Geometry;
 use crate::header::{DIRTY, LOCK, STEPS};
-use crate::members::Owner;
-use crate::members::{Members, Own};
+use crate::members::{Members, Own, Owner};
 use crate::page::{Direction, PageId};
 use crate::table::{Private, Table};
 use crate::words::Words;

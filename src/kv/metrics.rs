@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use egmem_core::ledger::{ShowTier, TierUse};
 
-use crate::Tier;
 use crate::inner::Inner;
 use crate::tier::Tier;
 

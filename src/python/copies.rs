@@ -13,8 +13,7 @@ use pyo3::prelude::*;
 
 use crate::dlpack;
 use crate::error::{OrRaise, ToPy, invalid};
-use crate::gil::PerProcess;
-use crate::gil::lock;
+use crate::gil::{PerProcess, lock};
 use crate::region::{CpuBytes, Region};
 use crate::running;
 

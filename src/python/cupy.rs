@@ -10,8 +10,7 @@ use pyo3::prelude::*;
 
 use crate::error::invalid;
 use crate::frees::free_after_gpus;
-use crate::gil::detached;
-use crate::gil::lock;
+use crate::gil::{detached, lock};
 use crate::heap::Heap;
 
 /// CuPy aligns its own memory to this.

@@ -8,8 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyAny;
 
 use crate::error::OrRaise;
-use crate::gil::PerProcess;
-use crate::gil::lock;
+use crate::gil::{PerProcess, lock};
 use crate::topology::Topology;
 
 /// A driver: CUDA's, or a simulated one. Made by `open()` and `simulated()`.

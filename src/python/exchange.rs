@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Location, NodeId};
-use egmem::exchange::blocking;
 use egmem::exchange::protocol::Entry as NativeEntry;
-use egmem::exchange::{Address, CreateOptions, Error, Owner as Peer, Security, Tls, TlsFiles};
+use egmem::exchange::{
+    Address, CreateOptions, Error, Owner as Peer, Security, Tls, TlsFiles, blocking,
+};
 use egmem::share::Peers;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -13,8 +14,7 @@ use pyo3::types::PyTuple;
 use crate::args::{NodeArg, Size, timeout_of};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
-use crate::gil::drop_detached;
-use crate::gil::{copy_of, lock};
+use crate::gil::{copy_of, drop_detached, lock};
 use crate::interrupts::{self, waiting};
 use crate::memory::{Memory, make};
 use crate::region::Owner;

@@ -19,8 +19,7 @@ use pyo3::prelude::*;
 
 use crate::contexts::{NotWaited, wait};
 use crate::error::OrRaise;
-use crate::gil::PerProcess;
-use crate::gil::lock;
+use crate::gil::{PerProcess, lock};
 use crate::holds::Holds;
 
 /// Memory that waits for GPUs.

@@ -6,14 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Access, Driver, HandleTypes, Location};
-use egmem::memory::{AccessChecks, Engine};
+use egmem::memory::Engine;
 use egmem::share::Shared;
 use pyo3::prelude::*;
 
 use crate::error::{OrRaise, not_supported, raise};
 use crate::frees;
-use crate::gil::detached;
-use crate::gil::lock;
+use crate::gil::{detached, lock};
 pub use crate::owner::{CpuBytes, Owner, PageBytes, Whole, expect_within};
 
 /// Memory at one range of addresses. It has no reference to a Python object, so any thread may drop it, with the GIL

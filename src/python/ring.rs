@@ -14,10 +14,9 @@ use pyo3::types::{PyBytes, PyMemoryView};
 use crate::args::{Count, GpuArg, NodeArg, Size, timeout_of};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
-use crate::gil::detached;
+use crate::gil::{detached, lock};
 use crate::interrupts;
-use crate::location::location;
-use crate::locks::lock;
+use crate::places::location;
 use crate::site::from_program;
 
 /// The sides of a ring that this process has. Each lock is held for a look at the ring, or while a side is sent, never for

@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use pyo3::prelude::*;
 
-use crate::gil::PerProcess;
-use crate::gil::lock;
+use crate::gil::{PerProcess, lock};
 
 /// Returns whether the work has ended; it owns the memory.
 type IsOver = Box<dyn FnMut() -> bool + Send>;

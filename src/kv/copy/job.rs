@@ -1,8 +1,7 @@
 //! Copies in progress.
 
-use std::fmt;
-use std::mem;
 use std::sync::Arc;
+use std::{fmt, mem};
 
 use super::method::{CopyMethod, may_do_otherwise};
 use super::plan::Plan;

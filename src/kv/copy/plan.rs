@@ -3,8 +3,7 @@
 use std::iter;
 use std::ops::Range;
 
-use super::kernel::ALIGN;
-use super::kernel::{Group, Launch};
+use super::kernel::{ALIGN, Group, Launch};
 use crate::driver::{DevicePtr, MemcpyDesc};
 use crate::geometry::Geometry;
 use crate::gpu::Place;

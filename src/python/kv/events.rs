@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use egmem::driver::Driver;
-use egmem::kv;
 use egmem::kv::{self, TierEventKind};
 use pyo3::exceptions::{PyKeyboardInterrupt, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};

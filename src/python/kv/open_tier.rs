@@ -4,10 +4,10 @@ use std::mem::take;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use egmem::GrowthState;
 use egmem::driver::Location;
 use egmem::kv::{self, AttachOptions, Key, PageId};
 use egmem::size::Bytes;
-use egmem::{GrowthState, kv};
 use pyo3::prelude::*;
 
 use super::keys::{Groups, Keys, no_group};

@@ -1,20 +1,16 @@
 //! `egmem.kv.Tier`: pages by key.
 
 use egmem::driver::Location;
-use egmem::kv;
 use egmem::kv::{self, Key, PageId};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyTuple};
 
-use super::events::Events;
-use super::events::{Subscription, telling};
+use super::events::{Events, Subscription, telling};
 use super::gpu_pages::GpuPages;
 use super::job::{Job, start};
 use super::keys::{Groups, Keys, listed};
-use super::open_tier::attach;
-use super::open_tier::{Offered, OpenTier};
-use super::open_tier::{growth, waiting};
+use super::open_tier::{Offered, OpenTier, attach, growth, waiting};
 use super::options::{PageSizes, sized, verify as parse_verify};
 use super::store::{Load, Store};
 use crate::args::{Count, GpuArg, NodeArg, Size};
@@ -280,8 +276,8 @@ impl Tier {
     /// - `loaded_bytes`, `stored_bytes`: the bytes that jobs have copied to GPUs and from them
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let tier = self.0.handle()?;
-        let stats = tier.try_stats();
-        stats(py, stats.unwrap_or_else(|| py.detach(|| tier.stats())))
+        let found = tier.try_stats();
+        stats(py, found.unwrap_or_else(|| py.detach(|| tier.stats())))
     }
 
     /// Returns the changes of keys from now on that this tier makes, in a queue for `capacity` keys. Keys that do not fit are lost:

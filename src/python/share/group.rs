@@ -12,8 +12,7 @@ use super::pickle::shareable;
 use crate::args::timeout_of;
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, ToPy};
-use crate::memory::Memory;
-use crate::memory::make;
+use crate::memory::{Memory, make};
 use crate::region::Owner;
 use crate::site::from_program;
 

@@ -215,7 +215,7 @@ pub fn close_offers(py: Python<'_>) {
 }
 
 /// Answers a process's questions for chunks, until the connection ends.
-pub fn serve(channel: &mut Channel, heap: &Weak<Mutex<Option<egmem::Heap>>>) -> Result<()> {
+pub fn serve_chunks(channel: &mut Channel, heap: &Weak<Mutex<Option<egmem::Heap>>>) -> Result<()> {
     channel.send_text(GRANTED)?;
     let mut kept = BTreeMap::new();
     loop {

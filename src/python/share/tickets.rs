@@ -19,9 +19,8 @@ use egmem::share::{Channel, Peers, Result, Shared};
 use egmem::{Event, Heap};
 
 use super::common::{self, Refused, Window, wait};
-use super::offer;
-use crate::gil::PerProcess;
-use crate::gil::lock;
+use super::offer::serve_chunks;
+use crate::gil::{PerProcess, lock};
 use crate::ring::Sides;
 
 /// The most tickets that wait. Beyond that the oldest end.
@@ -257,7 +256,7 @@ impl Tickets {
             return channel.send_text(UNKNOWN);
         };
         let (memory, window, access) = match &admits.to {
-            To::Heap(heap) => return serve::serve(channel, heap),
+            To::Heap(heap) => return serve_chunks(channel, heap),
             To::Event(event) => return serve_event(channel, event),
             To::Ring(sides, is_producer) => {
                 return match sides.upgrade() {

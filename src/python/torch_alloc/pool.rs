@@ -17,11 +17,9 @@ use egmem::driver::{Access, Driver, Location, StreamHandle};
 use egmem::memory::{AccessChecks, Engine};
 use egmem::{Block, Error, Heap, Stream};
 
-use super::graphs::{Graphs, PoolId};
-use super::graphs::{Idle, Table};
+use super::graphs::{Graphs, Idle, PoolId, Table};
 use crate::frees::{free_after_gpus, free_deferred_of, free_later};
-use crate::gil::lock;
-use crate::gil::{detached, has_gil};
+use crate::gil::{detached, has_gil, lock};
 
 /// Sizes are multiples of this, as PyTorch's are: similar requests find each other's blocks.
 const ROUND: u64 = 512;

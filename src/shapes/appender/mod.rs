@@ -16,8 +16,7 @@ use crate::growable::Growable;
 use crate::memory::Memory;
 use crate::{Error, Result};
 
-use cells::Belief;
-use cells::{CLOSED, Cells};
+use cells::{Belief, CLOSED, Cells};
 pub use options::AppenderOptions;
 
 /// The records of kernels that cannot say before how many there will be, at one range of addresses that grows.

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::Appender;
-use super::cells::Belief;
-use super::cells::{Cells, Constants};
+use super::cells::{Belief, Cells, Constants};
 use crate::driver::Location;
 use crate::growable::{Growable, GrowableOptions};
 use crate::ledger::{Label, Site};

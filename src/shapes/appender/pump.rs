@@ -1,9 +1,8 @@
 //! Memory for kernels that append while they run.
 
-use std::mem;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
+use std::{mem, thread};
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use egmem_core::teardown::log_lost;

@@ -7,9 +7,10 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use egmem_core::Transfer;
 use egmem_core::per_driver::lock;
 
+use super::Replicated;
+use super::near;
 use super::readers::Readers;
 use super::version::Version;
-use super::{Replicated, hosts};
 use crate::{Buffer, Error, Result};
 
 /// How long a publisher rests before it looks again for readers: at first, and at most.
@@ -64,7 +65,7 @@ impl<T: AnyBitPattern + NoUninit> Replicated<T> {
         let places = buffers.iter().zip(&self.streams);
         let on_hosts = places.filter(|(_, stream)| stream.is_none());
         let on_hosts: Vec<&Buffer> = on_hosts.map(|(buffer, _)| &**buffer).collect();
-        hosts::write(self.near.topology(), &on_hosts, bytes)?;
+        near::write(self.near.topology(), &on_hosts, bytes)?;
         for wave in &self.waves {
             let staged = wave.iter().filter(|(_, from)| from.is_none());
             let staged: Vec<usize> = staged.map(|(to, _)| *to).collect();

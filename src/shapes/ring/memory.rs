@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
 use std::sync::atomic::{AtomicU64, fence};
 
-use super::header::Shape;
 use crate::cursor::counter;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleTypes, Location};
 use crate::memory::{CpuView, Memory};
 use crate::pinned::PinnedHost;
 use crate::vmm::{Mapping, PhysicalMemory, PhysicalOptions, Reservation};
-use crate::{Error, Result, Stream};
+use crate::{Error, Growth, Result, Stream};
 
 /// Where the counters and the constants lie, in bytes. `device/egmem_ring.cuh` says the same. Each counter has a cache line
 /// of its own, and none that a processor would fetch together with the other's.
@@ -268,5 +267,122 @@ impl Peer {
     /// Sets the connection to the process that has the other side from now on.
     pub(super) fn set(&self, link: egmem_share::Link) {
         *egmem_core::per_driver::lock(&self.link) = Some(link);
+    }
+}
+
+/// How many records a ring has, and where they lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// The most records at a time.
+    pub(super) capacity: u64,
+    /// The size of a record in bytes.
+    pub(super) record: u64,
+    /// The bytes that the records have: a power of two.
+    pub(super) bytes: u64,
+}
+
+impl Shape {
+    /// Returns a shape with room for `capacity` records, or for as many as one granule holds.
+    pub(super) fn new(capacity: Option<usize>, record: u64, granule: u64) -> Result<Self> {
+        if record == 0 {
+            let why = "records of 0 bytes need no memory";
+            return Err(Error::invalid("record type", why));
+        }
+        // A power of two in one physical memory.
+        let most = Growth::MAX_CHUNK.next_power_of_two() / 2;
+        if record > most {
+            let why = format!("one record of {record} bytes exceeds a ring's memory");
+            return Err(Error::invalid_of("record type", why, "1 byte to 2 GiB"));
+        }
+        let valid = || format!("1 to {}", most / record);
+        let capacity = match capacity {
+            Some(0) => {
+                let why = "a ring without room passes nothing on";
+                return Err(Error::invalid_of("records", why, valid()));
+            }
+            Some(records) => records as u64,
+            None => (granule / record).max(1),
+        };
+        let bytes = capacity.checked_mul(record).filter(|&n| n <= most);
+        let Some(bytes) = bytes else {
+            let why =
+                format!("{capacity} records of {record} bytes exceed 2 GiB, the limit of a ring");
+            return Err(Error::invalid_of("records", why, valid()));
+        };
+        Ok(Self {
+            capacity,
+            record,
+            bytes: bytes.next_power_of_two().max(granule),
+        })
+    }
+
+    /// Returns where the record with this number begins, in bytes from the first mapping's start. As many records as
+    /// the ring has room for follow without a gap.
+    ///
+    /// The bytes are a power of two, so this goes on evenly where the count passes 2^64.
+    pub(super) const fn place(&self, number: u64) -> u64 {
+        number.wrapping_mul(self.record) & (self.bytes - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const GRANULE: u64 = 2 << 20;
+
+    proptest! {
+        #[test]
+        fn records_follow_each_other_and_stay_inside(
+            capacity in 1..100_000_usize,
+            record in 1..5_000_u64,
+            number in any::<u64>(),
+        ) {
+            let shape = Shape::new(Some(capacity), record, GRANULE).unwrap();
+            prop_assert!(shape.bytes.is_power_of_two() && shape.bytes >= GRANULE);
+            prop_assert!(shape.capacity * record <= shape.bytes);
+            let place = shape.place(number);
+            prop_assert!(place < shape.bytes);
+            prop_assert!(place + shape.capacity * record < 2 * shape.bytes);
+            // The next record begins where this one ends, also where the count passes 2^64.
+            let next = shape.place(number.wrapping_add(1));
+            prop_assert_eq!(next, (place + record) & (shape.bytes - 1));
+        }
+    }
+
+    #[test]
+    fn the_count_passes_its_end_without_a_gap() {
+        let shape = Shape::new(Some(1000), 48, GRANULE).unwrap();
+        let last = shape.place(u64::MAX);
+        assert_eq!(shape.place(0), (last + 48) & (shape.bytes - 1));
+    }
+
+    #[test]
+    fn shapes_that_cannot_be_are_refused() {
+        let default = Shape::new(None, 16, GRANULE).unwrap();
+        assert_eq!((default.capacity, default.bytes), (131_072, GRANULE));
+        let large = Shape::new(None, 3 * GRANULE, GRANULE).unwrap();
+        assert_eq!((large.capacity, large.bytes), (1, 4 * GRANULE));
+        let most = Shape::new(Some(256 << 20), 8, GRANULE).unwrap();
+        assert_eq!(most.bytes, 2 << 30);
+        let one = Shape::new(Some(1), 2 << 30, GRANULE).unwrap();
+        assert_eq!(one.bytes, 2 << 30);
+        for (capacity, record, refused) in [
+            (Some(0), 8, "records"),
+            (Some((256 << 20) + 1), 8, "records"),
+            (Some(2), 2 << 30, "records"),
+            (Some(usize::MAX), 8, "records"),
+            (None, 0, "record type"),
+            (None, (2 << 30) + 1, "record type"),
+            (Some(0), u64::MAX, "record type"),
+        ] {
+            let error = Shape::new(capacity, record, GRANULE).unwrap_err();
+            assert!(
+                matches!(error, Error::InvalidArgument { what, .. } if what == refused),
+                "{error}"
+            );
+        }
     }
 }
