@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use egmem::driver::{Call, CudaVersion, DeviceAttribute, DevicePtr};
+use egmem::driver::{Call, CudaVersion, DevicePtr};
 use egmem::kv::{CopyMethod, Error, GpuPages, PartShape, Tier};
 use egmem::memory::Memory;
 use egmem::{Buffer, Driver, Stream};

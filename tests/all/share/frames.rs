@@ -79,10 +79,10 @@ fn violations_of_the_protocol_close_the_channel() {
     let mut long = good.clone();
     long[..4].copy_from_slice(&(good.len() as u32 - 3).to_be_bytes());
     long.push(0);
-    let newer = good.clone();
-    let at = newer.windows(8).position(|w| w == b"\x67version").unwrap() + 8;
-    let mut newer = newer;
-    newer[at] = 3;
+    let mut newer = good.clone();
+    let version = b"\"version\":3";
+    let at = newer.windows(version.len()).position(|w| w == version);
+    newer[at.unwrap() + version.len() - 1] = b'4';
     let cases: [(&str, Vec<u8>, usize); 11] = [
         ("garbage", with(16, b"0123456789abcdef"), 0),
         ("garbage with an fd", with(16, b"0123456789abcdef"), 1),
