@@ -16,12 +16,12 @@ use crate::geometry::Geometry;
 use crate::header::DIRTY;
 use crate::lock::{End, Held, Lock, OwnState, Patience, Use};
 use crate::members::{Members, Own};
-use crate::memory::{CpuView, GrantUse, is_of_one_kind};
+use crate::memory::{CpuMemory, CpuView, GrantUse, Memory, is_of_one_kind};
 use crate::page::PageId;
 use crate::table::{Found, Table};
 use crate::verify::{Checks, Verify};
 use crate::words::Words;
-use crate::{Driver, Error, Member, MemoryError, Result, Stats, TierMemory, header};
+use crate::{Driver, Error, Member, MemoryError, Result, Stats, header};
 
 /// The time for which a call waits for a process that holds the lock and does not go on.
 pub(crate) const PATIENCE: Patience = Patience {
@@ -34,6 +34,12 @@ const GLANCE: Patience = Patience {
     time: Duration::from_millis(50),
     is_for_steps: false,
 };
+
+/// Memory that a tier can lie in: of this library, with a view of the CPU, usable from every thread. A
+/// [`Buffer`](egmem_core::Buffer), or memory that `egmem serve` keeps (`exchange::RemoteBuffer`).
+pub trait TierMemory: Memory + CpuMemory + Send + Sync {}
+
+impl<M: Memory + CpuMemory + Send + Sync + ?Sized> TierMemory for M {}
 
 /// A tier's memory and its table. It lives as long as a handle, a store, a load or a job does.
 pub(crate) struct Inner {

@@ -64,6 +64,7 @@ pub use egmem_core::ledger::TierStats as Stats;
 pub use error::{Error, Result};
 pub use events::{Events, Subscription, TierEvent, TierEventKind};
 pub use gpu::{GpuPages, PartShape};
+pub use inner::TierMemory;
 pub use key::Key;
 pub use members::Member;
 pub use options::TierOptions;
@@ -72,7 +73,6 @@ pub use store::Load;
 pub use store::Store;
 pub use table::Found;
 pub use tier::Tier;
-pub use tier::TierMemory;
 pub use verify::Verify;
 
 use egmem_core::{

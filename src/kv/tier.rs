@@ -10,7 +10,7 @@ use crate::driver::DevicePtr;
 use crate::events::{Events, Noted, Subscription, TierEvent, TierEventKind};
 use crate::geometry::Geometry;
 use crate::inner::Inner;
-use crate::memory::{CpuMemory, Memory};
+use crate::memory::Memory;
 use crate::page::{Direction, PageId};
 use crate::{Driver, Error, Found, GpuPages, Key, Load, Member, Result, Stats, Store, Stream};
 
@@ -312,9 +312,3 @@ impl fmt::Debug for Tier {
             .finish_non_exhaustive()
     }
 }
-
-/// Memory that a tier can lie in: of this library, with a view of the CPU, usable from every thread. A
-/// [`Buffer`](egmem_core::Buffer), or memory that `egmem serve` keeps (`exchange::RemoteBuffer`).
-pub trait TierMemory: Memory + CpuMemory + Send + Sync {}
-
-impl<M: Memory + CpuMemory + Send + Sync + ?Sized> TierMemory for M {}

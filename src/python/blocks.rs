@@ -1,7 +1,6 @@
 //! `egmem.Blocks`: many blocks of a heap in one object.
 
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
 use egmem::heap::NotAllFreed;
@@ -13,8 +12,8 @@ use crate::args::GpuArg;
 use crate::block::Block;
 use crate::driver::Driver;
 use crate::error::{OrRaise, ToPy, closed, raise};
-use crate::frees::free_after_gpus;
 use crate::gil::{copy_of, drop_detached, lock};
+use crate::many::{Many, OfMany};
 use crate::memory::make;
 use crate::region::Owner;
 
@@ -221,57 +220,5 @@ impl Blocks {
             ),
             Err(_) => "<egmem.Blocks closed>".into(),
         }
-    }
-}
-
-/// Blocks that one call allocated: they are freed together. The last reference is dropped without the GIL.
-pub struct Many {
-    /// The heap.
-    pub heap: egmem::Heap,
-    /// The blocks.
-    pub blocks: Vec<egmem::Block>,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Whether code outside of this crate may have an address.
-    pub exposed: AtomicBool,
-}
-
-impl Many {
-    /// Notes that code outside of this crate has the address of a block.
-    pub fn expose(&self) {
-        self.exposed.store(true, Relaxed);
-    }
-}
-
-impl Drop for Many {
-    /// Frees the blocks, if an address was given away only after the GPUs' work.
-    fn drop(&mut self) {
-        let blocks = std::mem::take(&mut self.blocks);
-        let driver = self.heap.driver();
-        if !driver.is_of_this_process() {
-            std::mem::forget(blocks);
-        } else if *self.exposed.get_mut() {
-            free_after_gpus(driver, self.bytes, blocks);
-        }
-    }
-}
-
-/// One of many blocks, which it keeps.
-pub struct OfMany {
-    /// The blocks, of which this is one.
-    pub many: Arc<Many>,
-    /// Its index.
-    pub index: usize,
-}
-
-impl OfMany {
-    /// Returns the block.
-    pub fn block(&self) -> &egmem::Block {
-        &self.many.blocks[self.index]
-    }
-
-    /// Notes that code outside of this crate has the address.
-    pub fn expose(&self) {
-        self.many.expose();
     }
 }

@@ -11,7 +11,7 @@ use egmem::memory::{AccessChecks, Engine, GrantUse, Memory};
 use egmem::{Error, Stream, Transfer};
 use pyo3::prelude::*;
 
-use crate::dlpack;
+use crate::device;
 use crate::error::{OrRaise, ToPy, invalid};
 use crate::gil::{PerProcess, lock};
 use crate::region::{CpuBytes, Region};
@@ -131,7 +131,7 @@ pub fn copy(
     }
     running::sweep(py);
     if let Some(gpu) = gpu {
-        dlpack::expect_gpu(gpu, from.driver())?;
+        device::expect_gpu(gpu, from.driver())?;
     }
     let usual = match (from.location(), to.location()) {
         (Location::Device(gpu), _) | (_, Location::Device(gpu)) => gpu,

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::dlpack;
+use crate::device;
 use crate::error::raise;
 use crate::span::Span;
 
@@ -34,7 +34,7 @@ pub fn numpy<'py>(py: Python<'py>, view: &Span) -> PyResult<Bound<'py, PyDict>> 
 /// `NoDeviceInterface`, which is also an `AttributeError`, for a view that is no GPU's and on a simulated driver.
 pub fn cuda<'py>(py: Python<'py>, view: &Span) -> PyResult<Bound<'py, PyDict>> {
     let (kind, gpu) = view.device;
-    if kind != dlpack::CUDA {
+    if kind != device::CUDA {
         return Err(raise(
             "NoDeviceInterface",
             "a view of the CPU has no CUDA array interface",

@@ -13,6 +13,7 @@ mod cli;
 mod contexts;
 mod copies;
 mod cupy;
+mod device;
 mod dlpack;
 mod driver;
 mod dtype;
@@ -31,6 +32,7 @@ mod json;
 mod kv;
 mod ledger;
 mod library;
+mod many;
 mod memory;
 mod owner;
 mod places;
@@ -46,6 +48,7 @@ mod stream;
 mod topology;
 mod torch_alloc;
 mod view;
+mod window;
 
 use pyo3::prelude::*;
 

@@ -20,10 +20,11 @@ use crate::region::{CpuBytes, Owner, Region, access_text};
 use crate::share::offer::{Offer, offer};
 use crate::share::pickle::reduce;
 use crate::share::tickets;
-use crate::slice::with_part;
+
 use crate::span::Span;
 use crate::view::View;
-use crate::{copies, dlpack, frees, interfaces, running, slice};
+use crate::window::with_part;
+use crate::{copies, device, dlpack, frees, interfaces, running, slice};
 
 /// Memory at one address for the CPU and the GPUs.
 ///
@@ -433,8 +434,8 @@ impl Memory {
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
         let region = self.region()?;
         Ok(match region.location() {
-            Location::Device(gpu) => (dlpack::CUDA, gpu),
-            _ => (dlpack::CPU, 0),
+            Location::Device(gpu) => (device::CUDA, gpu),
+            _ => (device::CPU, 0),
         })
     }
 

@@ -9,9 +9,9 @@ use egmem::share::ImportedBuffer;
 use egmem::{Block, Buffer, Memory, PoolBuffer};
 use pyo3::prelude::*;
 
-use crate::blocks::OfMany;
 use crate::error::OrRaise;
 use crate::gil::lock;
+use crate::many::OfMany;
 use crate::region::Region;
 
 /// The owner of the bytes.

@@ -277,7 +277,7 @@ impl Region {
     /// to a GPU; `NotAccessible`.
     pub fn gpu(&self, py: Python<'_>, gpu: i32) -> PyResult<bool> {
         self.expect_here()?;
-        crate::dlpack::expect_gpu(gpu, &self.driver)?;
+        crate::device::expect_gpu(gpu, &self.driver)?;
         if self.driver.is_simulated() {
             let message = "memory of a simulated driver has no address that a GPU can use";
             return Err(crate::error::raise(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use egmem::driver::Location;
 use pyo3::prelude::*;
 
-use crate::dlpack;
+use crate::device;
 use crate::dtype::Dtype;
 use crate::error::invalid;
 use crate::region::Region;
@@ -70,9 +70,9 @@ impl Span {
             )));
         }
         let device = match (device, region.location()) {
-            (Some(device), _) => dlpack::parse(device, region.driver())?,
-            (None, Location::Device(gpu)) => (dlpack::CUDA, gpu),
-            (None, _) => (dlpack::CPU, 0),
+            (Some(device), _) => device::parse(device, region.driver())?,
+            (None, Location::Device(gpu)) => (device::CUDA, gpu),
+            (None, _) => (device::CPU, 0),
         };
         Ok(Self {
             region,

@@ -4,7 +4,7 @@ use egmem::driver::{Driver as Native, StreamHandle};
 use pyo3::prelude::*;
 
 use crate::args::GpuArg;
-use crate::dlpack;
+use crate::device;
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid};
 use crate::event::Event;
@@ -113,7 +113,7 @@ pub fn given(
     // CuPy's default streams have -1: they are those of the current GPU.
     let told = told.ok().filter(|gpu| *gpu >= 0);
     if let (None, Some(gpu)) = (told, gpu) {
-        dlpack::expect_gpu(gpu, driver)?;
+        device::expect_gpu(gpu, driver)?;
     }
     let gpu = told.or(gpu);
     let count = || stream.py().detach(|| driver.device_count()).or_raise();

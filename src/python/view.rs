@@ -6,7 +6,7 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::args::GpuArg;
 use crate::error::OrRaise;
 use crate::span::Span;
-use crate::{dlpack, interfaces};
+use crate::{device, dlpack, interfaces};
 
 /// Memory as one device sees it, with an element type and a shape. It keeps the memory, which cannot be closed
 /// meanwhile.
@@ -46,7 +46,7 @@ impl View {
     /// The device: `"cpu"`, `"cuda_host"` or `"cuda:0"`.
     #[getter]
     fn device(&self) -> String {
-        dlpack::name(self.span.device)
+        device::name(self.span.device)
     }
 
     /// The number of bytes.
@@ -96,7 +96,7 @@ impl View {
     ) -> PyResult<()> {
         let (kind, of_view) = self.span.device;
         let gpu = gpu.map(|gpu| gpu.0);
-        let gpu = gpu.or((kind == dlpack::CUDA).then_some(of_view));
+        let gpu = gpu.or((kind == device::CUDA).then_some(of_view));
         let region = &self.span.region;
         let stream = crate::stream::given(region.driver(), stream, gpu, region.default_gpu())?;
         match self.span.region.stream() {

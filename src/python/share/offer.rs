@@ -1,6 +1,5 @@
 //! `Memory.share`: memory at a Unix socket, for any process of the user.
 
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -16,7 +15,6 @@ use pyo3::types::PyTuple;
 
 use super::common;
 use super::pickle::shareable;
-use super::tickets::{self, CLOSED, GRANTED, TEXT, UNKNOWN};
 use crate::error::{OrRaise, ToPy};
 use crate::gil::{PerProcess, drop_detached, lock};
 use crate::region::{Offered, Region};
@@ -212,26 +210,4 @@ pub fn close_offers(py: Python<'_>) {
             .filter_map(Weak::upgrade)
             .for_each(|open| open.end());
     });
-}
-
-/// Answers a process's questions for chunks, until the connection ends.
-pub fn serve_chunks(channel: &mut Channel, heap: &Weak<Mutex<Option<egmem::Heap>>>) -> Result<()> {
-    channel.send_text(GRANTED)?;
-    let mut kept = BTreeMap::new();
-    loop {
-        while !channel.wait_for_message(Duration::MAX)? {}
-        let Ok(offset) = channel.receive_text(TEXT)?.parse::<u64>() else {
-            return channel.send_text(UNKNOWN);
-        };
-        let heap = heap.upgrade().and_then(|heap| lock(&heap).clone());
-        match heap.map(|heap| heap.share_chunk(offset)) {
-            None => channel.send_text(CLOSED)?,
-            Some(Err(error)) => channel.send_text(&tickets::reason(&error))?,
-            Some(Ok((shared, start))) => {
-                let granted = format!("{GRANTED} {start}");
-                tickets::send(channel, &shared, Access::ReadWrite, &granted)?;
-                kept.insert(start, shared);
-            }
-        }
-    }
 }

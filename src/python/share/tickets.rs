@@ -19,7 +19,6 @@ use egmem::share::{Channel, Peers, Result, Shared};
 use egmem::{Event, Heap};
 
 use super::common::{self, Refused, Window, wait};
-use super::offer::serve_chunks;
 use crate::gil::{PerProcess, lock};
 use crate::ring::Sides;
 
@@ -288,6 +287,28 @@ impl Tickets {
             return None;
         }
         waiting.remove(&number)
+    }
+}
+
+/// Answers a process's questions for chunks, until the connection ends.
+fn serve_chunks(channel: &mut Channel, heap: &Weak<Mutex<Option<egmem::Heap>>>) -> Result<()> {
+    channel.send_text(GRANTED)?;
+    let mut kept = BTreeMap::new();
+    loop {
+        while !channel.wait_for_message(Duration::MAX)? {}
+        let Ok(offset) = channel.receive_text(TEXT)?.parse::<u64>() else {
+            return channel.send_text(UNKNOWN);
+        };
+        let heap = heap.upgrade().and_then(|heap| lock(&heap).clone());
+        match heap.map(|heap| heap.share_chunk(offset)) {
+            None => channel.send_text(CLOSED)?,
+            Some(Err(error)) => channel.send_text(&reason(&error))?,
+            Some(Ok((shared, start))) => {
+                let granted = format!("{GRANTED} {start}");
+                send(channel, &shared, Access::ReadWrite, &granted)?;
+                kept.insert(start, shared);
+            }
+        }
     }
 }
 

@@ -11,6 +11,10 @@ use crate::pinned::PinnedHost;
 use crate::vmm::{Mapping, PhysicalMemory, PhysicalOptions, Reservation};
 use crate::{Error, Growth, Result, Stream};
 
+/// The type of records whose size is known only when the program runs: see [`Ring::untyped`](crate::Ring::untyped).
+#[derive(Debug)]
+pub enum Untyped {}
+
 /// Where the counters and the constants lie, in bytes. `device/egmem_ring.cuh` says the same. Each counter has a cache line
 /// of its own, and none that a processor would fetch together with the other's.
 pub(super) const HEAD: u64 = 0;

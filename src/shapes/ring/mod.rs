@@ -9,13 +9,12 @@ mod options;
 mod producer;
 #[cfg(feature = "share")]
 mod share;
-mod untyped;
 
 pub use consumer::{Consumer, Records};
 pub use gpu::{GpuConsumer, GpuProducer};
+pub use memory::Untyped;
 pub use options::RingOptions;
 pub use producer::{Batch, Producer};
-pub use untyped::Untyped;
 
 /// A queue of records of type `T` in the order in which they came, bounded, with one producer and one consumer. Each
 /// side is a thread or a kernel: CPU to CPU, CPU to GPU, GPU to CPU, or GPU to GPU.

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
-use super::memory::{HEAD, RingMemory, TAIL};
+use super::memory::{HEAD, RingMemory, TAIL, Untyped};
 use crate::cursor::check;
 use crate::driver::DevicePtr;
 use crate::memory::CpuView;
