@@ -249,3 +249,16 @@ impl<T> fmt::Debug for Records<'_, T> {
             .finish_non_exhaustive()
     }
 }
+
+impl Records<'_, Untyped> {
+    /// Returns the bytes of all records.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`](crate::Error::NotAccessible).
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        let view = self.view()?;
+        let mut bytes = vec![0; view.len() as usize];
+        view.read_at(0, &mut bytes)?;
+        Ok(bytes)
+    }
+}

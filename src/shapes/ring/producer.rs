@@ -246,3 +246,13 @@ impl<T> fmt::Debug for Batch<'_, T> {
             .finish_non_exhaustive()
     }
 }
+
+impl Batch<'_, Untyped> {
+    /// Writes bytes from the start of the batch on.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange) for more bytes than the batch has.
+    pub fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        self.view()?.write_at(0, bytes)
+    }
+}
