@@ -223,7 +223,8 @@ async fn collect(
 /// Sends a contribution to rank 0, and receives those of all.
 async fn ask(link: &mut Connection, own: &[u8], size: u32, until: Instant) -> Result<Vec<Vec<u8>>> {
     let asking = async {
-        link.writer.write(own, &[]).await?;
+        // A rank 0 that refuses this one has closed the connection; its reply says why.
+        let _ = link.writer.write(own, &[]).await;
         let reply = decode(&receive(link, MAX_FRAME).await?)?;
         let mut all = Vec::new();
         if matches!(reply, Reply::All) {
@@ -267,6 +268,13 @@ async fn tell_missing<'a>(links: impl IntoIterator<Item = &'a mut Connection>, m
 /// Sends a last reply. Best effort: the rank may be one of those that are missing.
 async fn tell(link: &mut Connection, reply: Reply) {
     let _ = timeout(PAUSE, link.writer.write(&encode(&reply), &[])).await;
+}
+
+/// Receives no fds, and keeps none of the other process: rank 0 has a connection of each rank.
+fn without_fds(mut link: Connection) -> Connection {
+    link.reader.forbid_fds();
+    link.process = None;
+    link
 }
 
 /// A frame and a write have as long as the call that waits for them.
@@ -320,8 +328,8 @@ async fn greet(
     secret: Option<&GroupSecret>,
 ) -> Result<Connection> {
     let (security, peers) = (Security::PlainAnywhere, Peers::same_user());
-    let mut link = transport::connect(address, &security, &peers, &limits()).await?;
-    link.reader.forbid_fds();
+    let link = transport::connect(address, &security, &peers, &limits()).await?;
+    let mut link = without_fds(link);
     let challenge = receive(&mut link, MAX_HELLO).await?;
     if challenge.len() != CHALLENGE || !challenge.starts_with(&MAGIC) {
         return Err(Error::protocol(&*link.label, "no challenge"));
@@ -358,7 +366,10 @@ async fn admit(
                 if let Ok(Ok(Heard { mut link, challenge, hello })) = heard {
                     match seat(&hello, &challenge, &seats, secret) {
                         Ok(index) => seats[index] = Some(link),
-                        Err(why) => tell(&mut link, Reply::Refused(why)).await,
+                        Err(why) => {
+                            tell(&mut link, Reply::Refused(why)).await;
+                            order.push_back(pending.spawn(linger(link)));
+                        }
                     }
                 }
             }
@@ -391,8 +402,7 @@ struct Heard {
 
 /// Sends a challenge to a connection, and receives its hello.
 async fn hear(incoming: Incoming) -> Result<Heard> {
-    let mut link = incoming.handshake(PATIENCE).await?;
-    link.reader.forbid_fds();
+    let mut link = without_fds(incoming.handshake(PATIENCE).await?);
     let drawn = random::<32>().map_err(|error| Error::system("reading random bytes", &error))?;
     let challenge = [&MAGIC[..], &drawn].concat();
     link.writer.write(&challenge, &[]).await?;
@@ -402,6 +412,12 @@ async fn hear(incoming: Incoming) -> Result<Heard> {
         challenge,
         hello,
     })
+}
+
+/// Closes a connection once its rank has read why. Closed with unread bytes, it would be reset, which overtakes the reply.
+async fn linger(mut link: Connection) -> Result<Heard> {
+    let _ = timeout(PATIENCE, link.reader.discard(MAX_FRAME as usize)).await;
+    Err(Error::peer_lost(&*link.label, "it was refused"))
 }
 
 /// Returns the place of a rank among those of all but rank 0, or why it is refused.
