@@ -40,14 +40,6 @@ impl Kind {
             Self::Memory => (4096, 16),
         }
     }
-
-    const fn word(self) -> &'static str {
-        match self {
-            Self::Refusal => "refusal",
-            Self::Session => "session",
-            Self::Memory => "memory",
-        }
-    }
 }
 
 /// Writes an audit event of a peer, unless the peer has too many.
@@ -102,7 +94,7 @@ impl Audit {
     pub fn finish(&self) {
         let all = lock(&self.buckets).take_suppressed();
         for (kind, peer, count) in all {
-            let (event, kind) = ("suppressed", kind.word());
+            let (event, kind) = ("suppressed", format!("{kind:?}").to_lowercase());
             self.write(|| tracing::info!(target: "egmem::audit", event, peer, kind, count));
         }
     }
