@@ -281,9 +281,7 @@ impl ServerCertVerifier for SpiffeVerifier {
 pub(crate) struct Credential {
     chain: Vec<CertificateDer<'static>>,
     end: End,
-    /// For each certificate, the first moment at which it is no longer valid, sorted.
-    expiries: Vec<SystemTime>,
-    /// When the next certificate expires. Set to the first one, so that one that has expired already is found.
+    /// When the next certificate expires. At first the first one, so that one that has expired already is found.
     due: Option<SystemTime>,
     /// The number of the load that the chain was verified against last.
     number: u64,
@@ -313,13 +311,10 @@ impl Credential {
             let why = format!("its certificate chain is longer than {MAX_CHAIN} bytes");
             return Err(wrong(why));
         }
-        let mut expiries: Vec<_> = chain.iter().filter_map(expiry).collect();
-        expiries.sort_unstable();
         let credential = Self {
             chain: chain.iter().map(|one| one.clone().into_owned()).collect(),
             end,
-            due: expiries.first().copied(),
-            expiries,
+            due: chain.iter().filter_map(expiry).min(),
             number: loaded.number,
             own: Arc::clone(&loaded.own),
         };
@@ -343,7 +338,8 @@ impl Credential {
         let verified = loaded.verifiers.verify(&self.chain, self.end, at);
         verified.map_err(|error| fault(&error).1)?;
         self.number = loaded.number;
-        self.due = self.expiries.iter().copied().find(|&expiry| expiry > now);
+        let expiries = self.chain.iter().filter_map(expiry);
+        self.due = expiries.filter(|&expiry| expiry > now).min();
         Ok(())
     }
 }
