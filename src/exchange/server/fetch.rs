@@ -31,12 +31,8 @@ const MAX_ACCEPT: usize = 16;
 /// does not take its fds has no more of them in flight.
 const KERNEL_BYTES: usize = 1;
 
-/// Handles for one grantee.
-enum Exported {
-    Fabric(Arc<[Secret]>),
-    /// Fds, and what the answer says about them.
-    Fds(Handles, CountedFds),
-}
+/// Builds one grantee's handles: what the answer says, and the fds that go with it.
+type Exported = Box<dyn FnOnce() -> (Handles, CountedFds) + Send>;
 
 impl ServerCore {
     /// Grants memory. Does not wait if the driver need not be asked.
@@ -61,7 +57,9 @@ impl ServerCore {
                 (Ok(exported), _) => {
                     // Before the lease, and before a long answer is built.
                     let _large = self.permit(link, is_large(&publication)).await?;
-                    let build = self.grant(link, &ask, publication, exported, no_fabric)?;
+                    // An fd names memory of this machine.
+                    let probe = ask.probe && *wanted == HandleType::Fabric;
+                    let build = self.grant(link, probe, publication, exported, no_fabric)?;
                     return Ok(Reply { build, _large });
                 }
                 (Err(why), HandleType::Fabric) => no_fabric = Some(why),
@@ -125,7 +123,9 @@ impl ServerCore {
                 self.driver_call(counted, export).await?
             }
         };
-        Ok(exported.map(Exported::Fabric))
+        Ok(exported.map(|all: Arc<[Secret]>| -> Exported {
+            Box::new(move || (Handles::Fabric(all.to_vec()), CountedFds::default()))
+        }))
     }
 
     /// Exports fds, or starts to send them through a queue; returns why there are none otherwise.
@@ -160,9 +160,9 @@ impl ServerCore {
                 Ok(one) if is_queued => {
                     drop(one);
                     let queue = self.feed(link, publication, counted)?;
-                    Ok(Exported::Fds(Handles::Queue, queue))
+                    Ok(Box::new(|| (Handles::Queue, queue)))
                 }
-                Ok(fds) => Ok(Exported::Fds(Handles::Fds(parts as u32), fds)),
+                Ok(fds) => Ok(Box::new(move || (Handles::Fds(parts as u32), fds))),
                 Err(why) => Err(why),
             });
         };
@@ -173,7 +173,7 @@ impl ServerCore {
     fn grant(
         &self,
         link: &Link,
-        ask: &Fetch,
+        probe: bool,
         publication: Arc<Publication>,
         exported: Exported,
         no_fabric: Option<String>,
@@ -184,7 +184,6 @@ impl ServerCore {
             // Another connection has taken over, and this lease could not be announced to it.
             return Err(elsewhere());
         }
-        let probe = ask.probe && matches!(exported, Exported::Fabric(_));
         let (lease, probe) = state.grant(session, &publication, probe, Instant::now())?;
         if let Some(process) = &link.process {
             state.leases.set_holder_process(lease, process);
@@ -203,10 +202,7 @@ impl ServerCore {
         }
         tracing::debug!(%peer, name, lease, "granted");
         Ok(Box::new(move |_| {
-            let (handles, fds) = match exported {
-                Exported::Fabric(all) => (Handles::Fabric(all.to_vec()), CountedFds::default()),
-                Exported::Fds(handles, fds) => (handles, fds),
-            };
+            let (handles, fds) = exported();
             let granted = Granted {
                 lease,
                 memory: publication.description.clone(),
