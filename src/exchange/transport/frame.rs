@@ -183,12 +183,6 @@ impl FrameReader {
         self.large = Some(large);
     }
 
-    /// Sets the most fds that may arrive with a frame from now on.
-    #[cfg(test)]
-    pub(super) fn max_fds(&mut self, max: usize) {
-        self.max_fds = max;
-    }
-
     /// Forbids fds from now on.
     pub(crate) fn forbid_fds(&mut self) {
         self.max_fds = 0;
