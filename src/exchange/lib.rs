@@ -44,8 +44,9 @@
 //!                  connection.rs    run, request: decodes it and polls it once; one that has to wait becomes a task
 //!                  requests.rs      handle, answer: counts it, and calls the function for its kind
 //!                  fetch.rs         fetch: rights and terms (registry.rs: names, and who sees them), handles
-//!                                   (publication.rs exports them off the runtime), grant: a lease (leases.rs)
-//!                  requests.rs      handle: waits for the permit of a large answer
+//!                                   (publication.rs exports them off the runtime)
+//!                  requests.rs      permit: waits for the permit of a large answer
+//!                  fetch.rs         grant: a lease (leases.rs)
 //!                  connection.rs    answer: builds and writes it; only then recalls of this lease may follow
 //! client           actor.rs         read, handle_reply: the lease becomes a value (buffer.rs), and the caller wakes
 //!                  fetch.rs         checked: the grant is what was asked for
