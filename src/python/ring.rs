@@ -76,7 +76,8 @@ fn hand_over<S, O>(
     share(other, channel)
 }
 
-/// One side of a ring, made by `egmem.ring`. Any thread may use it.
+/// One side of a ring, made by `egmem.ring`. Any thread may use it. A side that has waited for 16 ms looks once a
+/// millisecond, also for the end of the other process.
 ///
 /// A pickled side goes to the process that unpickles it, at that moment, and is closed here; keep it until then. This process
 /// keeps the other one.
