@@ -21,6 +21,8 @@ def produce(producer):
 
 
 if __name__ == "__main__":
+    if egmem.default_driver().is_simulated:
+        print("SIMULATED: there is no GPU here")
     producer, consumer = egmem.ring(RECORD.size, records=4096)
     context = multiprocessing.get_context("spawn")  # a forked child cannot use its parent's driver
     process = context.Process(target=produce, args=(producer,))

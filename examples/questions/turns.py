@@ -28,6 +28,8 @@ def work(rank, memory, left, right, end):
 
 
 if __name__ == "__main__":
+    if egmem.default_driver().is_simulated:
+        print("SIMULATED: there is no GPU here")
     memory = egmem.Buffer((TURNS + 1) * SLOT, near_gpu=0, shareable=True)
     memory.fill(7, 0, SLOT)
     context = multiprocessing.get_context("spawn")  # a forked child cannot use its parent's driver
