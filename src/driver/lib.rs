@@ -12,7 +12,7 @@
 //! simulator tests them.
 //!
 //! Result codes are integers (`Code`), functions are looked up one by one, and structures are our own plain mirrors. Tests
-//! compare the mirrors with cudarc's bindings for six CUDA versions (`driver/cuda/abi/bindings.rs`, `ci/cudarc`). A newer
+//! compare the mirrors with cudarc's bindings for six CUDA versions (`driver/cuda/abi/tests.rs`, `ci/cudarc`). A newer
 //! driver may return a code or a value that a closed enum does not have; in Rust that would be undefined behaviour.
 //!
 //! VMM calls need no current context (from driver 12.4 on; before, every device's primary context is retained when the

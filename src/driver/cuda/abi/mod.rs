@@ -5,6 +5,7 @@
 //! numbers with those of CUDA's headers; ci/cudarc runs it for several CUDA versions.
 
 #[cfg(test)]
+#[path = "tests.rs"]
 mod bindings;
 mod layout;
 
