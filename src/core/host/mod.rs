@@ -6,6 +6,7 @@
 mod container;
 pub(crate) mod mappings;
 mod parse;
+mod process;
 
 use std::fs::OpenOptions;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 pub use container::Container;
-pub use parse::{ProcessStat, status_field};
+pub use process::{ProcessStat, status_field};
 
 use crate::capability::IMEX_CHANNELS;
 use crate::driver::NodeId;
