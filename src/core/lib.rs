@@ -14,7 +14,7 @@
 //! A forked child gives nothing back (`driver/fork.rs`): a lock that another thread held stays locked in the child, and
 //! memory that both have mapped is the parent's. A driver and a heap remember the process that made them, by a count of
 //! forks that `pthread_atfork` keeps. Every `Drop` that calls a driver or takes a heap's lock compares it first.
-//! lifetimes.md lists all code that touches memory and what keeps that memory alive.
+//! docs/lifetimes.md lists all code that touches memory and what keeps that memory alive.
 //!
 //! **Mapped parts.** A chunk of a heap, a chunk of a growing vector and a part of a growing import are each a
 //! `vmm::MappedPart`. A `MappedRange` keeps mappings and memories apart, because its interface lends a slice of each; so does

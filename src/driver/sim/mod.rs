@@ -1,15 +1,14 @@
 //! The simulated driver: answers like the real one, with real memory behind it.
 //!
 //! # Design
-//! The simulator answers as the real driver answers. driver-behaviour.md is its specification, the
+//! The simulator answers as the real driver answers. docs/driver-behaviour.md is its specification, the
 //! conformance suite runs on both, and traces recorded on real machines are replayed on it. Memory is real (`memfd`), so
 //! bytes, faults and file descriptors behave. Work on streams runs as late as possible, so that a missing synchronisation
 //! shows. It has no clock: no time measured on it means anything. With `EGMEM_SIM_PLACEMENT=guarded`, reservations lie
 //! between inaccessible addresses, and freed ones are reused at once; `ci/examples` runs the heap's tests so once more.
 //!
 //! A simulated machine has another host than the kernel describes: its nodes, free memory and IMEX channel come from
-//! `Backend::simulated_host`. So only two modules above the trait use the simulator's types (`core/topology/machine.rs`,
-//! `core/doctor/simulated.rs`), and the feature `simulator` selects whole modules.
+//! `Backend::simulated_host`, so that few modules above the trait name the simulator's types.
 
 mod access;
 mod alloc;
