@@ -10,7 +10,7 @@ use egmem::memory::CpuView;
 use egmem::share::ImportedBuffer;
 use egmem::{Buffer, Error, Memory, PoolBuffer};
 
-use crate::call::call;
+use crate::call::{ask, call};
 use crate::call_site::call_that_allocates;
 use crate::failure::{Failure, Outcome};
 use crate::options::{check_flags, read, read_grants};
@@ -173,14 +173,9 @@ pub unsafe extern "C" fn egm_buffer_ptr(
     buffer: *const egm_buffer,
     out: *mut *mut c_void,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let buffer = unsafe { args::object(buffer, "buffer")? };
-        let out = args::out(out, "out")?;
-        // SAFETY: the caller's promise.
-        unsafe { out.write(pointer(buffer.memory.start().0)) };
-        Ok(())
-    })
+    let answer = |buffer: &egm_buffer| Ok(pointer(buffer.memory.start().0));
+    // SAFETY: the caller's promise.
+    unsafe { ask(buffer, "buffer", out, answer) }
 }
 
 /// Returns an address as a pointer.
@@ -195,14 +190,9 @@ pub(crate) fn pointer(address: u64) -> *mut c_void {
 /// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_size(buffer: *const egm_buffer, out: *mut u64) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let buffer = unsafe { args::object(buffer, "buffer")? };
-        let out = args::out(out, "out")?;
-        // SAFETY: the caller's promise.
-        unsafe { out.write(buffer.memory.memory().len()) };
-        Ok(())
-    })
+    let answer = |buffer: &egm_buffer| Ok(buffer.memory.memory().len());
+    // SAFETY: the caller's promise.
+    unsafe { ask(buffer, "buffer", out, answer) }
 }
 
 /// Returns where the first part of the memory lies.
@@ -214,14 +204,9 @@ pub unsafe extern "C" fn egm_buffer_location(
     buffer: *const egm_buffer,
     out: *mut egm_location,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let buffer = unsafe { args::object(buffer, "buffer")? };
-        let out = args::out(out, "out")?;
-        // SAFETY: the caller's promise.
-        unsafe { out.write(egm_location::of(buffer.memory.memory().location())) };
-        Ok(())
-    })
+    let answer = |buffer: &egm_buffer| Ok(egm_location::of(buffer.memory.memory().location()));
+    // SAFETY: the caller's promise.
+    unsafe { ask(buffer, "buffer", out, answer) }
 }
 
 /// Returns what the memory is, ::EGM_BACKING_DRIVER or ::EGM_BACKING_REGISTERED, and writes why, as text, to `reason`
@@ -263,15 +248,12 @@ pub unsafe extern "C" fn egm_buffer_access(
     who: egm_location,
     out: *mut i32,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let buffer = unsafe { args::object(buffer, "buffer")? };
-        let out = args::out(out, "out")?;
+    let answer = |buffer: &egm_buffer| {
         let access = buffer.memory.access(who.read()?)?.flags();
-        // SAFETY: the caller's promise.
-        unsafe { out.write(access as i32) };
-        Ok(())
-    })
+        Ok(access as i32)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { ask(buffer, "buffer", out, answer) }
 }
 
 /// Changes the access of locations of this process to a buffer that was allocated here. GPU work that needs the

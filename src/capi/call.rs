@@ -1,7 +1,8 @@
-//! The border to C: every function's body runs in [`call`].
+//! The FFI boundary: every function's body runs in [`call`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::args;
 use crate::egm_status;
 use crate::failure::{Failure, Outcome};
 use crate::last_error;
@@ -17,6 +18,28 @@ pub(crate) fn call(body: impl FnOnce() -> Outcome) -> egm_status {
         Ok(Err(failure)) => last_error::set(failure),
         Err(payload) => last_error::set(Failure::panicked(&*payload)),
     }
+}
+
+/// Runs a function that asks an object and writes the answer, on success only.
+///
+/// # Safety
+/// `object` is null, or a handle of this library that is not destroyed meanwhile; `out` is null or may be written.
+#[inline]
+pub(crate) unsafe fn ask<T, A>(
+    object: *const T,
+    what: &'static str,
+    out: *mut A,
+    answer: impl FnOnce(&T) -> Outcome<A>,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let object = unsafe { args::object(object, what)? };
+        let out = args::out(out, "out")?;
+        let answer = answer(object)?;
+        // SAFETY: the caller's promise.
+        unsafe { out.write(answer) };
+        Ok(())
+    })
 }
 
 #[cfg(test)]

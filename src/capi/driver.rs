@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use egmem::{Driver, Machine};
 
-use crate::call::call;
+use crate::call::{ask, call};
 use crate::failure::{Failure, Outcome};
 use crate::{args, egm_status};
 
@@ -76,14 +76,9 @@ pub unsafe extern "C" fn egm_driver_is_simulated(
     driver: *const egm_driver,
     out: *mut bool,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let driver = unsafe { args::object(driver, "driver")? };
-        let out = args::out(out, "out")?;
-        // SAFETY: the caller's promise.
-        unsafe { out.write(driver.driver.is_simulated()) };
-        Ok(())
-    })
+    let answer = |driver: &egm_driver| Ok(driver.driver.is_simulated());
+    // SAFETY: the caller's promise.
+    unsafe { ask(driver, "driver", out, answer) }
 }
 
 /// Destroys a driver. Objects that were made from it stay usable. A null pointer is left alone.

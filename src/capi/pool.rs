@@ -4,7 +4,7 @@ use egmem::Pool;
 use egmem::driver::Location;
 
 use crate::buffer::Kind;
-use crate::call::call;
+use crate::call::{ask, call};
 use crate::call_site::call_that_allocates;
 use crate::failure::Outcome;
 use crate::options::{check_flags, read};
@@ -112,10 +112,7 @@ pub unsafe extern "C" fn egm_pool_get_stats(
     pool: *const egm_pool,
     out: *mut egm_pool_stats,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let pool = unsafe { args::object(pool, "pool")? };
-        let out = args::out(out, "out")?;
+    let answer = |pool: &egm_pool| {
         let stats = pool.pool.stats()?;
         let stats = egm_pool_stats {
             reserved: stats.reserved,
@@ -123,10 +120,10 @@ pub unsafe extern "C" fn egm_pool_get_stats(
             used: stats.used,
             used_high: stats.used_high,
         };
-        // SAFETY: the caller's promise.
-        unsafe { out.write(stats) };
-        Ok(())
-    })
+        Ok(stats)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { ask(pool, "pool", out, answer) }
 }
 
 /// Gives free memory back to the system until `keep` bytes are held, or no more is free.

@@ -10,7 +10,7 @@ use egmem::shapes::{Consumer, Producer, Ring};
 use egmem::share::ImportOptions;
 
 use crate::buffer::pointer;
-use crate::call::call;
+use crate::call::{ask, call};
 use crate::call_site::call_that_allocates;
 use crate::failure::{Failure, Outcome};
 use crate::options::{Options, check_flags, read};
@@ -325,10 +325,7 @@ pub unsafe extern "C" fn egm_ring_is_alone(
     side: *const egm_ring_side,
     out: *mut bool,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let side = unsafe { args::object(side, "side")? };
-        let out = args::out(out, "out")?;
+    let answer = |side: &egm_ring_side| {
         let is_alone = match &side.kind {
             Kind::Producer(side) => side.is_alone(),
             Kind::Consumer(side) => side.is_alone(),
@@ -336,10 +333,10 @@ pub unsafe extern "C" fn egm_ring_is_alone(
             Kind::GpuConsumer(side) => side.is_alone(),
             lost @ Kind::Lost => return Err(lost.refused("one that was not lost")),
         };
-        // SAFETY: the caller's promise.
-        unsafe { out.write(is_alone) };
-        Ok(())
-    })
+        Ok(is_alone)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { ask(side, "side", out, answer) }
 }
 
 /// Tells what a side knows. The CPU has it.
@@ -351,10 +348,7 @@ pub unsafe extern "C" fn egm_ring_get_info(
     side: *const egm_ring_side,
     out: *mut egm_ring_info,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let side = unsafe { args::object(side, "side")? };
-        let out = args::out(out, "out")?;
+    let answer = |side: &egm_ring_side| {
         let (record_bytes, records, count) = match &side.kind {
             Kind::Producer(side) => (side.record_bytes(), side.capacity(), side.committed()),
             Kind::Consumer(side) => (side.record_bytes(), side.capacity(), side.released()),
@@ -365,10 +359,10 @@ pub unsafe extern "C" fn egm_ring_get_info(
             records: records as u64,
             count,
         };
-        // SAFETY: the caller's promise.
-        unsafe { out.write(info) };
-        Ok(())
-    })
+        Ok(info)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { ask(side, "side", out, answer) }
 }
 
 /// Sends the other side of a ring, which nobody has, to another process, which calls egm_ring_receive(). The side was given no

@@ -6,7 +6,7 @@ use egmem::driver::NodeId;
 use egmem::topology::{Gpu, LinkKind, NumaNode};
 use egmem::{Driver, Error, Topology};
 
-use crate::call::call;
+use crate::call::{ask, call};
 use crate::driver::create;
 use crate::{args, egm_driver, egm_status, text};
 
@@ -120,14 +120,9 @@ pub unsafe extern "C" fn egm_topology_gpu_count(
     topology: *const egm_topology,
     out: *mut usize,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let topology = unsafe { args::object(topology, "topology")? };
-        let out = args::out(out, "out")?;
-        // SAFETY: the caller's promise.
-        unsafe { out.write(topology.topology.gpus().len()) };
-        Ok(())
-    })
+    let answer = |topology: &egm_topology| Ok(topology.topology.gpus().len());
+    // SAFETY: the caller's promise.
+    unsafe { ask(topology, "topology", out, answer) }
 }
 
 /// Returns the GPU with this CUDA ordinal. Fails with ::EGM_NO_SUCH_GPU.
@@ -140,15 +135,12 @@ pub unsafe extern "C" fn egm_topology_gpu(
     ordinal: i32,
     out: *mut egm_gpu,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let topology = unsafe { args::object(topology, "topology")? };
-        let out = args::out(out, "out")?;
+    let answer = |topology: &egm_topology| {
         let gpu = topology.topology.gpu(ordinal)?.into();
-        // SAFETY: the caller's promise.
-        unsafe { out.write(gpu) };
-        Ok(())
-    })
+        Ok(gpu)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { ask(topology, "topology", out, answer) }
 }
 
 /// Returns the number of host nodes. Nodes of GPUs' own memory do not count.
@@ -160,14 +152,9 @@ pub unsafe extern "C" fn egm_topology_node_count(
     topology: *const egm_topology,
     out: *mut usize,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let topology = unsafe { args::object(topology, "topology")? };
-        let out = args::out(out, "out")?;
-        // SAFETY: the caller's promise.
-        unsafe { out.write(topology.topology.nodes().len()) };
-        Ok(())
-    })
+    let answer = |topology: &egm_topology| Ok(topology.topology.nodes().len());
+    // SAFETY: the caller's promise.
+    unsafe { ask(topology, "topology", out, answer) }
 }
 
 /// Returns a host node by its place in the list, which begins at 0 and ascends by the nodes' ids.
@@ -180,18 +167,15 @@ pub unsafe extern "C" fn egm_topology_node(
     index: usize,
     out: *mut egm_node,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let topology = unsafe { args::object(topology, "topology")? };
-        let out = args::out(out, "out")?;
+    let answer = |topology: &egm_topology| {
         let nodes = topology.topology.nodes();
         let node = nodes
             .get(index)
             .ok_or_else(|| Error::invalid_index("host node", index as u64, nodes.len() as u64))?;
-        // SAFETY: the caller's promise.
-        unsafe { out.write(node.into()) };
-        Ok(())
-    })
+        Ok(node.into())
+    };
+    // SAFETY: the caller's promise.
+    unsafe { ask(topology, "topology", out, answer) }
 }
 
 /// Gives the whole topology as JSON, as `egmem topo --json` prints it. Free the text by egm_string_free().

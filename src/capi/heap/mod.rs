@@ -8,7 +8,7 @@ use std::mem;
 
 use egmem::{Error, Stream};
 
-use crate::call::call;
+use crate::call::{ask, call};
 use crate::call_site::call_that_allocates;
 use crate::failure::Failure;
 use crate::options::read;
@@ -80,15 +80,12 @@ pub unsafe extern "C" fn egm_heap_alloc_zeroed(
     align: usize,
     out: *mut *mut c_void,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let heap = unsafe { args::object(heap, "heap")? };
-        let out = args::out(out, "out")?;
+    let answer = |heap: &egm_heap| {
         let block = heap.allocate_zeroed(size, align)?;
-        // SAFETY: the caller's promise.
-        unsafe { out.write(block) };
-        Ok(())
-    })
+        Ok(block)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { ask(heap, "heap", out, answer) }
 }
 
 /// Frees a block. The heap may hand it out again at once, to any thread: GPU work that uses it has ended. A null
@@ -236,15 +233,12 @@ pub unsafe extern "C" fn egm_heap_usable_size(
     block: *const c_void,
     out: *mut usize,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let heap = unsafe { args::object(heap, "heap")? };
-        let out = args::out(out, "out")?;
+    let answer = |heap: &egm_heap| {
         let raw = heap.find(block)?;
-        // SAFETY: the caller's promise.
-        unsafe { out.write(raw.bytes as usize) };
-        Ok(())
-    })
+        Ok(raw.bytes as usize)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { ask(heap, "heap", out, answer) }
 }
 
 /// Returns what the heap's memory is, ::EGM_BACKING_DRIVER or ::EGM_BACKING_REGISTERED, and writes why, as text, to
