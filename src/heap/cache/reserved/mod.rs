@@ -69,16 +69,13 @@ struct Turn {
     /// The `busy` word of the visitor that the lock is reserved for, or was until a thread began to revoke
     /// it.
     owner: Option<Arc<Busy>>,
-    last: u64,
-    /// How often the last visitor entered in a row, and how often it has to.
-    streak: u32,
-    needed: u32,
-    /// How often other visitors turned away.
-    turned_away: u32,
-    /// The last visitor that waited for its turn, and how often in a row. Turns of other threads do not
+    /// The last visitor that waited for its turn, how often in a row, and how often it has to. Turns of other threads do not
     /// count.
     visitor: u64,
     visits: u32,
+    needed: u32,
+    /// How often other visitors turned away.
+    turned_away: u32,
 }
 
 impl<T> Reserved<T> {
@@ -94,12 +91,10 @@ impl<T> Reserved<T> {
             crowded: AtomicBool::new(false),
             turn: Mutex::new(Turn {
                 owner: None,
-                last: 0,
-                streak: 0,
-                needed,
-                turned_away: 0,
                 visitor: 0,
                 visits: 0,
+                needed,
+                turned_away: 0,
             }),
             value: UnsafeCell::new(value),
         }
@@ -159,21 +154,6 @@ impl<T> Reserved<T> {
     #[inline]
     pub(crate) fn is_crowded(&self) -> bool {
         self.crowded.load(Ordering::Relaxed)
-    }
-
-    /// Records a visitor's turn.
-    fn note(&self, turn: &mut Turn, visitor: &Visitor) {
-        if turn.visitor != visitor.name {
-            let first = turn.visitor == 0;
-            (turn.visitor, turn.visits) = (visitor.name, 0);
-            if !first {
-                self.crowded.store(true, Ordering::Relaxed);
-            }
-        }
-        turn.visits = turn.visits.saturating_add(1);
-        if turn.visits == FIRST {
-            self.crowded.store(false, Ordering::Relaxed);
-        }
     }
 
     /// Enters as the visitor that the lock is reserved for.
@@ -252,24 +232,26 @@ impl<T> Reserved<T> {
             turn.owner = None;
             turn.needed = (turn.needed * 2).min(MOST);
             turn.turned_away = 0;
-            turn.last = 0;
+            turn.visits = 0;
         }
-        if let Some(visitor) = visitor {
-            self.note(&mut turn, visitor);
-        }
-        let name = visitor.map_or(0, |visitor| visitor.name);
-        if turn.last != name {
-            turn.last = name;
-            turn.streak = 0;
-        } else if let Some(visitor) = visitor {
-            turn.streak += 1;
-            // If revoking is expensive, a reservation costs more than it saves.
-            if turn.streak >= turn.needed && self.fence.is_cheap() {
-                turn.streak = 0;
-                turn.owner = Some(Arc::clone(&visitor.busy));
-                // Other threads read it under the mutex.
-                self.visitor.store(name, Ordering::Relaxed);
+        let Some(visitor) = visitor else {
+            return turn;
+        };
+        if turn.visitor != visitor.name {
+            if turn.visitor != 0 {
+                self.crowded.store(true, Ordering::Relaxed);
             }
+            (turn.visitor, turn.visits) = (visitor.name, 0);
+        }
+        turn.visits = turn.visits.saturating_add(1);
+        if turn.visits == FIRST {
+            self.crowded.store(false, Ordering::Relaxed);
+        }
+        // If revoking is expensive, a reservation costs more than it saves.
+        if turn.visits > turn.needed && self.fence.is_cheap() {
+            turn.owner = Some(Arc::clone(&visitor.busy));
+            // Other threads read it under the mutex.
+            self.visitor.store(visitor.name, Ordering::Relaxed);
         }
         turn
     }
