@@ -1,78 +1,120 @@
 //! The paths of a block from the core to a user and back: through the thread's cache, or directly.
 
+use std::alloc::Layout;
+use std::panic::Location as Caller;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::sync::tell_refusal;
-use super::cache::{
-    CacheBound, Contents, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member,
-};
-use super::classes::Class;
+use super::cache::{CacheBound, Contents, Load, Local, MAX_CACHED, Medium, member};
+use super::classes::{Class, GRANULE};
+use super::heap::no_bytes;
 use super::inner::HeapInner;
-use super::piece::{Key, Kind, Piece};
-use super::ranges::{Core, Extent, GRANULE, RangeId};
+use super::piece::{Extent, Kind, Piece};
+use super::ranges::{Core, RangeId};
+use super::{Block, Heap};
 use crate::Result;
 
 /// After so many ranges from the core, a thread looks for classes that it does not use any more.
 const LOOK_EVERY: u32 = 128;
 
-impl HeapInner {
-    /// Takes a block of `bytes`, more than 0, at a multiple of `align` from the thread's cache, which refills
-    /// itself if necessary. Returns its offset and key; [`Key::NONE`] if there is none.
+impl Heap {
+    /// Allocates a block of `layout`'s size, from 1 byte to 1 TiB − 2 MiB, at an address that is a multiple
+    /// of its alignment. The bytes are not initialised.
     ///
-    /// Returns two words, because they come back in registers. A `Piece` would be returned in memory, written
-    /// one word and read two words at a time, which the processor's store forwarding cannot serve.
-    #[inline]
-    pub(super) fn allocate_cached(&self, bytes: u64, align: u64) -> (u64, Key) {
-        let mut offset = 0;
-        let mut key = Key::NONE;
-        if let Some(class) = Class::of(bytes, align) {
-            member::with(self, |local| {
-                (offset, key) = match local.small[class.index()].pop() {
-                    Some(found) => (found, Key::small(class)),
-                    None => self.refill(local, class, bytes, align)?,
+    /// With the feature `allocator-api2` or `nightly` a heap also implements `Allocator`, whose function of
+    /// this name returns a bare pointer. `heap.allocate(layout)` calls this method; the trait's is
+    /// `Allocator::allocate(&heap, layout)`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 bytes, for more than the maximum, for an alignment that no such
+    /// block can have at the heap's addresses, and in a forked child; [`Error::HeapFull`] if the heap has no room and may not grow,
+    /// with the reason; if it has to grow, [`Error::NodeTooFull`], [`Error::NodesTooFull`],
+    /// [`Error::OutOfMemory`] or the driver's errors. Requests of 64 MiB or more are checked against the host
+    /// nodes' free memory before any memory is created, unless the heap may
+    /// [overcommit](super::HeapOptions::overcommit); smaller requests release the new memory if they fail.
+    #[inline(always)]
+    #[track_caller]
+    pub fn allocate(&self, layout: Layout) -> Result<Block> {
+        let (bytes, align) = (layout.size() as u64, layout.align() as u64);
+        let inner = &**self.inner();
+        let found = match Class::of(bytes, align) {
+            _ if bytes == 0 => None,
+            Some(class) => member::with(inner, |local| {
+                let found = match local.small[class.index()].pop() {
+                    Some(offset) => Extent::small(offset, class),
+                    None => inner.refill(local, class, bytes, align)?,
                 };
                 local.tally.allocate(bytes);
-                Some(())
-            });
-        } else {
-            member::with(self, |local| {
-                (offset, key) = self.take_range(local, bytes, align)?;
+                Some(found)
+            }),
+            None => member::with(inner, |local| {
+                let found = inner.take_range(local, bytes, align)?;
                 local.tally.allocate(bytes);
-                Some(())
-            });
-        }
-        (offset, key)
+                Some(found)
+            }),
+        };
+        let piece = match found {
+            Some(found) => Piece::new(found, bytes),
+            None => self.allocate_slowly(bytes, align, Caller::caller())?,
+        };
+        // SAFETY: the piece was just allocated and counted, for this block alone.
+        Ok(unsafe { Block::new(inner, piece) })
     }
 
+    #[cold]
+    #[inline(never)]
+    fn allocate_slowly(
+        &self,
+        bytes: u64,
+        align: u64,
+        place: &'static Caller<'static>,
+    ) -> Result<Piece> {
+        if bytes == 0 {
+            return Err(no_bytes());
+        }
+        // A forked child always comes here: it finds no cache of its parent's heap.
+        self.inner().expect_this_process()?;
+        self.inner().allocate_slowly(bytes, align, place)
+    }
+
+    /// Allocates like [`allocate`](Self::allocate), with every byte 0. The CPU writes the zeros, or a GPU if
+    /// the CPU may not write.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate); the driver's errors if a GPU cannot write.
+    #[track_caller]
+    pub fn allocate_zeroed(&self, layout: Layout) -> Result<Block> {
+        let block = self.allocate(layout)?;
+        // SAFETY: the block is new, and only this function uses it.
+        unsafe { self.inner().zero(block.piece())? };
+        Ok(block)
+    }
+}
+
+impl HeapInner {
     #[inline(always)]
-    fn take_range(&self, local: &mut Local, bytes: u64, align: u64) -> Option<(u64, Key)> {
+    fn take_range(&self, local: &mut Local, bytes: u64, align: u64) -> Option<Extent> {
         let cached = bytes <= MAX_CACHED && align <= GRANULE;
         let size = Core::range_granules(bytes) as u32; // exact if the core has such a range
         let found = if cached { local.medium.pop(size) } else { None };
-        let found = match found {
-            Some(found) => found,
-            None => self.fetch(local, bytes, align)?,
-        };
-        Some((found.offset, Key::range(found.node(), size)))
+        match found {
+            Some(found) => Some(found),
+            None => self.fetch(local, bytes, align),
+        }
     }
 
     /// Gets a small block from other threads or from the core, or a range in its place.
     #[cold]
     #[inline(never)]
-    fn refill(
-        &self,
-        local: &mut Local,
-        class: Class,
-        bytes: u64,
-        align: u64,
-    ) -> Option<(u64, Key)> {
+    fn refill(&self, local: &mut Local, class: Class, bytes: u64, align: u64) -> Option<Extent> {
         let shelf = &mut local.small[class.index()];
         shelf.unpark();
         if let Some(found) = shelf.pop() {
-            return Some((found, Key::small(class)));
+            return Some(Extent::small(found, class));
         }
+        let refill = &mut local.refills[class.index()];
         if class.may_be_range(align)
-            && local.refills[class.index()].is_rare()
+            && refill.is_rare()
             && let Some(found) = self.take_range(local, bytes, align)
         {
             return Some(found);
@@ -81,17 +123,23 @@ impl HeapInner {
         local.bound.note(CacheBound::small(class));
         let shelf = &mut local.small[class.index()];
         match self.front.depots[class.index()].take() {
-            Some(full) => shelf.load(full),
+            Some(full) => shelf.fill(class, full.len(), |out| {
+                out.copy_from_slice(&full);
+                full.len()
+            }),
             None => {
-                let mut magazine = shelf.take_empty();
                 let refill = local.refills[class.index()].next(class);
                 self.with_core(&mut local.visitor, |core| {
-                    magazine.fill(refill, |out| core.fill(class, out));
+                    shelf.fill(class, refill, |out| {
+                        let filled = core.fill(class, out);
+                        // The lowest offsets are handed out first.
+                        out[..filled].reverse();
+                        filled
+                    });
                 });
-                shelf.load(magazine);
             }
         }
-        Some((shelf.pop()?, Key::small(class)))
+        Some(Extent::small(shelf.pop()?, class))
     }
 
     /// Gets a larger block from the thread's shard or the core, from which it gets more of its size if the
@@ -138,9 +186,10 @@ impl HeapInner {
         local.give_idle(|visitor, class, full| {
             let waiting = std::iter::from_fn(|| self.front.depots[class.index()].take());
             self.with_core(visitor, |core| {
-                for full in waiting.chain([full]) {
-                    let strays = full.offsets().iter().filter(|&&at| !core.give_last(at));
-                    self.reports.count_unknown_frees(strays.count());
+                for at in waiting.flat_map(|full| *full).chain(full) {
+                    if !core.give_last(at) {
+                        self.reports.count_unknown_frees(1);
+                    }
                 }
             });
         });
@@ -172,7 +221,7 @@ impl HeapInner {
         &self,
         bytes: u64,
         align: u64,
-        place: &'static std::panic::Location<'static>,
+        place: &'static Caller<'static>,
     ) -> Result<Piece> {
         let piece = match &self.watch {
             Some(watch) => watch.allocate(bytes, align, place, |bytes, align| {
@@ -188,21 +237,19 @@ impl HeapInner {
     pub(super) fn take_new(&self, bytes: u64, align: u64) -> Result<Piece> {
         let class = Class::of(bytes, align);
         let attempt = |core: &mut Core| {
-            let piece = match class {
+            let extent = match class {
                 Some(class) => {
                     let mut offset = [0];
                     match core.fill(class, &mut offset) {
-                        0 if class.may_be_range(align) => {
-                            Piece::range(core.allocate(bytes, align)?, bytes)
-                        }
+                        0 if class.may_be_range(align) => core.allocate(bytes, align)?,
                         0 => return None,
-                        _ => Piece::small(offset[0], bytes, class),
+                        _ => Extent::small(offset[0], class),
                     }
                 }
-                None => Piece::range(core.allocate(bytes, align)?, bytes),
+                None => core.allocate(bytes, align)?,
             };
             self.grower.look(core);
-            Some(piece)
+            Some(Piece::new(extent, bytes))
         };
         let taken = self.with_memory(bytes, align, attempt);
         self.tell();
@@ -223,12 +270,11 @@ impl HeapInner {
             local.tally.free(piece.bytes);
             match piece.key.kind() {
                 Kind::Small(class) => {
-                    let shelf = &mut local.small[class.index()];
-                    if let Some(full) = shelf.push(class, piece.offset, &local.bound) {
-                        self.hand_on(&mut local.visitor, class, full);
+                    if !local.small[class.index()].push(piece.offset) {
+                        self.push_slowly(local, class, piece.offset);
                     }
                 }
-                Kind::Range(node) => self.keep(local, piece, node),
+                Kind::Range(_) => self.keep(local, piece.extent()),
             }
             Some(())
         });
@@ -239,8 +285,7 @@ impl HeapInner {
     }
 
     #[inline]
-    fn keep(&self, local: &mut Local, piece: &Piece, node: RangeId) {
-        let extent = Extent::new(piece.offset, node, piece.key.granules());
+    fn keep(&self, local: &mut Local, extent: Extent) {
         // Cached here, the block would be missed where it is used again first.
         if self.front.shards.are_used() && self.send_out(local, extent) {
             return;
@@ -253,9 +298,9 @@ impl HeapInner {
         } else if self.front.shards.are_used() && self.to_shard(local, extent) {
             return;
         } else {
-            let freed = self
-                .core
-                .if_reserved(&mut local.visitor, |core| self.give_range(core, node));
+            let freed = self.core.if_reserved(&mut local.visitor, |core| {
+                self.give_range(core, extent.node())
+            });
             if freed.is_some() {
                 return;
             }
@@ -266,21 +311,28 @@ impl HeapInner {
         }
     }
 
+    /// Caches a small block for which there is no room, and leaves a magazine of older ones for other threads.
     #[cold]
-    fn hand_on(&self, visitor: &mut Visitor, class: Class, full: Box<Magazine>) {
-        let Err(full) = self.front.depots[class.index()].put(full) else {
-            return;
-        };
-        let mut full = Some(full);
-        let give = |core: &mut Core| {
-            let full = full.take();
-            full.into_iter()
-                .for_each(|full| self.take_in(core, Load::Small(full)));
-        };
-        self.core.try_with(visitor, give);
-        if let Some(full) = full {
-            self.front.inbox.push(Load::Small(full));
+    #[inline(never)]
+    fn push_slowly(&self, local: &mut Local, class: Class, offset: u64) {
+        local.bound.note(CacheBound::small(class));
+        let shelf = &mut local.small[class.index()];
+        if let Some(oldest) = shelf.make_room(class)
+            && let Err(oldest) = self.front.depots[class.index()].put(Box::new(oldest))
+        {
+            let mut oldest = Some(Load::Small(*oldest));
+            let give = |core: &mut Core| {
+                let oldest = oldest.take();
+                oldest
+                    .into_iter()
+                    .for_each(|oldest| self.take_in(core, oldest));
+            };
+            self.core.try_with(&mut local.visitor, give);
+            if let Some(oldest) = oldest {
+                self.front.inbox.push(oldest);
+            }
         }
+        shelf.push(offset);
     }
 
     /// Returns blocks that leave a cache to the core, directly or through the inbox.
@@ -303,10 +355,7 @@ impl HeapInner {
         let mut core = self.core();
         match piece.key.kind() {
             Kind::Small(_) => self.give(&mut core, piece.offset),
-            Kind::Range(node) => {
-                let extent = Extent::new(piece.offset, node, piece.key.granules());
-                self.give_or_send(&mut core, extent);
-            }
+            Kind::Range(_) => self.give_or_send(&mut core, piece.extent()),
         }
     }
 
@@ -315,9 +364,7 @@ impl HeapInner {
         if let Some(own) = contents.shard {
             self.dissolve(core, own);
         }
-        for magazine in contents.small {
-            self.take_in(core, Load::Small(magazine));
-        }
+        contents.small.iter().for_each(|&at| self.give(core, at));
         if self.front.shards.are_used() {
             let ranges = contents.ranges.into_iter();
             ranges.for_each(|extent| self.give_or_send(core, extent));
@@ -338,7 +385,7 @@ impl HeapInner {
     /// Returns a load to the core.
     pub(super) fn take_in(&self, core: &mut Core, load: Load) {
         match load {
-            Load::Small(full) => full.offsets().iter().for_each(|&at| self.give(core, at)),
+            Load::Small(full) => full.iter().for_each(|&at| self.give(core, at)),
             Load::Ranges(ranges) => self.give_ranges(core, &ranges),
         }
     }

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use super::backing::{Backing, Beside, Chunk, Locked, Want};
 use super::cache::{Inside, member};
+use super::classes::GRANULE;
 use super::classes::SLAB;
 use super::inner::HeapInner;
 use super::options::{Pressure, Relief, SoftLimit};
-use super::ranges::{Core, GRANULE};
+use super::ranges::Core;
 use crate::error::NoRoom;
 use crate::{Error, Result};
 
@@ -285,8 +286,8 @@ impl HeapInner {
         }
     }
 
-    /// Returns whether `more` bytes can be added, so that `bytes` are free. If not, empties the threads' caches if that
-    /// can help and they are not emptied yet, or waits for other growth, after which the caller looks again.
+    /// Returns whether `more` bytes can be added, so that `bytes` are free. If not, empties the threads' caches if they are not
+    /// emptied yet, or waits for other growth, after which the caller looks again.
     fn can_add(
         &self,
         locked: &mut Locked<'_>,
@@ -294,12 +295,10 @@ impl HeapInner {
         more: u64,
         emptied: &mut bool,
     ) -> Result<bool> {
-        let backing = locked.backing()?;
-        let addable = backing.room_below(self.facts.limit);
-        match backing.check_more(more) {
+        match locked.backing()?.check_more(more) {
             Ok(()) => return Ok(true),
             // That number does not include the contents of threads' caches.
-            Err(Error::HeapFull { .. }) if !*emptied && self.caches_may_make_up(bytes, addable) => {
+            Err(Error::HeapFull { .. }) if !*emptied && bytes <= self.facts.limit => {
                 self.empty_all_caches();
                 *emptied = true;
             }

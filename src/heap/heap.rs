@@ -1,6 +1,5 @@
 //! The public heap type.
 
-use std::alloc::Layout;
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -12,8 +11,7 @@ use super::backing::Backing;
 use super::debug::{BlockInfo, LeakReport, Watch};
 use super::grower::{self, Decay};
 use super::inner::HeapInner;
-use super::piece::{Key, Piece};
-use super::{Block, HeapOptions, HeapStats, Occupancy};
+use super::{HeapOptions, HeapStats, Occupancy};
 use crate::driver::{DevicePtr, Driver, Location};
 use crate::topology::Share;
 use crate::{Error, Progress, Result};
@@ -40,8 +38,7 @@ use crate::{Error, Progress, Result};
 /// caches ([`stats`](Self::stats), [`trim`](Self::trim), the heap's end) take 50 ms.
 ///
 /// ```
-/// use std::alloc::Layout;
-/// use egmem::driver::sim::Machine;
+/// /// use egmem::driver::sim::Machine;
 /// use egmem::{Driver, Heap, Topology};
 ///
 /// let driver = Driver::simulated(Machine::gh200x4())?; // Driver::open() on a real machine
@@ -67,65 +64,6 @@ impl Heap {
 
     pub(super) fn inner(&self) -> &Arc<HeapInner> {
         &self.inner
-    }
-
-    /// Allocates a block of `layout`'s size, from 1 byte to 1 TiB − 2 MiB, at an address that is a multiple
-    /// of its alignment. The bytes are not initialised.
-    ///
-    /// With the feature `allocator-api2` or `nightly` a heap also implements `Allocator`, whose function of
-    /// this name returns a bare pointer. `heap.allocate(layout)` calls this method; the trait's is
-    /// `Allocator::allocate(&heap, layout)`.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes, for more than the maximum, for an alignment that no such
-    /// block can have at the heap's addresses, and in a forked child; [`Error::HeapFull`] if the heap has no room and may not grow,
-    /// with the reason; if it has to grow, [`Error::NodeTooFull`], [`Error::NodesTooFull`],
-    /// [`Error::OutOfMemory`] or the driver's errors. Requests of 64 MiB or more are checked against the host
-    /// nodes' free memory before any memory is created, unless the heap may
-    /// [overcommit](super::HeapOptions::overcommit); smaller requests release the new memory if they fail.
-    #[inline(always)]
-    #[track_caller]
-    pub fn allocate(&self, layout: Layout) -> Result<Block> {
-        let (bytes, align) = (layout.size() as u64, layout.align() as u64);
-        let (offset, key) = match bytes {
-            0 => (0, Key::NONE),
-            _ => self.inner.allocate_cached(bytes, align),
-        };
-        let piece = match key {
-            Key::NONE => self.allocate_slowly(bytes, align, std::panic::Location::caller())?,
-            key => Piece { offset, bytes, key },
-        };
-        // SAFETY: the piece was just allocated and counted, for this block alone.
-        Ok(unsafe { Block::new(&self.inner, piece) })
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn allocate_slowly(
-        &self,
-        bytes: u64,
-        align: u64,
-        place: &'static std::panic::Location<'static>,
-    ) -> Result<Piece> {
-        if bytes == 0 {
-            return Err(no_bytes());
-        }
-        // A forked child always comes here: it finds no cache of its parent's heap.
-        self.inner.expect_this_process()?;
-        self.inner.allocate_slowly(bytes, align, place)
-    }
-
-    /// Allocates like [`allocate`](Self::allocate), with every byte 0. The CPU writes the zeros, or a GPU if
-    /// the CPU may not write.
-    ///
-    /// # Errors
-    /// As [`allocate`](Self::allocate); the driver's errors if a GPU cannot write.
-    #[track_caller]
-    pub fn allocate_zeroed(&self, layout: Layout) -> Result<Block> {
-        let block = self.allocate(layout)?;
-        // SAFETY: the block is new, and only this function uses it.
-        unsafe { self.inner.zero(block.piece())? };
-        Ok(block)
     }
 
     /// Returns the heap's statistics. Visits every slab, each with up to 64 KiB of small blocks: a few slabs

@@ -27,11 +27,7 @@ impl Home for HeapInner {
         if members.closed || self.watch.is_some() {
             return None;
         }
-        let member = Arc::new(Member::new(
-            self.this.clone(),
-            self.facts.id,
-            self.facts.born,
-        ));
+        let member = Arc::new(Member::new(self.this.clone(), self.facts.born));
         members.list.push(Arc::clone(&member));
         Some(member)
     }

@@ -6,8 +6,10 @@
 //! the segments return to the core with the blocks in use, and the core is as if it had given none.
 
 use super::cache::{CacheBound, Local, Own, UNIT, Visitor, member};
+use super::classes::GRANULE;
 use super::inner::HeapInner;
-use super::ranges::{Core, Extent, GRANULE};
+use super::piece::Extent;
+use super::ranges::Core;
 
 /// The largest blocks that come from a shard, in bytes. From a large one come blocks up to twice that, which are at
 /// most this part of it: its next segments are several times as large as they.

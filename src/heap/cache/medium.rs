@@ -6,10 +6,12 @@
 
 use std::sync::Arc;
 
-use super::magazine::CacheBound;
+use super::bound::CacheBound;
 use super::shards::Outgoing;
 use super::shards::Shards;
-use crate::ranges::{Extent, GRANULE, bin_of};
+use crate::classes::GRANULE;
+use crate::piece::Extent;
+use crate::ranges::bin_of;
 
 /// The largest blocks that are cached, in bytes: while threads share the core, and otherwise.
 pub(crate) const MAX_CACHED: u64 = 4 << 20;

@@ -17,7 +17,9 @@ use std::sync::{Arc, OnceLock};
 use crate::cache::handover::Depot;
 use crate::cache::handover::{Inbox, Node};
 use crate::cache::sync::{AtomicU8, AtomicU64, Ordering};
-use crate::ranges::{Extent, GRANULE, Shard};
+use crate::classes::GRANULE;
+use crate::piece::Extent;
+use crate::ranges::Shard;
 
 /// The size and alignment of the parts that change hands, in bytes. With larger ones threads would find no free
 /// memory to divide between the blocks of others; each takes a byte.
@@ -191,7 +193,7 @@ mod under_loom {
     use super::*;
     use crate::ranges::RangeId;
 
-    const BLOCK: Extent = Extent::new(0, RangeId::from_number(1), 16);
+    const BLOCK: Extent = Extent::range(0, RangeId::from_number(1), 16);
 
     /// A side that may have the block's unit, and how often the block was freed there.
     #[derive(Default)]

@@ -177,10 +177,8 @@ fn free_later(inner: &Arc<HeapInner>, blocks: Vec<Block>) -> (u8, Vec<Extent>) {
     let extent = |block: Block| {
         let piece = block.into_piece();
         inner.note_freed_later(piece.bytes);
-        match piece.key.kind() {
-            Kind::Range(node) => Extent::new(piece.offset, node, piece.key.granules()),
-            Kind::Small(_) => unreachable!(),
-        }
+        assert!(matches!(piece.key.kind(), Kind::Range(_)));
+        piece.extent()
     };
     (id, blocks.into_iter().map(extent).collect())
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ranges::{Core, GRANULE};
+use crate::classes::GRANULE;
+use crate::ranges::Core;
 
 const CHUNK: u64 = 2 << 20;
 const CHUNKS: u64 = 16;
@@ -142,7 +143,7 @@ impl All {
         } {
             return;
         }
-        self.blocks[at] = Extent::new(offset, node, wanted);
+        self.blocks[at] = Extent::range(offset, node, wanted);
     }
 
     fn take_segment(&mut self, part: Part, number: usize) {
