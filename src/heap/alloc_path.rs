@@ -53,12 +53,11 @@ impl Heap {
                 Some(found)
             }),
         };
-        let piece = match found {
-            Some(found) => Piece::new(found, bytes),
-            None => self.allocate_slowly(bytes, align, Caller::caller())?,
-        };
-        // SAFETY: the piece was just allocated and counted, for this block alone.
-        Ok(unsafe { Block::new(inner, piece) })
+        match found {
+            // SAFETY: the piece was just allocated and counted, for this block alone.
+            Some(found) => Ok(unsafe { Block::new(inner, Piece::new(found, bytes)) }),
+            None => self.allocate_slowly(bytes, align, Caller::caller()),
+        }
     }
 
     #[cold]
@@ -68,13 +67,15 @@ impl Heap {
         bytes: u64,
         align: u64,
         place: &'static Caller<'static>,
-    ) -> Result<Piece> {
+    ) -> Result<Block> {
         if bytes == 0 {
             return Err(no_bytes());
         }
         // A forked child always comes here: it finds no cache of its parent's heap.
         self.inner().expect_this_process()?;
-        self.inner().allocate_slowly(bytes, align, place)
+        let piece = self.inner().allocate_slowly(bytes, align, place)?;
+        // SAFETY: as in `allocate`.
+        Ok(unsafe { Block::new(self.inner(), piece) })
     }
 
     /// Allocates like [`allocate`](Self::allocate), with every byte 0. The CPU writes the zeros, or a GPU if
@@ -266,18 +267,20 @@ impl HeapInner {
     /// handle. The piece is a block of this heap that has no other owner.
     #[inline]
     pub(super) unsafe fn free(&self, piece: &Piece) {
-        let done = member::with(self, |local| {
-            local.tally.free(piece.bytes);
-            match piece.key.kind() {
-                Kind::Small(class) => {
-                    if !local.small[class.index()].push(piece.offset) {
-                        self.push_slowly(local, class, piece.offset);
-                    }
+        let done = match piece.key.kind() {
+            Kind::Small(class) => member::with(self, |local| {
+                local.tally.free(piece.bytes);
+                if !local.small[class.index()].push(piece.offset) {
+                    self.push_slowly(local, class, piece.offset);
                 }
-                Kind::Range(_) => self.keep(local, piece.extent()),
-            }
-            Some(())
-        });
+                Some(())
+            }),
+            Kind::Range(_) => member::with(self, |local| {
+                local.tally.free(piece.bytes);
+                self.keep(local, piece.extent());
+                Some(())
+            }),
+        };
         if done.is_none() {
             // SAFETY: the caller's promise.
             unsafe { self.free_without_member(*piece) };
