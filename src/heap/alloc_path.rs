@@ -5,7 +5,7 @@ use std::panic::Location as Caller;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::sync::tell_refusal;
-use super::cache::{CacheBound, Contents, Load, Local, MAX_CACHED, Medium, member};
+use super::cache::{CacheBound, Load, Local, MAX_CACHED, Medium, member};
 use super::classes::{Class, GRANULE};
 use super::heap::no_bytes;
 use super::inner::HeapInner;
@@ -184,16 +184,18 @@ impl HeapInner {
     #[cold]
     #[inline(never)]
     fn return_idle(&self, local: &mut Local) {
-        local.give_idle(|visitor, class, full| {
-            let waiting = std::iter::from_fn(|| self.front.depots[class.index()].take());
-            self.with_core(visitor, |core| {
-                for at in waiting.flat_map(|full| *full).chain(full) {
-                    if !core.give_last(at) {
-                        self.reports.count_unknown_frees(1);
-                    }
-                }
+        for class in Class::all().filter(|class| class.takes_page()) {
+            let Some(idle) = local.take_idle(class) else {
+                continue;
+            };
+            let depot = &self.front.depots[class.index()];
+            let waiting = std::iter::from_fn(|| depot.take()).flat_map(|full| *full);
+            self.with_core(&mut local.visitor, |core| {
+                let strays = waiting.chain(idle).filter(|&at| !core.give_last(at));
+                self.reports.count_unknown_frees(strays.count());
             });
-        });
+            local.bound.forget(CacheBound::small(class));
+        }
     }
 
     /// Notes whether threads share the core now. Returns how many more blocks than one to get.
@@ -363,19 +365,21 @@ impl HeapInner {
     }
 
     /// Returns a cache's contents to the core, and its shard's segments with the blocks in use.
-    pub(super) fn take_back_all(&self, core: &mut Core, contents: Contents<'_>) {
-        if let Some(own) = contents.shard {
+    pub(super) fn take_back_all(&self, core: &mut Core, local: &mut Local) {
+        if let Some(own) = &mut local.shard {
             self.dissolve(core, own);
         }
-        contents.small.iter().for_each(|&at| self.give(core, at));
+        local.take_small().for_each(|at| self.give(core, at));
+        let ranges = local.medium.take_all();
         if self.front.shards.are_used() {
-            let ranges = contents.ranges.into_iter();
+            let ranges = ranges.into_iter();
             ranges.for_each(|extent| self.give_or_send(core, extent));
         } else {
-            self.give_ranges(core, &contents.ranges);
+            self.give_ranges(core, &ranges);
         }
-        contents.bound.forget(u64::MAX);
-        contents.bound.note_shard(0);
+        // Once the core has everything.
+        local.bound.forget(u64::MAX);
+        local.bound.note_shard(0);
     }
 
     /// Returns the depots' blocks to the core.

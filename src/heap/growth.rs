@@ -201,13 +201,11 @@ impl HeapInner {
                 local.forget_what_is_gone();
                 return None;
             }
-            let (contents, visitor) = local.empty();
             // While this thread still holds its cache: a thread that takes all caches then waits for it, and
             // cannot miss blocks that are in neither place.
-            self.with_core(visitor, |core| {
-                self.take_back_all(core, contents);
-                attempt(core)
-            })
+            let mut core = self.core();
+            self.take_back_all(&mut core, local);
+            attempt(&mut core)
         })
     }
 

@@ -44,7 +44,7 @@ impl Home for HeapInner {
         members.tally.add(&local.tally);
         local.closed = true;
         let mut core = self.core();
-        self.take_back_all(&mut core, local.empty().0);
+        self.take_back_all(&mut core, &mut local);
         self.end_shard(&mut core, &mut local);
     }
 }
@@ -113,7 +113,7 @@ impl HeapInner {
             for local in &mut held {
                 members.tally.add(&local.tally);
                 local.closed = true;
-                self.take_back_all(&mut core, local.empty().0);
+                self.take_back_all(&mut core, local);
                 self.end_shard(&mut core, local);
             }
             self.empty_depots(&mut core);

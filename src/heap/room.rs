@@ -156,7 +156,7 @@ impl HeapInner {
         let _quarantine = quarantine.map(|watch| watch.emptied(&|left| self.take_back_left(&left)));
         let mut core = self.core();
         for local in &mut held {
-            self.take_back_all(&mut core, local.empty().0);
+            self.take_back_all(&mut core, local);
         }
         self.empty_depots(&mut core);
         self.open_posts(&mut core);

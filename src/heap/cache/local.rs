@@ -7,7 +7,6 @@ use super::medium::Medium;
 use super::reserved::Visitor;
 use super::shards::Own;
 use crate::classes::{CLASSES, Class};
-use crate::piece::Extent;
 
 /// Counts one thread's allocations and frees. Either may exceed the other: another thread may free.
 #[derive(Clone, Copy, Debug, Default)]
@@ -195,15 +194,6 @@ impl Shelf {
     }
 }
 
-/// All contents of a cache, which are out of it but counted.
-pub(crate) struct Contents<'a> {
-    pub(crate) small: Vec<u64>,
-    pub(crate) ranges: Vec<Extent>,
-    pub(crate) shard: Option<&'a mut Own>,
-    /// Cleared once the core has everything.
-    pub(crate) bound: &'a CacheBound,
-}
-
 /// A thread's cache of a heap.
 // In this order: each allocation and free touches the first two.
 #[repr(C)]
@@ -253,32 +243,22 @@ impl Local {
         self.medium.forget_if_empty();
     }
 
-    /// Calls `give` with the blocks that take a page each, of the classes that the thread has not used since the last
-    /// call.
-    pub(crate) fn give_idle(&mut self, mut give: impl FnMut(&mut Visitor, Class, Vec<u64>)) {
-        for class in Class::all().filter(|class| class.takes_page()) {
-            let shelf = &mut self.small[class.index()];
-            let refill = &mut self.refills[class.index()];
-            refill.look();
-            if shelf.park() {
-                continue;
-            }
-            *refill = RefillSize::FIRST;
-            give(&mut self.visitor, class, shelf.take_all());
-            self.bound.forget(CacheBound::small(class));
+    /// Takes the small blocks of a class that the thread has not used since the last call; `None` if it has.
+    pub(crate) fn take_idle(&mut self, class: Class) -> Option<Vec<u64>> {
+        let shelf = &mut self.small[class.index()];
+        let refill = &mut self.refills[class.index()];
+        refill.look();
+        if shelf.park() {
+            return None;
         }
+        *refill = RefillSize::FIRST;
+        Some(shelf.take_all())
     }
 
-    /// Takes all contents, and lends the visitor to return them to the core.
-    pub(crate) fn empty(&mut self) -> (Contents<'_>, &mut Visitor) {
+    /// Takes all small blocks.
+    pub(crate) fn take_small(&mut self) -> impl Iterator<Item = u64> {
         self.refills = [RefillSize::FIRST; CLASSES];
-        let contents = Contents {
-            small: self.small.iter_mut().flat_map(Shelf::take_all).collect(),
-            ranges: self.medium.take_all(),
-            shard: self.shard.as_deref_mut(),
-            bound: &self.bound,
-        };
-        (contents, &mut self.visitor)
+        self.small.iter_mut().flat_map(Shelf::take_all)
     }
 
     /// Calls `name` with the offset and bytes of each block.

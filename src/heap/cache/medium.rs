@@ -360,7 +360,7 @@ impl Medium {
     }
 
     /// Takes all blocks.
-    pub(super) fn take_all(&mut self) -> Vec<Extent> {
+    pub(crate) fn take_all(&mut self) -> Vec<Extent> {
         self.shrink(0);
         self.missed = (0, 0);
         // The caller clears the note once the core has the blocks.

@@ -22,7 +22,7 @@ pub(crate) mod sync;
 pub(crate) use self::{
     biased::Biased,
     bound::CacheBound,
-    local::{Contents, Local, Tally},
+    local::{Local, Tally},
     medium::{MAX_CACHED, Medium},
     member::{Home, Member},
     reserved::{Inside, Reserved, Visitor},
