@@ -122,8 +122,7 @@
 //!   thread that reads "core" locks the core. A thread that reads a shard which was dissolved leaves the block in the shard's
 //!   post, where the next thread to open it reads again under a lock. Loom has run the three sides in all orders.
 //! - Other threads' frees go to the post in batches of up to 32 blocks, or a quarter of what a thread may cache (1 MiB by
-//!   default). The shard's thread looks whether there are any before each allocation, and leaves some empty batches in
-//!   the post, so that no thread frees memory that another allocated (`cache/shards.rs`).
+//!   default). The shard's thread looks whether there are any before each allocation (`cache/shards.rs`).
 //! - Segments without a block return when another eighth of the shard is free, 4 MiB at least; all of them when
 //!   their thread finds no room, and when shards have more than a quarter of the heap free and it would have to grow. Segments are taken only while
 //!   the core has four times as much free, and at least 16 MiB, so near its limit a heap works as if there were no shards.
