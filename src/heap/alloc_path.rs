@@ -77,19 +77,6 @@ impl Heap {
         // SAFETY: as in `allocate`.
         Ok(unsafe { Block::new(self.inner(), piece) })
     }
-
-    /// Allocates like [`allocate`](Self::allocate), with every byte 0. The CPU writes the zeros, or a GPU if
-    /// the CPU may not write.
-    ///
-    /// # Errors
-    /// As [`allocate`](Self::allocate); the driver's errors if a GPU cannot write.
-    #[track_caller]
-    pub fn allocate_zeroed(&self, layout: Layout) -> Result<Block> {
-        let block = self.allocate(layout)?;
-        // SAFETY: the block is new, and only this function uses it.
-        unsafe { self.inner().zero(block.piece())? };
-        Ok(block)
-    }
 }
 
 impl HeapInner {
@@ -196,25 +183,6 @@ impl HeapInner {
             });
             local.bound.forget(CacheBound::small(class));
         }
-    }
-
-    /// Notes whether threads share the core now. Returns how many more blocks than one to get.
-    #[inline(never)]
-    fn prepare_shared(&self, local: &mut Local, bytes: u64, align: u64, crowded: bool) -> u32 {
-        if crowded {
-            self.note_crowd(local)
-        } else {
-            local.crowded = 0
-        }
-        local.medium.note_shares(crowded || local.shard.is_some());
-        if bytes > MAX_CACHED || align > GRANULE {
-            return 0;
-        }
-        let budget = &self.front.budget;
-        let (budget, _) = local.medium.limits(budget.alone(), budget.shared());
-        local
-            .medium
-            .more(Core::range_granules(bytes) as u32, budget)
     }
 
     /// Allocates from the core, and from new memory if the core has no room.

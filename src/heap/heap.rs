@@ -1,5 +1,6 @@
 //! The public heap type.
 
+use std::alloc::Layout;
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use super::backing::Backing;
 use super::debug::{BlockInfo, LeakReport, Watch};
 use super::grower::{self, Decay};
 use super::inner::HeapInner;
-use super::{HeapOptions, HeapStats, Occupancy};
+use super::{Block, HeapOptions, HeapStats, Occupancy};
 use crate::driver::{DevicePtr, Driver, Location};
 use crate::topology::Share;
 use crate::{Error, Progress, Result};
@@ -64,6 +65,19 @@ impl Heap {
 
     pub(super) fn inner(&self) -> &Arc<HeapInner> {
         &self.inner
+    }
+
+    /// Allocates like [`allocate`](Self::allocate), with every byte 0. The CPU writes the zeros, or a GPU if
+    /// the CPU may not write.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate); the driver's errors if a GPU cannot write.
+    #[track_caller]
+    pub fn allocate_zeroed(&self, layout: Layout) -> Result<Block> {
+        let block = self.allocate(layout)?;
+        // SAFETY: the block is new, and only this function uses it.
+        unsafe { self.inner.zero(block.piece())? };
+        Ok(block)
     }
 
     /// Returns the heap's statistics. Visits every slab, each with up to 64 KiB of small blocks: a few slabs
