@@ -118,6 +118,12 @@ static void the_ledger_is_offered(void)
     for (ssize_t got; have + 1 < sizeof told && (got = read(from, told + have, sizeof told - have - 1)) > 0;)
         have += (size_t)got;
     close(from);
+    /* The text is a string in a message in JSON: without its escapes it is the ledger's own JSON. */
+    size_t kept = 0;
+    for (size_t at = 0; at < have; at++)
+        if (told[at] != '\\')
+            told[kept++] = told[at];
+    have = kept;
     char *text = memmem(told, have, "{\"process\"", 10);
     CHECK(text);
     told[have] = 0;
