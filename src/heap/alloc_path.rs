@@ -237,20 +237,18 @@ impl HeapInner {
     /// handle. The piece is a block of this heap that has no other owner.
     #[inline]
     pub(super) unsafe fn free(&self, piece: &Piece) {
-        let done = match piece.key.kind() {
-            Kind::Small(class) => member::with(self, |local| {
-                local.tally.free(piece.bytes);
-                if !local.small[class.index()].push(piece.offset) {
-                    self.push_slowly(local, class, piece.offset);
+        let done = member::with(self, |local| {
+            local.tally.free(piece.bytes);
+            match piece.key.kind() {
+                Kind::Small(class) => {
+                    if !local.small[class.index()].push(piece.offset) {
+                        self.push_slowly(local, class, piece.offset);
+                    }
                 }
-                Some(())
-            }),
-            Kind::Range(_) => member::with(self, |local| {
-                local.tally.free(piece.bytes);
-                self.keep(local, piece.extent());
-                Some(())
-            }),
-        };
+                Kind::Range(_) => self.keep(local, piece.extent()),
+            }
+            Some(())
+        });
         if done.is_none() {
             // SAFETY: the caller's promise.
             unsafe { self.free_without_member(*piece) };
