@@ -79,10 +79,17 @@ impl Key {
     }
 
     #[inline]
+    pub(super) const fn is_small(self) -> bool {
+        self.number() & Self::SMALL != 0
+    }
+
+    /// Returns what the key means. It is the key of a block.
+    #[inline]
     pub(super) fn kind(self) -> Kind {
-        match self.number() & Self::SMALL {
-            0 => Kind::Range(self.node()),
-            _ => Kind::Small(Class::from_index((self.number() ^ Self::SMALL) as usize)),
+        if self.is_small() {
+            Kind::Small(Class::from_index((self.number() ^ Self::SMALL) as usize))
+        } else {
+            Kind::Range(self.node())
         }
     }
 }
