@@ -26,10 +26,11 @@ impl Heap {
     /// `Allocator::allocate(&heap, layout)`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes, for more than the maximum, for an alignment that no such
-    /// block can have at the heap's addresses, and in a forked child; [`Error::HeapFull`] if the heap has no room and may not grow,
-    /// with the reason; if it has to grow, [`Error::NodeTooFull`], [`Error::NodesTooFull`],
-    /// [`Error::OutOfMemory`] or the driver's errors. Requests of 64 MiB or more are checked against the host
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for 0 bytes, for more than the maximum, for an alignment that no
+    /// such block can have at the heap's addresses, and in a forked child; [`HeapFull`](crate::Error::HeapFull) if the heap
+    /// has no room and may not grow, with the reason; if it has to grow, [`NodeTooFull`](crate::Error::NodeTooFull),
+    /// [`NodesTooFull`](crate::Error::NodesTooFull), [`OutOfMemory`](crate::Error::OutOfMemory) or the driver's errors.
+    /// Requests of 64 MiB or more are checked against the host
     /// nodes' free memory before any memory is created, unless the heap may
     /// [overcommit](super::HeapOptions::overcommit); smaller requests release the new memory if they fail.
     #[inline(always)]

@@ -284,8 +284,8 @@ impl HeapInner {
         }
     }
 
-    /// Returns whether `more` bytes can be added, so that `bytes` are free. If not, empties the threads' caches if they are not
-    /// emptied yet, or waits for other growth, after which the caller looks again.
+    /// Returns whether `more` bytes can be added, so that `bytes` are free. If not, empties the threads' caches if that
+    /// can help and they are not emptied yet, or waits for other growth, after which the caller looks again.
     fn can_add(
         &self,
         locked: &mut Locked<'_>,
@@ -293,10 +293,12 @@ impl HeapInner {
         more: u64,
         emptied: &mut bool,
     ) -> Result<bool> {
-        match locked.backing()?.check_more(more) {
+        let backing = locked.backing()?;
+        let addable = backing.room_below(self.facts.limit);
+        match backing.check_more(more) {
             Ok(()) => return Ok(true),
             // That number does not include the contents of threads' caches.
-            Err(Error::HeapFull { .. }) if !*emptied && bytes <= self.facts.limit => {
+            Err(Error::HeapFull { .. }) if !*emptied && self.caches_may_make_up(bytes, addable) => {
                 self.empty_all_caches();
                 *emptied = true;
             }

@@ -39,7 +39,8 @@ use crate::{Error, Progress, Result};
 /// caches ([`stats`](Self::stats), [`trim`](Self::trim), the heap's end) take 50 ms.
 ///
 /// ```
-/// /// use egmem::driver::sim::Machine;
+/// use std::alloc::Layout;
+/// use egmem::driver::sim::Machine;
 /// use egmem::{Driver, Heap, Topology};
 ///
 /// let driver = Driver::simulated(Machine::gh200x4())?; // Driver::open() on a real machine

@@ -136,6 +136,18 @@ impl HeapInner {
         self.after_all_caches(Some(request), attempt)
     }
 
+    /// Returns whether `bytes` could be free if the core had all cached blocks and `addable` more bytes were
+    /// backed.
+    pub(super) fn caches_may_make_up(&self, bytes: u64, addable: u64) -> bool {
+        let quarantined = self.watch.as_ref().map_or(0, |watch| watch.quarantined());
+        let members = lock(&self.front.members);
+        // Held while the caches are counted: blocks that leave them meanwhile would count in neither place.
+        let core = self.core();
+        let outside = self.front.cached_bound(&members, &Request::new(bytes, 1));
+        let most = core.most_free(outside.bytes.saturating_add(quarantined));
+        bytes <= addable.saturating_add(most)
+    }
+
     /// Returns all cached blocks, and those in depots, to the core.
     pub(crate) fn empty_all_caches(&self) {
         self.after_all_caches(None, &|_| None::<()>);

@@ -56,9 +56,10 @@ impl<T> Depot<T> {
         Err(unsafe { Box::from_raw(full) })
     }
 
-    /// Returns the number of boxes; approximate while other threads put and take.
+    /// Returns the number of boxes; approximate while other threads put and take. What a thread wrote before it took a box
+    /// that is not counted is visible afterwards.
     pub(crate) fn len(&self) -> usize {
-        let full = |Place(place): &&Place<T>| !place.load(Ordering::Relaxed).is_null();
+        let full = |Place(place): &&Place<T>| !place.load(Ordering::Acquire).is_null();
         self.places.iter().filter(full).count()
     }
 
@@ -68,8 +69,9 @@ impl<T> Depot<T> {
             if place.load(Ordering::Relaxed).is_null() {
                 continue;
             }
-            // Acquires the box's contents. Another thread may have taken it since the load.
-            let full = place.swap(null_mut(), Ordering::Acquire);
+            // Acquires the box's contents, and releases what this thread noted before to `len`. Another thread may have
+            // taken it since the load.
+            let full = place.swap(null_mut(), Ordering::AcqRel);
             if !full.is_null() {
                 // SAFETY: slots contain only pointers from boxes in `put`, and the swap gives each to one
                 // thread alone.

@@ -96,8 +96,8 @@ impl Front {
         let class = request.class();
         // First: a block that leaves a depot or a post meanwhile is in a thread's bound before.
         let waiting = self.waiting_bytes();
-        let bound = members.bound(larger, class);
         let waits = class.is_some_and(|class| self.depots[class.index()].len() > 0);
+        let bound = members.bound(larger, class);
         CachedBound {
             bytes: bound.bytes + waiting,
             of_class: bound.of_class || waits,

@@ -322,6 +322,20 @@ fn what_is_reserved_may_lie_in_a_cache() {
 }
 
 #[test]
+fn what_leaves_a_cache_meanwhile_makes_up_for_what_is_missing() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let heap = Heap::on(NodeId(0)).limit(64 << 20).build(&driver).unwrap();
+    heap.reserve(64 << 20).unwrap();
+    drop(heap.allocate(Layout::new::<[u8; 65_536]>()).unwrap());
+    let inner: &HeapInner = heap.inner();
+    assert!(inner.core().free_bytes() < 64 << 20);
+    assert!(inner.caches_may_make_up(64 << 20, 0));
+    inner.empty_all_caches();
+    assert!(inner.caches_may_make_up(64 << 20, 0));
+    assert!(!inner.caches_may_make_up((64 << 20) + 1, 0));
+}
+
+#[test]
 fn no_chunk_is_larger_than_drivers_were_reported_to_bear() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
     let layout = |bytes: u64| Layout::from_size_align(bytes as usize, 1).unwrap();

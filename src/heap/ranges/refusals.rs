@@ -94,9 +94,7 @@ impl Core {
         if outside.of_class {
             return false;
         }
-        let idle = self.free_bytes() + self.slabs.free + self.slabs.ends + outside.bytes;
-        let idle = idle + self.replaceable();
-        if request.size > idle {
+        if request.size > self.most_free(outside.bytes) {
             return true;
         }
         let given = self.given();
@@ -106,6 +104,12 @@ impl Core {
             let freed = given.wrapping_sub(last.given).saturating_add(outside.bytes);
             request.is_harder_than(&last.request) && freed < last.lacks
         })
+    }
+
+    /// Returns the bytes that could be free if the core had `outside` more bytes of blocks that are kept outside.
+    pub(crate) fn most_free(&self, outside: u64) -> u64 {
+        let idle = self.free_bytes() + self.slabs.free + self.slabs.ends;
+        idle + outside + self.replaceable()
     }
 
     /// Remembers a request that nothing satisfies, found by an [exhaustive](Self::exhaustively) search with nothing

@@ -49,6 +49,8 @@ fn requests_beyond_the_limit_take_no_cache() {
     let (heap, blocks) = full();
     let taken = takings(&heap, || heap.allocate(layout(MIB)).is_err());
     assert_eq!(taken, 0);
+    let taken = takings(&heap, || heap.reserve(4 * MIB).is_err());
+    assert_eq!(taken, 0);
     drop(blocks);
     heap.allocate(layout(7 * MIB)).unwrap();
 }
