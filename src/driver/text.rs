@@ -119,9 +119,13 @@ pub fn hex_id(text: &str) -> Option<[u8; 16]> {
     id.map(u128::to_be_bytes)
 }
 
-/// Formats a number of things: `1 block`, `2 blocks`.
+/// Formats a number of things: `1 block`, `2 blocks`, `2 processes`.
 pub fn count(number: u64, thing: &str) -> String {
-    let s = if number == 1 { "" } else { "s" };
+    let s = match number {
+        1 => "",
+        _ if thing.ends_with('s') => "es",
+        _ => "s",
+    };
     format!("{number} {thing}{s}")
 }
 

@@ -9,6 +9,7 @@ use crate::report::Report;
 use crate::size::Bytes;
 use crate::table::{Table, end_cut};
 use crate::text::{escaped, place, some_bytes};
+use crate::texts::count;
 
 /// The most processes of a table that is not wide.
 const ROWS: usize = 20;
@@ -64,7 +65,10 @@ fn processes(holders: &Holders, most: Option<usize>) -> String {
         text += &format!("and {more} more\n");
     }
     if holders.not_looked_at > 0 {
-        text += &format!("{} processes were not looked at\n", holders.not_looked_at);
+        text += &format!(
+            "not looked at: {}\n",
+            count(holders.not_looked_at, "process")
+        );
     }
     let mut lines = String::new();
     for why in reasons {

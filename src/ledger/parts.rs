@@ -7,6 +7,7 @@ use crate::entries::AllocPath;
 use crate::holders::{Holders, Why};
 use crate::ledger::Ledger;
 use crate::report::GpuUse;
+use crate::texts::count;
 use crate::topology::NodeCounts;
 
 /// What memory is in use for.
@@ -224,13 +225,21 @@ pub(crate) fn possible_causes(holders: &Holders) -> Vec<String> {
         ));
     }
     if holders.unreadable > 0 {
-        let many = match holders.unreadable {
-            1 => "1 process".to_owned(),
-            many => format!("{many} processes"),
-        };
+        let many = count(holders.unreadable, "process");
         causes.push(format!(
             "{many} could not be read: run as root, with CAP_SYS_PTRACE"
         ));
+    }
+    let waiting = pids(Why::Waiting);
+    if !waiting.is_empty() {
+        let command = "ps -Lo pid,tid,stat,wchan:32,comm -p PID";
+        causes.push(format!(
+            "processes that wait in the kernel, {waiting}: {command}"
+        ));
+    }
+    if holders.not_looked_at > 0 {
+        let many = count(holders.not_looked_at, "process");
+        causes.push(format!("not looked at: {many}"));
     }
     if holders.proc_hides {
         causes.push("/proc hides processes of other users (hidepid): run as root".into());

@@ -60,11 +60,13 @@ pub(super) fn judge(holder: &mut Holder, asker: &Asker, ledgers: &[u32], gpus: &
         ),
         (
             Why::Unreadable,
-            // One that waits in the kernel may be permitted.
+            // One that did not answer, or was not asked, may be permitted.
             !is_hidden
                 && !holder.has_ended
                 && holder.device_fds.is_none()
-                && !holder.why.contains(&Why::Waiting),
+                && ![Why::Waiting, Why::NotLookedAt]
+                    .iter()
+                    .any(|why| holder.why.contains(why)),
         ),
         (Why::InFlight, holder.fds_in_flight > Some(0)),
         (Why::OnGpus, uses_gpus || gpus.is_empty() && driver >= LEAST),

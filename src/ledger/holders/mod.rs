@@ -23,7 +23,7 @@ use crate::ledger::Ledger;
 
 pub use holder::{Holder, OnGpu};
 pub use nvml::{NvmlGpu, NvmlProcess};
-use patience::Unanswered;
+use patience::{Late, Unanswered};
 use tmpfs::Tmpfs;
 use walk::Walk;
 pub use why::Why;
@@ -65,7 +65,8 @@ impl Holders {
     /// Looks at all processes of this machine, and asks NVML. `ledgers` are those of processes that offer them.
     pub(crate) fn gather(ledgers: &[Ledger], several_nodes: bool) -> Self {
         let pids: Vec<u32> = ledgers.iter().map(|ledger| ledger.process.pid).collect();
-        let nvml = patience::within(NVML_LIMIT, nvml::ask);
+        static LATE: Late<()> = Late::new();
+        let nvml = LATE.within((), NVML_LIMIT, nvml::ask);
         let nvml = nvml.unwrap_or_else(|why| match why {
             Unanswered::Late => Err(format!("NVML did not answer within {NVML_LIMIT:?}")),
             Unanswered::NotAsked => Err("there is no thread to ask NVML".into()),
@@ -88,8 +89,9 @@ impl Holders {
     /// process that ends meanwhile, or whose number is given out again, is left out.
     ///
     /// Each process is looked at on a thread of its own for at most 5 s. A process whose mappings the kernel does not show within
-    /// that is in the result with [`Why::Waiting`]; its thread stays until the kernel answers. While 8 such threads of this process
-    /// stay, no process is looked at.
+    /// that is in the result with [`Why::Waiting`]; its thread stays until the kernel answers, and until then further reports of this
+    /// process do not wait for it. After 60 s in all, and while 64 such threads stay, the other processes are not looked at
+    /// ([`Why::NotLookedAt`]).
     pub fn of(
         root: &Path,
         nvml: Result<Vec<NvmlGpu>, String>,

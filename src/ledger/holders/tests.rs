@@ -4,7 +4,9 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use super::fds::Size;
+use super::walk::Limits;
 use super::*;
+use crate::parts::possible_causes;
 
 /// A folder that stands for `/`.
 struct Tree(tempfile::TempDir);
@@ -44,7 +46,11 @@ impl Tree {
 
     /// Looks at the processes for as long as it takes.
     fn walk(&self, first: &[u32], tmpfs: Tmpfs) -> Walk {
-        Walk::within(self.0.path(), first, false, tmpfs, |_| LONG)
+        let limits = Limits {
+            process: |_| LONG,
+            walk: LONG,
+        };
+        Walk::within(self.0.path(), first, false, tmpfs, limits)
     }
 }
 
@@ -135,14 +141,40 @@ fn a_process_whose_mappings_do_not_come_is_kept_and_the_next_one_is_looked_at() 
     )
     .unwrap();
     symlink("/dev/nvidia0", tree.folder(31).join("fd/3")).unwrap();
-    let limit = |pid| if pid == 30 { Duration::ZERO } else { LONG };
-    let found = Walk::within(tree.0.path(), &[], false, Tmpfs::default(), limit);
+    let limits = Limits {
+        process: |pid| if pid == 30 { Duration::ZERO } else { LONG },
+        walk: LONG,
+    };
+    let found = Walk::within(tree.0.path(), &[], false, Tmpfs::default(), limits);
     let holders = Holders::judged(found, Ok(Vec::new()), &[]);
     assert_eq!(why(&holders, 30), [Why::Waiting]);
     assert_eq!(why(&holders, 31), [Why::OpenAlone]);
     assert_eq!((holders.unreadable, &*holders.processes[1].name), (0, "x"));
+    let causes = possible_causes(&holders).join("\n");
+    assert!(causes.contains("wait in the kernel, 30:"), "{causes}");
+    // The next report waits for it no more, however long it might.
+    assert_eq!(why(&tree.holders(&[]), 30), [Why::Waiting]);
     // Ends the thread that waits.
     std::fs::write(&maps, "").unwrap();
+}
+
+#[test]
+fn processes_that_are_left_when_a_walk_takes_too_long_are_not_looked_at() {
+    let tree = Tree::new(&[(1, 'S', 1), (30, 'S', 1), (31, 'Z', 1)]);
+    let limits = Limits {
+        process: |_| LONG,
+        walk: Duration::ZERO,
+    };
+    let found = Walk::within(tree.0.path(), &[], false, Tmpfs::default(), limits);
+    let gpu = NvmlGpu {
+        processes: vec![NvmlProcess::new(30, Some(1))],
+        ..NvmlGpu::default()
+    };
+    let holders = Holders::judged(found, Ok(vec![gpu]), &[]);
+    assert_eq!(why(&holders, 30), [Why::NotLookedAt, Why::OnGpus]);
+    assert_eq!((holders.processes.len(), holders.not_looked_at), (1, 2));
+    let causes = possible_causes(&holders).join("\n");
+    assert!(causes.contains("not looked at: 2 processes"), "{causes}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use egmem_core::host::{Container, ProcessStat, status_field};
 
@@ -14,7 +14,7 @@ use super::fds::{Fds, Inode, Size};
 use super::holder::Holder;
 use super::judge::Asker;
 use super::maps::{self, Maps, Shared};
-use super::patience::{Unanswered, within};
+use super::patience::{Late, Unanswered};
 use super::tmpfs::Tmpfs;
 use super::why::Why;
 use crate::procs::{self, read};
@@ -28,14 +28,27 @@ const MAPPINGS: u64 = 16 << 20;
 /// The most bytes of other files of a process.
 const SMALL: u64 = 64 << 10;
 
-/// How long a process may take to show its files and mappings.
-const LIMIT: Duration = Duration::from_secs(5);
+/// How long the processes may take.
+pub(super) struct Limits {
+    /// A process, to show its files and mappings.
+    pub process: fn(u32) -> Duration,
+    /// All of them; those that are left after it are not looked at.
+    pub walk: Duration,
+}
+
+const LIMITS: Limits = Limits {
+    process: |_| Duration::from_secs(5),
+    walk: Duration::from_secs(60),
+};
 
 /// How long the kernel may take to count a process's pages by node: some nanoseconds for each.
 const PAGES_LIMIT: Duration = Duration::from_secs(10);
 
 /// The file descriptors and mappings of all processes after which no further process is looked at.
 const MOST_LOOKED_AT: u64 = 1_000_000;
+
+/// The files and folders of processes that do not come, with the process's start.
+static LATE: Late<(PathBuf, u64)> = Late::new();
 
 /// The number of the first PID namespace of a machine, which Linux never changes (PROC_PID_INIT_INO).
 const INITIAL: &str = "pid:[4026531836]";
@@ -53,16 +66,16 @@ impl Walk {
     /// Looks at the processes below `root`, those of `first` before the others; shared memory in one of `tmpfs` is not in
     /// [`Holder::files`].
     pub(super) fn of(root: &Path, first: &[u32], several_nodes: bool, tmpfs: Tmpfs) -> Self {
-        Self::within(root, first, several_nodes, tmpfs, |_| LIMIT)
+        Self::within(root, first, several_nodes, tmpfs, LIMITS)
     }
 
-    /// As [`Walk::of`], where `limit` is the time that a process may take.
+    /// As [`Walk::of`], in the time that `limits` say.
     pub(super) fn within(
         root: &Path,
         first: &[u32],
         several_nodes: bool,
         tmpfs: Tmpfs,
-        limit: fn(u32) -> Duration,
+        limits: Limits,
     ) -> Self {
         let proc = root.join("proc");
         let names = fs::read_dir(&proc).into_iter().flatten().flatten();
@@ -75,7 +88,8 @@ impl Walk {
                 several_nodes,
                 tmpfs,
             }),
-            limit,
+            limits,
+            begun: Instant::now(),
             looked_at: 0,
             not_looked_at: pids.len().saturating_sub(MOST) as u64,
             unreadable: 0,
@@ -108,7 +122,8 @@ struct Looking {
     proc: PathBuf,
     users: HashMap<u32, String>,
     inside: Arc<Inside>,
-    limit: fn(u32) -> Duration,
+    limits: Limits,
+    begun: Instant,
     unreadable: u64,
     /// How many file descriptors and mappings were looked at.
     looked_at: u64,
@@ -144,10 +159,8 @@ impl Looking {
             return None;
         }
         let mut holder = self.described(&process, pid, &stat);
-        if self.looked_at >= MOST_LOOKED_AT {
-            self.not_looked_at += 1;
-        } else if !stat.has_ended() {
-            self.look_inside(living(&process, &stat), &process, &mut holder);
+        if !stat.has_ended() {
+            self.look_inside(&process, &stat, &mut holder);
         }
         let again = self::text(&process.join("stat"))?;
         let is_same = ProcessStat::parse(&again)?.started == stat.started;
@@ -155,20 +168,26 @@ impl Looking {
     }
 
     /// Adds a process's files and mappings, as far as permitted, unless another process holds the locks that it takes to read them.
-    fn look_inside(&mut self, place: PathBuf, process: &Path, holder: &mut Holder) {
-        let (inside, process, mut found) =
-            (self.inside.clone(), process.to_owned(), holder.clone());
+    fn look_inside(&mut self, process: &Path, stat: &ProcessStat<'_>, holder: &mut Holder) {
+        let place = living(process, stat);
         let pages = place.join("numa_maps");
-        let look = move || {
-            let looked = inside.look(&place, &process, &mut found);
-            (found, looked)
+        let answer = if self.is_over() {
+            Err(Unanswered::NotAsked)
+        } else {
+            let (inside, mut found) = (self.inside.clone(), holder.clone());
+            let process = process.to_owned();
+            let key = (process.clone(), stat.started);
+            LATE.within(key, (self.limits.process)(holder.pid), move || {
+                let looked = inside.look(&place, &process, &mut found);
+                (found, looked)
+            })
         };
-        let (found, looked) = match within((self.limit)(holder.pid), look) {
+        let (found, looked) = match answer {
             Ok(answer) => answer,
             Err(Unanswered::Late) => return holder.why.push(Why::Waiting),
             Err(Unanswered::NotAsked) => {
                 self.not_looked_at += 1;
-                return;
+                return holder.why.push(Why::NotLookedAt);
             }
         };
         *holder = found;
@@ -180,11 +199,17 @@ impl Looking {
         // Of managed memory the addresses do not tell where the pages are.
         let has_driver = self.inside.several_nodes && holder.driver_mapped > Some(0);
         if has_driver || holder.managed_mapped > Some(0) {
+            let key = (pages.clone(), stat.started);
             let pages = move || read(&pages, MAPPINGS).unwrap_or_default();
-            if let Ok(pages) = within(PAGES_LIMIT, pages) {
+            if let Ok(pages) = LATE.within(key, PAGES_LIMIT, pages) {
                 holder.by_node = maps::by_node(&pages);
             }
         }
+    }
+
+    /// Returns whether as much was looked at, or waited for, as may be.
+    fn is_over(&self) -> bool {
+        self.looked_at >= MOST_LOOKED_AT || self.begun.elapsed() >= self.limits.walk
     }
 
     /// Returns what every process may know of another, which takes no lock of its memory.

@@ -18,7 +18,7 @@ pub enum Why {
     Zombie,
     /// It was stopped.
     Stopped,
-    /// A thread waits in the kernel and takes no signal, or the kernel did not show the process's mappings within 1 s.
+    /// A thread waits in the kernel and takes no signal, or the kernel did not show the process's mappings within 5 s.
     Waiting,
     /// It is an MPS daemon or server, which holds its clients' contexts.
     Mps,
@@ -30,6 +30,8 @@ pub enum Why {
     OtherUser,
     /// It did not permit this process to look at its files and mappings.
     Unreadable,
+    /// It was not looked at, because too much or too many had been waited for already.
+    NotLookedAt,
     /// File descriptors wait, unread, in its Unix sockets.
     InFlight,
     /// It maps the driver's memory, although it has closed all file descriptors of GPUs.
@@ -75,6 +77,7 @@ impl Why {
             Self::Namespace => "in another PID namespace",
             Self::OtherUser => "another user's",
             Self::Unreadable => "could not be read",
+            Self::NotLookedAt => "not looked at",
             Self::InFlight => "fds unread in its sockets",
             Self::MappedAlone => "mapped after its fds were closed",
             Self::PyTorch => "PyTorch's cache",
@@ -111,7 +114,7 @@ impl Why {
             Self::SharedUnmapped => "ls -l /proc/PID/fd | grep -E 'memfd|/dev/shm'",
             Self::Shared => "grep -E 'memfd|/dev/shm|/dev/zero|SYSV|anon_huge' /proc/PID/maps",
             Self::OpenAlone => "ls -l /proc/PID/fd | grep nvidia",
-            Self::Reporter | Self::Ledger | Self::Other => return None,
+            Self::Reporter | Self::Ledger | Self::NotLookedAt | Self::Other => return None,
         })
     }
 }
