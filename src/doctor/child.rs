@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Take};
 use std::mem;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
@@ -12,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use egmem_core::doctor::Libraries;
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -23,6 +22,8 @@ use crate::probe::{LIBRARIES, MARK};
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// More than this a child must not write to one of its outputs, in bytes.
 const MOST: u64 = 16 << 20;
+/// How long a killed child may take to end, at least: its memory on GPUs is given back meanwhile.
+const LEAST: Duration = Duration::from_secs(1);
 
 /// A running child; if it still runs when dropped, it is killed.
 pub(crate) struct Guarded {
@@ -159,15 +160,30 @@ impl Drop for Guarded {
         if matches!(self.child.try_wait(), Ok(None)) {
             self.child.kill().ok();
             // A child that the kernel's driver does not let go cannot be waited for.
-            self.end().ok();
+            self.patience = self.patience.max(LEAST);
+            let start = Instant::now();
+            while matches!(self.child.try_wait(), Ok(None)) && self.wait_since(start).is_ok() {}
         }
+    }
+}
+
+/// A file that is read at a position of its own: the child and the processes that it starts share the file's.
+struct Written {
+    file: File,
+    at: u64,
+}
+
+impl Read for Written {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read_at(bytes, self.at)?;
+        self.at += count as u64;
+        Ok(count)
     }
 }
 
 /// One of a child's outputs.
 struct Output {
-    /// Has a position of its own: the child and what it starts share another.
-    written: BufReader<Take<File>>,
+    written: BufReader<Take<Written>>,
     /// The start of a line of which the rest is not written yet.
     line: Vec<u8>,
 }
@@ -176,9 +192,10 @@ impl Output {
     /// Returns an empty output, and the file that the child writes.
     fn new() -> io::Result<(Self, File)> {
         let file = in_memory()?;
-        let written = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?.take(MOST);
-        let (written, line) = (BufReader::new(written), Vec::new());
-        Ok((Self { written, line }, file))
+        let of_child = file.try_clone()?;
+        let (written, line) = (Written { file, at: 0 }.take(MOST), Vec::new());
+        let written = BufReader::new(written);
+        Ok((Self { written, line }, of_child))
     }
 
     /// Returns the next line; once the child has `ended`, also a last one without an end.
@@ -187,19 +204,36 @@ impl Output {
         let whole = self.line.ends_with(b"\n") || (ended && !self.line.is_empty());
         whole.then(|| {
             let line = mem::take(&mut self.line);
-            String::from_utf8_lossy(&line).trim_end().to_owned()
+            // A process that opens its output by name may have cut it: the kernel fills the gap with zeros.
+            let line = String::from_utf8_lossy(&line);
+            line.trim_start_matches('\0').trim_end().to_owned()
         })
     }
 
-    /// Whether no more of it is read.
+    fn file(&self) -> &File {
+        &self.written.get_ref().get_ref().file
+    }
+
+    /// Returns whether the child has written more than is read.
     fn is_full(&self) -> bool {
-        self.written.get_ref().limit() == 0
+        self.file().metadata().is_ok_and(|data| data.len() > MOST)
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        // A grandchild that goes on writing must not fill the memory.
+        fcntl_add_seals(self.file(), SealFlags::GROW).ok();
     }
 }
 
 /// Returns an empty file in memory.
 fn in_memory() -> io::Result<File> {
-    Ok(memfd_create("egmem-probe", MemfdFlags::CLOEXEC)?.into())
+    Ok(memfd_create(
+        "egmem-probe",
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+    )?
+    .into())
 }
 
 fn signal_name(signal: i32) -> String {
@@ -219,6 +253,10 @@ fn signal_name(signal: i32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use std::path::PathBuf;
+
     use super::*;
     use crate::Answer;
     use crate::capability::Trial;
@@ -276,6 +314,30 @@ mod tests {
         assert!(
             matches!(child.next::<Answer>(), Err(Problem::Died(how)) if how.starts_with("it wrote more"))
         );
+        let process = PathBuf::from(format!("/proc/{}", child.child.id()));
+        drop(child);
+        assert!(!process.exists(), "a zombie");
+    }
+
+    #[test]
+    fn a_child_that_writes_without_end_after_its_answer_is_stopped() {
+        let ((_reader, mut writer), path) = waiting_place();
+        let answer = serde_json::to_string(&Answer::Yes).unwrap();
+        let script = format!("echo '{MARK}{answer}'; read line < {path}; exec cat /dev/zero");
+        let mut child = shell(&script, &[], LONG);
+        assert_eq!(child.next::<Answer>().unwrap(), Answer::Yes);
+        writer.write_all(b"\n").unwrap();
+        assert!(matches!(child.end(), Err(Problem::Died(how)) if how.starts_with("it wrote more")));
+    }
+
+    #[test]
+    fn an_output_skips_what_was_cut_and_no_longer_grows_when_nobody_reads_it() {
+        let (mut output, file) = Output::new().unwrap();
+        file.write_all_at(b"whole\n", 10).unwrap();
+        assert_eq!(output.line(false).unwrap(), "whole");
+        assert_eq!(output.line(true), None);
+        drop(output);
+        assert!(file.write_all_at(b"more", 16).is_err());
     }
 
     #[test]
