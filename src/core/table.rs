@@ -1,6 +1,6 @@
 //! Aligned columns.
 
-/// The most characters of a cell: formatting panics at widths above 65535, and other processes choose names.
+/// The most characters of a cell with text of other processes: each row takes as many.
 const MOST: usize = 512;
 
 /// The fewest characters to which a cell is cut, so that lines fit.
@@ -50,10 +50,15 @@ impl Table {
         Self::new(&heads.split(", ").collect::<Vec<_>>())
     }
 
-    /// Adds a row with a cell for each heading.
+    /// Adds a row with a cell for each heading, of at most 512 characters.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let cells = cells.into_iter().map(|cell| end_cut(&cell, MOST));
         self.rows.push(cells.collect());
+    }
+
+    /// As [`row`](Self::row), with cells of any length.
+    pub fn whole_row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
     }
 
     /// Returns the lines, each with a line break and without blanks at its end, of at most `most` characters.
@@ -69,10 +74,16 @@ impl Table {
                 if !line.is_empty() {
                     line += "  ";
                 }
+                let cell = match kind {
+                    Kind::Number => cell.clone(),
+                    Kind::Path => front_cut(cell, width),
+                    Kind::Text | Kind::Word => end_cut(cell, width),
+                };
+                // Formatting with a width panics above 65535.
+                let blanks = " ".repeat(width.saturating_sub(cell.chars().count()));
                 line += &match kind {
-                    Kind::Number => format!("{cell:>width$}"),
-                    Kind::Path => format!("{:<width$}", front_cut(cell, width)),
-                    Kind::Text | Kind::Word => format!("{:<width$}", end_cut(cell, width)),
+                    Kind::Number => blanks + &cell,
+                    _ => cell + &blanks,
                 };
             }
             text += &end_cut(line.trim_end(), most.unwrap_or(usize::MAX));
@@ -149,6 +160,9 @@ mod tests {
             "{text}"
         );
         assert_eq!(lines[2].chars().count(), 2 * MOST + 2);
+        let whole = ["ö".repeat(70_000), "2".repeat(70_000)];
+        table.whole_row(whole.to_vec());
+        assert!(table.lines(None).ends_with(&(whole.join("  ") + "\n")));
     }
 
     #[test]

@@ -40,6 +40,16 @@ fn two_nodes() -> Tree {
 }
 
 #[test]
+fn a_long_list_of_cpus_is_shown_whole() {
+    let tree = two_nodes();
+    let cpus: Vec<String> = (0..400).map(|cpu| (2 * cpu).to_string()).collect();
+    let node = "sys/devices/system/node/node0/cpulist";
+    tree.file(node, &cpus.join(","));
+    let text = Topology::of_this_machine(&tree.kernel(), Vec::new()).to_text();
+    assert!(text.contains("796,798)"), "{text}");
+}
+
+#[test]
 fn a_host_node_that_the_driver_does_not_know_is_found_by_pci_locality() {
     let tree = two_nodes();
     tree.file("sys/bus/pci/devices/0000:10:00.0/numa_node", "1\n");

@@ -163,7 +163,7 @@ fn gpu_cells(gpu: &Gpu) -> Vec<String> {
 fn align(rows: Vec<Vec<String>>) -> Vec<String> {
     let columns = rows.first().map_or(0, Vec::len);
     let mut table = Table::new(&vec![""; columns]);
-    rows.into_iter().for_each(|row| table.row(row));
+    rows.into_iter().for_each(|row| table.whole_row(row));
     let lines = table.lines(None);
     lines.lines().skip(1).map(str::to_owned).collect()
 }
