@@ -332,7 +332,7 @@ pub type NotStarted<T> = TransferError<T>;
 /// dropped.
 pub type TransferFailed<T> = TransferError<Option<T>>;
 
-/// Why a copy or a fill failed, and its operands.
+/// Why a copy or a fill was not started or failed, and its operands.
 pub struct TransferError<O> {
     /// The driver's error, that of the work, or that of the wait for it.
     pub error: Box<Error>,
@@ -364,7 +364,7 @@ impl<O> TransferError<O> {
 
 impl<O> fmt::Display for TransferError<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a copy or a fill failed: {}", self.error)
+        write!(f, "a copy or a fill did not complete: {}", self.error)
     }
 }
 

@@ -145,7 +145,10 @@ pub fn a_refused_ticket_gives_its_operands_back(driver: &Driver) {
     let (open, _) = operands;
     let refused = stream.start_fill((open, MIB - 1), 2, 8).unwrap_err();
     let text = refused.to_string();
-    assert!(text.starts_with("a copy or a fill failed: "), "{text}");
+    assert!(
+        text.starts_with("a copy or a fill did not complete: "),
+        "{text}"
+    );
     assert!(matches!(Error::from(refused), Error::OutOfRange { .. }));
     stream.synchronize().unwrap();
 }
