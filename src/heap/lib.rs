@@ -86,7 +86,7 @@
 //! - Small blocks move between threads by the magazine (Bonwick and Adams, 2001). From the core a thread gets one of a
 //!   class at first, and twice as many each time. A block of over 1 KiB takes a page of the first slabs anyway: it is a range
 //!   until the thread requests eight of its class within 128 visits to the core for ranges. After as many visits without
-//!   any use of the class, its cached blocks return to the core, and empty slabs of theirs end (`give_idle`). A layout of
+//!   any use of the class, its cached blocks return to the core, and empty slabs of theirs end (`return_idle`). A layout of
 //!   such a size does not tell whether its block is small: `pages.rs` does. If no slab has room, such a request takes any range.
 //! - Larger blocks are cached in bins by size (`medium.rs`), and a request gets only one of its exact size, so that none
 //!   wastes memory. A thread that has the core to itself caches blocks up to 1 MiB, in all at most a 512th of the heap's

@@ -1,4 +1,4 @@
-//! Certificates as the exchange's TLS sees them: src/exchange/tls/tests.rs has connections.
+//! Certificates as the exchange's TLS sees them: src/exchange/tls/tests/ has connections.
 
 use std::os::unix::fs::PermissionsExt;
 

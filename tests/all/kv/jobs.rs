@@ -260,7 +260,7 @@ fn the_default_stream_is_not_waited_for() {
     store.commit().unwrap();
 }
 
-/// Captures of other threads go on while the kernel and its list are made. tests/kv_captures.rs sees it on a GPU.
+/// Captures of other threads go on while the kernel and its list are made. tests/all/captures/kv.rs shows it on a GPU.
 #[test]
 fn a_job_is_submitted_in_relaxed_mode() {
     let driver = crate::kv::drivers::grace();
