@@ -103,7 +103,8 @@ impl Cache {
 }
 
 /// Returns whether an emulator runs this. A tier's owner is distinguished from later processes by its start time, and
-/// an emulator has another one in each thread's `/proc/self/stat`.
+/// an emulator has another one in each thread's `/proc/self/stat`. A sanitizer's runner is no emulator.
 pub fn is_emulated() -> bool {
-    std::env::var_os("EGMEM_TEST_RUNNER").is_some()
+    let is_set = |name| std::env::var_os(name).is_some();
+    is_set("EGMEM_TEST_RUNNER") && !is_set("EGMEM_SANITIZER")
 }
