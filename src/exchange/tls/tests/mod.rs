@@ -7,11 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
+use rustls::CertificateError;
+use rustls::client::danger::ServerCertVerifier;
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use tokio::net::TcpStream;
 
-use super::trust::ALPN;
+use super::trust::{ALPN, End, SpiffeVerifier};
 use super::*;
 use crate::share::Peers;
 use crate::transport::{Connection, Listening, Security, connect};
@@ -308,6 +310,33 @@ async fn a_server_that_is_another_is_refused() {
         Err(Error::Share(ShareError::NotTrusted { .. }))
     ));
     assert!(us.expect_peer("*.test").is_err());
+}
+
+/// Verifications without the address take another name for the last fault that rustls finds: with a version that compares
+/// the name first they would accept every authority.
+#[test]
+fn another_name_hides_no_untrusted_authority() {
+    let (ours, theirs) = (Ca::new(), Ca::named("another"));
+    let us = ours.tls(&ours.sign(|_| {})).unwrap();
+    let loaded = us.loaded();
+    let id = PeerName::spiffe("spiffe://a.test/b").unwrap();
+    let servers = Arc::clone(&loaded.verifiers.servers);
+    let spiffe = SpiffeVerifier { id, servers };
+    let at = UnixTime::now();
+    let verify = |ca: &Ca| {
+        let node = ca.sign(|params| {
+            params.subject_alt_names =
+                vec![rcgen::SanType::URI("spiffe://a.test/b".try_into().unwrap())];
+        });
+        let own = CertificateDer::from_pem_slice(node.cert.as_bytes()).unwrap();
+        let name = ServerName::try_from("node.test").unwrap();
+        let handshake = spiffe.verify_server_cert(&own, &[], &name, &[], at);
+        let again = loaded.verifiers.verify(&[own], End::Server, at);
+        (handshake.map(|_| ()), again)
+    };
+    assert_eq!(verify(&ours), (Ok(()), Ok(())));
+    let unknown = CertificateError::UnknownIssuer;
+    assert_eq!(verify(&theirs), (Err(unknown.clone().into()), Err(unknown)));
 }
 
 #[tokio::test]
