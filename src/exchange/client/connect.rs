@@ -1,11 +1,12 @@
 //! Options of a client; connects it, and exchanges the two messages that begin a session.
 
-use std::convert::Infallible;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout, timeout_at};
 
+use super::session::ClientSession;
 use crate::capability::{Capabilities, ImexChannel, Path, Trial};
 use crate::driver::{Call, Code, DeviceAttribute, HandleTypes, Location, random};
 use crate::protocol::{
@@ -197,18 +198,25 @@ pub(super) fn is_final(error: &Error) -> bool {
         || matches!(error.refusal(), Some(Forbidden | NotTrusted | Version))
 }
 
-/// Connects, and begins a session or resumes the one with the terms `before`.
+/// Connects, and begins a session or resumes `session`.
 pub(super) async fn establish(
     dial: &Dial,
-    before: Option<&Terms>,
+    session: Option<&ClientSession>,
     deadline: Instant,
 ) -> Result<Established, Unconnected> {
+    let before = session.map(ClientSession::terms);
     let left = deadline.saturating_duration_since(Instant::now());
-    let greeted = timeout_at(deadline, greet(dial, before, None, left)).await;
+    let greeted = timeout_at(deadline, greet(dial, before.as_deref(), None, left)).await;
     let mut established = greeted.unwrap_or_else(|_| {
         let what = format!("connecting to {}", dial.options.address);
         Err(Error::timed_out(what, left).into())
     })?;
+    if let Some(session) = session
+        && established.terms.welcome.resumed
+    {
+        // The leases live on, however long the move takes.
+        session.heard();
+    }
     move_to_unix(dial, &mut established, deadline).await;
     Ok(established)
 }
@@ -233,15 +241,18 @@ async fn move_to_unix(dial: &Dial, established: &mut Established, deadline: Inst
     let mut left = deadline.saturating_duration_since(Instant::now());
     if !dial.needs_fds {
         left = (left / 4).min(dial.options.limits.handshake);
-    } else if terms.welcome.resumed {
+    }
+    if terms.welcome.resumed {
         // This end does not hear the server meanwhile, and would give its leases up.
         left = left.min(terms.lease / 2);
     }
-    let moving = timeout(left, greet(dial, Some(terms), Some(&address), left));
-    let moved = tokio::select! {
-        moved = moving => moved.unwrap_or_else(|_| Err(Error::timed_out("its greeting", left).into())),
-        never = keep_alive(writer, terms.heartbeat) => match never {},
+    let over = Notify::new();
+    let moving = async {
+        let moved = timeout(left, greet(dial, Some(terms), Some(&address), left)).await;
+        over.notify_one();
+        moved.unwrap_or_else(|_| Err(Error::timed_out("its greeting", left).into()))
     };
+    let (moved, ()) = tokio::join!(moving, keep_alive(writer, terms.heartbeat, &over));
     let why = match moved {
         Ok(moved) if moved.terms.welcome.instance == terms.welcome.instance => {
             (terms.unix, terms.pid) = (true, moved.terms.pid);
@@ -262,10 +273,10 @@ async fn move_to_unix(dial: &Dial, established: &mut Established, deadline: Inst
     ));
 }
 
-/// Pings meanwhile: the server closes a silent connection. It closes this one too, when the session moves.
-async fn keep_alive(writer: &mut FrameWriter, heartbeat: Duration) -> Infallible {
-    loop {
-        sleep(heartbeat / 2).await;
+/// Pings until the move is over: the server closes a silent connection. It closes this one too, when the session moves.
+/// A write that has begun is not cancelled, because the session may stay on this connection.
+async fn keep_alive(writer: &mut FrameWriter, heartbeat: Duration, over: &Notify) {
+    while timeout(heartbeat / 2, over.notified()).await.is_err() {
         let _ = writer.write(&encode(&(UNASKED, Ask::Ping)), &[]).await;
     }
 }

@@ -336,9 +336,7 @@ impl ClientSession {
 
     /// Records that a frame has arrived.
     pub(super) fn heard(&self) {
-        let mut state = self.lock();
-        state.heard = Instant::now();
-        state.silence = Duration::ZERO;
+        self.lock().heard();
     }
 
     /// Records that at least a part of `tick` has passed; returns how long the server has been silent. After
@@ -425,14 +423,18 @@ impl ClientSession {
             // Before all else: leases that this end does not have end then, because their grants never arrived.
             state.internal.push_front(Pending::Held);
         }
-        state.heard = Instant::now();
-        state.silence = Duration::ZERO;
-        state.nobody = false;
+        state.heard();
         self.link.send_replace(Link::Up);
     }
 }
 
 impl SessionState {
+    fn heard(&mut self) {
+        self.heard = Instant::now();
+        self.silence = Duration::ZERO;
+        self.nobody = false;
+    }
+
     /// Returns the key of a lease of this server.
     pub(super) fn key(&self, lease: u64) -> LeaseKey {
         let instance = self.terms.welcome.instance;

@@ -171,7 +171,7 @@ impl Star {
         let gathered = runtime.block_on(async {
             match &mut self.links[..] {
                 [zero] if self.rank > 0 => ask(zero, &own, size, until + SLACK).await,
-                links => collect(links, own, size, until).await,
+                _ => collect(&mut self.links, own, size, until).await,
             }
         });
         let mut all = gathered.inspect_err(|error| self.broken = Some(error.clone()))?;
@@ -183,15 +183,30 @@ impl Star {
 }
 
 /// Receives the contributions of all ranks, and sends all of them to each.
+///
+/// It receives them at once, each in a task: a rank that sends nothing until the end takes no other rank's time.
 async fn collect(
-    links: &mut [Connection],
+    links: &mut Vec<Connection>,
     own: Vec<u8>,
     size: u32,
     until: Instant,
 ) -> Result<Vec<Vec<u8>>> {
     let (mut all, mut missing) = (vec![own], Vec::new());
-    for (rank, link) in (1..).zip(&mut *links) {
-        match by(until, receive(link, MAX_FRAME)).await {
+    let receiving = links.drain(..).map(|mut link| {
+        tokio::spawn(async move {
+            let received = by(until, receive(&mut link, MAX_FRAME)).await;
+            (link, received)
+        })
+    });
+    for (rank, task) in (1..).zip(receiving.collect::<Vec<_>>()) {
+        let received = match task.await {
+            Ok((link, received)) => {
+                links.push(link);
+                received
+            }
+            Err(error) => Err(Error::failed("receiving a contribution", error.to_string())),
+        };
+        match received {
             Ok(bytes) => all.push(bytes),
             Err(error) => {
                 tracing::debug!(rank, %error, "rank missing");
@@ -446,6 +461,9 @@ fn seat<T>(
         None => Err(format!("rank {rank} of {size}")),
     }
 }
+
+#[cfg(test)]
+mod tests;
 
 /// For tests/fuzz: receives the bytes after the first, the number of ranks, as rank 0's reply, and as a rank's hello.
 #[cfg(fuzzing)]

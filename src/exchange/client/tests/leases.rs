@@ -206,6 +206,56 @@ async fn a_lease_that_ends_while_the_session_moves_is_lost() {
     assert!(client.session().terms().unix);
 }
 
+/// The server was silent for most of the time of a lease before it resumed the session, and its socket is for half of it.
+#[tokio::test(start_paused = true)]
+async fn a_socket_that_answers_nothing_costs_no_lease() {
+    // While such a task runs, the clock moves only as the test says.
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    tokio::task::spawn_blocking(move || ended.recv());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let fake = Fake::new().await.times(2000, 10_000);
+    let (driver, mut fake, memory) = (importer(), fake, Memory::new());
+    let (client, _peer, remote) = leased(&fake, &driver, &memory).await;
+    let socket = tokio::net::UnixListener::bind(&path).unwrap();
+    fake.welcome.resumed = true;
+    fake.welcome.boot = BootId::current().unwrap();
+    fake.welcome.local = path.to_str().map(str::to_owned);
+    let is_down = |link: &session::Link| matches!(link, session::Link::Down { .. }).then_some(());
+    tokio::select! {
+        () = client.session().link_is(is_down) => {}
+        () = pass(500, 1000) => panic!("still connected"),
+    }
+    pass(500, 6).await;
+    let serve = async {
+        let mut tcp = fake.accept().await;
+        assert!(tcp.hello(&fake.welcome).await.resume.is_some());
+        let mut unix = Peer::at(&socket).await;
+        let hello: Hello = decode(&unix.frame().await.unwrap()).unwrap();
+        assert!(hello.moves);
+        (tcp, unix)
+    };
+    let (mut tcp, _unix) = tokio::select! {
+        served = serve => served,
+        () = pass(10, 1000) => panic!("not connected"),
+    };
+    pass(500, 11).await;
+    let (_, ask) = tcp.request().await.unwrap();
+    assert!(matches!(ask, Ask::Held(held) if held.leases == [5]));
+    assert_eq!(remote.state(), LeaseState::Held);
+    drop(end);
+}
+
+/// Lets time pass in steps of so many milliseconds, between which all tasks run.
+async fn pass(ms: u64, steps: u32) {
+    for _ in 0..steps {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::advance(Duration::from_millis(ms)).await;
+    }
+}
+
 #[tokio::test]
 async fn a_session_goes_on_after_a_break() {
     let (driver, mut fake, memory) = (importer(), Fake::new().await, Memory::new());
