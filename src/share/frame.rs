@@ -154,6 +154,12 @@ pub(super) fn length(prefix: [u8; 4]) -> Result<usize, String> {
 
 /// Decodes and checks a frame.
 pub(super) fn decode(bytes: &[u8]) -> Result<Body, String> {
+    if !bytes.starts_with(b"{") {
+        // Versions 1 and 2 were CBOR.
+        return Err(format!(
+            "no frame of version {VERSION}: the other end may have an older egmem"
+        ));
+    }
     let Frame { version, .. } = whole::<Frame<IgnoredAny>>(bytes)?;
     if version != VERSION {
         return Err(format!("version {version}, not {VERSION}"));
@@ -277,6 +283,8 @@ mod tests {
 
         let body = &pointer();
         assert_eq!(decode(&frame(1, body)).unwrap_err(), "version 1, not 3");
+        let cbor = decode(&[0xa2, 0x67]).unwrap_err();
+        assert!(cbor.contains("an older egmem"), "{cbor}");
         let mut long = encode(body).unwrap()[4..].to_vec();
         long.push(0);
         assert!(decode(&long).is_err());
