@@ -1,6 +1,6 @@
 //! `egmem.ring`: queues of records between threads and processes.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Instant;
 
 use egmem::driver::Driver as Native;
@@ -19,8 +19,8 @@ use crate::interrupts;
 use crate::places::location;
 use crate::site::from_program;
 
-/// The sides of a ring that this process has. Each lock is held for a look at the ring, or while a side is sent, never for
-/// a wait.
+/// The sides of a ring that this process has. Each lock is held for a look at the ring, or while a side is sent, which
+/// waits for the process that gets it: a thread that waits in `send` or `receive` does not block on it.
 #[derive(Default)]
 pub struct Sides {
     producer: Mutex<Option<Producer<Untyped>>>,
@@ -137,7 +137,13 @@ impl RingSide {
         let timeout = timeout.map(timeout_of).transpose()?;
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let answer = interrupts::until(py, || {
-            let mut side = lock(side);
+            let is_over = end.is_some_and(|end| Instant::now() >= end);
+            let mut side = match side.try_lock() {
+                Ok(side) => side,
+                // The process that gets the other side may be slow.
+                Err(TryLockError::WouldBlock) => return is_over.then_some(Some(Ok(None))),
+                Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            };
             let Some(side) = side.as_mut() else {
                 return Some(None);
             };
@@ -145,7 +151,7 @@ impl RingSide {
                 Ok(None) => {}
                 answer => return Some(Some(answer)),
             }
-            let is_last = end.is_some_and(|end| Instant::now() >= end) || is_alone(side);
+            let is_last = is_over || is_alone(side);
             // Also what the other side did before it was gone.
             is_last.then(|| Some(ask(side)))
         })?;
@@ -286,6 +292,8 @@ impl RingSide {
 ///
 /// It lies on the host node `node`, or near `near_gpu`, or else near GPU 0, and holds at most `records`; by default as many
 /// as 2 MiB have room for.
+///
+/// Its memory can be shared: where the driver exports none as fds, no ring can be made, also none between threads.
 #[pyfunction]
 #[pyo3(
     signature = (record_bytes, records=None, *, node=None, near_gpu=None, label=None, driver=None),
