@@ -12,13 +12,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let driver = Driver::open().or_else(|_| Driver::simulated(Machine::gh200x4()))?;
     let by_cpu = RECORDS * u64::from(driver.is_simulated()); // on the simulator CPUs have both sides
     let seen = Buffer::near(&driver, 0, 16 * RECORDS + 8)?; // what the kernels write
-    let end = time::Instant::now() + time::Duration::from_nanos(NS);
+    let end = || time::Instant::now() + time::Duration::from_nanos(NS); // for each record
     let (to, done) = (seen.device_ptr(), seen.device_ptr().add(16 * RECORDS));
     if let [_, socket] = &std::env::args().collect::<Vec<_>>()[..] {
         let channel = &mut Channel::connect(Path::new(socket), Peers::same_user())?;
         let mut consumer = Consumer::<[u64; 2]>::receive(&driver, channel, ImportOptions::new())?;
         for n in 0..by_cpu {
-            seen.put(16 * n, consumer.pop_until(end)?.expect("a record"))?;
+            seen.put(16 * n, consumer.pop_until(end())?.expect("a record"))?;
         }
         let (gpu, ring) = (driver.device_count()? - 1, consumer.into_gpu());
         let args = [ring.device_ptr().0, to.0, RECORDS, NS, done.0];
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut other = Command::new("/proc/self/exe").arg(socket).spawn()?;
     producer.share_consumer(&mut listener.accept()?)?;
     for n in 0..by_cpu {
-        assert!(producer.push_until([n, !n], end)?);
+        assert!(producer.push_until([n, !n], end())?);
     }
     let ring = producer.into_gpu();
     let args = [ring.device_ptr().0, RECORDS, 32, NS, done.0];
