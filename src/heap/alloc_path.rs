@@ -1,109 +1,78 @@
 //! The paths of a block from the core to a user and back: through the thread's cache, or directly.
 
-use std::alloc::Layout;
-use std::panic::Location as Caller;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::sync::tell_refusal;
-use super::cache::{CacheBound, Load, Local, MAX_CACHED, Medium, member};
-use super::classes::{Class, GRANULE};
-use super::heap::no_bytes;
+use super::cache::{
+    CacheBound, Contents, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member,
+};
+use super::classes::Class;
 use super::inner::HeapInner;
-use super::piece::{Extent, Kind, Piece};
-use super::ranges::{Core, RangeId};
-use super::{Block, Heap};
+use super::piece::{Key, Kind, Piece};
+use super::ranges::{Core, Extent, GRANULE, RangeId};
 use crate::Result;
 
 /// After so many ranges from the core, a thread looks for classes that it does not use any more.
 const LOOK_EVERY: u32 = 128;
 
-impl Heap {
-    /// Allocates a block of `layout`'s size, from 1 byte to 1 TiB − 2 MiB, at an address that is a multiple
-    /// of its alignment. The bytes are not initialised.
+impl HeapInner {
+    /// Takes a block of `bytes`, more than 0, at a multiple of `align` from the thread's cache, which refills
+    /// itself if necessary. Returns its offset and key; [`Key::NONE`] if there is none.
     ///
-    /// With the feature `allocator-api2` or `nightly` a heap also implements `Allocator`, whose function of
-    /// this name returns a bare pointer. `heap.allocate(layout)` calls this method; the trait's is
-    /// `Allocator::allocate(&heap, layout)`.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) for 0 bytes, for more than the maximum, for an alignment that no
-    /// such block can have at the heap's addresses, and in a forked child; [`HeapFull`](crate::Error::HeapFull) if the heap
-    /// has no room and may not grow, with the reason; if it has to grow, [`NodeTooFull`](crate::Error::NodeTooFull),
-    /// [`NodesTooFull`](crate::Error::NodesTooFull), [`OutOfMemory`](crate::Error::OutOfMemory) or the driver's errors.
-    /// Requests of 64 MiB or more are checked against the host
-    /// nodes' free memory before any memory is created, unless the heap may
-    /// [overcommit](super::HeapOptions::overcommit); smaller requests release the new memory if they fail.
-    #[inline(always)]
-    #[track_caller]
-    pub fn allocate(&self, layout: Layout) -> Result<Block> {
-        let (bytes, align) = (layout.size() as u64, layout.align() as u64);
-        let inner = &**self.inner();
-        let found = match Class::of(bytes, align) {
-            _ if bytes == 0 => None,
-            Some(class) => member::with(inner, |local| {
-                let found = match local.small[class.index()].pop() {
-                    Some(offset) => Extent::small(offset, class),
-                    None => inner.refill(local, class, bytes, align)?,
+    /// Returns two words, because they come back in registers. A `Piece` would be returned in memory, written
+    /// one word and read two words at a time, which the processor's store forwarding cannot serve.
+    #[inline]
+    pub(super) fn allocate_cached(&self, bytes: u64, align: u64) -> (u64, Key) {
+        let mut offset = 0;
+        let mut key = Key::NONE;
+        if let Some(class) = Class::of(bytes, align) {
+            member::with(self, |local| {
+                (offset, key) = match local.small[class.index()].pop() {
+                    Some(found) => (found, Key::small(class)),
+                    None => self.refill(local, class, bytes, align)?,
                 };
                 local.tally.allocate(bytes);
-                Some(found)
-            }),
-            None => member::with(inner, |local| {
-                let found = inner.take_range(local, bytes, align)?;
+                Some(())
+            });
+        } else {
+            member::with(self, |local| {
+                (offset, key) = self.take_range(local, bytes, align)?;
                 local.tally.allocate(bytes);
-                Some(found)
-            }),
-        };
-        match found {
-            // SAFETY: the piece was just allocated and counted, for this block alone.
-            Some(found) => Ok(unsafe { Block::new(inner, Piece::new(found, bytes)) }),
-            None => self.allocate_slowly(bytes, align, Caller::caller()),
+                Some(())
+            });
         }
+        (offset, key)
     }
 
-    #[cold]
-    #[inline(never)]
-    fn allocate_slowly(
-        &self,
-        bytes: u64,
-        align: u64,
-        place: &'static Caller<'static>,
-    ) -> Result<Block> {
-        if bytes == 0 {
-            return Err(no_bytes());
-        }
-        // A forked child always comes here: it finds no cache of its parent's heap.
-        self.inner().expect_this_process()?;
-        let piece = self.inner().allocate_slowly(bytes, align, place)?;
-        // SAFETY: as in `allocate`.
-        Ok(unsafe { Block::new(self.inner(), piece) })
-    }
-}
-
-impl HeapInner {
     #[inline(always)]
-    fn take_range(&self, local: &mut Local, bytes: u64, align: u64) -> Option<Extent> {
+    fn take_range(&self, local: &mut Local, bytes: u64, align: u64) -> Option<(u64, Key)> {
         let cached = bytes <= MAX_CACHED && align <= GRANULE;
         let size = Core::range_granules(bytes) as u32; // exact if the core has such a range
         let found = if cached { local.medium.pop(size) } else { None };
-        match found {
-            Some(found) => Some(found),
-            None => self.fetch(local, bytes, align),
-        }
+        let found = match found {
+            Some(found) => found,
+            None => self.fetch(local, bytes, align)?,
+        };
+        Some((found.offset, Key::range(found.node(), size)))
     }
 
     /// Gets a small block from other threads or from the core, or a range in its place.
     #[cold]
     #[inline(never)]
-    fn refill(&self, local: &mut Local, class: Class, bytes: u64, align: u64) -> Option<Extent> {
+    fn refill(
+        &self,
+        local: &mut Local,
+        class: Class,
+        bytes: u64,
+        align: u64,
+    ) -> Option<(u64, Key)> {
         let shelf = &mut local.small[class.index()];
         shelf.unpark();
         if let Some(found) = shelf.pop() {
-            return Some(Extent::small(found, class));
+            return Some((found, Key::small(class)));
         }
-        let refill = &mut local.refills[class.index()];
         if class.may_be_range(align)
-            && refill.is_rare()
+            && local.refills[class.index()].is_rare()
             && let Some(found) = self.take_range(local, bytes, align)
         {
             return Some(found);
@@ -112,23 +81,17 @@ impl HeapInner {
         local.bound.note(CacheBound::small(class));
         let shelf = &mut local.small[class.index()];
         match self.front.depots[class.index()].take() {
-            Some(full) => shelf.fill(class, full.len(), |out| {
-                out.copy_from_slice(&full);
-                full.len()
-            }),
+            Some(full) => shelf.load(full),
             None => {
+                let mut magazine = shelf.take_empty();
                 let refill = local.refills[class.index()].next(class);
                 self.with_core(&mut local.visitor, |core| {
-                    shelf.fill(class, refill, |out| {
-                        let filled = core.fill(class, out);
-                        // The lowest offsets are handed out first.
-                        out[..filled].reverse();
-                        filled
-                    });
+                    magazine.fill(refill, |out| core.fill(class, out));
                 });
+                shelf.load(magazine);
             }
         }
-        Some(Extent::small(shelf.pop()?, class))
+        Some((shelf.pop()?, Key::small(class)))
     }
 
     /// Gets a larger block from the thread's shard or the core, from which it gets more of its size if the
@@ -172,18 +135,34 @@ impl HeapInner {
     #[cold]
     #[inline(never)]
     fn return_idle(&self, local: &mut Local) {
-        for class in Class::all().filter(|class| class.takes_page()) {
-            let Some(idle) = local.take_idle(class) else {
-                continue;
-            };
-            let depot = &self.front.depots[class.index()];
-            let waiting = std::iter::from_fn(|| depot.take()).flat_map(|full| *full);
-            self.with_core(&mut local.visitor, |core| {
-                let strays = waiting.chain(idle).filter(|&at| !core.give_last(at));
-                self.reports.count_unknown_frees(strays.count());
+        local.give_idle(|visitor, class, full| {
+            let waiting = std::iter::from_fn(|| self.front.depots[class.index()].take());
+            self.with_core(visitor, |core| {
+                for full in waiting.chain([full]) {
+                    let strays = full.offsets().iter().filter(|&&at| !core.give_last(at));
+                    self.reports.count_unknown_frees(strays.count());
+                }
             });
-            local.bound.forget(CacheBound::small(class));
+        });
+    }
+
+    /// Notes whether threads share the core now. Returns how many more blocks than one to get.
+    #[inline(never)]
+    fn prepare_shared(&self, local: &mut Local, bytes: u64, align: u64, crowded: bool) -> u32 {
+        if crowded {
+            self.note_crowd(local)
+        } else {
+            local.crowded = 0
         }
+        local.medium.note_shares(crowded || local.shard.is_some());
+        if bytes > MAX_CACHED || align > GRANULE {
+            return 0;
+        }
+        let budget = &self.front.budget;
+        let (budget, _) = local.medium.limits(budget.alone(), budget.shared());
+        local
+            .medium
+            .more(Core::range_granules(bytes) as u32, budget)
     }
 
     /// Allocates from the core, and from new memory if the core has no room.
@@ -193,7 +172,7 @@ impl HeapInner {
         &self,
         bytes: u64,
         align: u64,
-        place: &'static Caller<'static>,
+        place: &'static std::panic::Location<'static>,
     ) -> Result<Piece> {
         let piece = match &self.watch {
             Some(watch) => watch.allocate(bytes, align, place, |bytes, align| {
@@ -209,19 +188,21 @@ impl HeapInner {
     pub(super) fn take_new(&self, bytes: u64, align: u64) -> Result<Piece> {
         let class = Class::of(bytes, align);
         let attempt = |core: &mut Core| {
-            let extent = match class {
+            let piece = match class {
                 Some(class) => {
                     let mut offset = [0];
                     match core.fill(class, &mut offset) {
-                        0 if class.may_be_range(align) => core.allocate(bytes, align)?,
+                        0 if class.may_be_range(align) => {
+                            Piece::range(core.allocate(bytes, align)?, bytes)
+                        }
                         0 => return None,
-                        _ => Extent::small(offset[0], class),
+                        _ => Piece::small(offset[0], bytes, class),
                     }
                 }
-                None => core.allocate(bytes, align)?,
+                None => Piece::range(core.allocate(bytes, align)?, bytes),
             };
             self.grower.look(core);
-            Some(Piece::new(extent, bytes))
+            Some(piece)
         };
         let taken = self.with_memory(bytes, align, attempt);
         self.tell();
@@ -242,11 +223,12 @@ impl HeapInner {
             local.tally.free(piece.bytes);
             match piece.key.kind() {
                 Kind::Small(class) => {
-                    if !local.small[class.index()].push(piece.offset) {
-                        self.push_slowly(local, class, piece.offset);
+                    let shelf = &mut local.small[class.index()];
+                    if let Some(full) = shelf.push(class, piece.offset, &local.bound) {
+                        self.hand_on(&mut local.visitor, class, full);
                     }
                 }
-                Kind::Range(_) => self.keep(local, piece.extent()),
+                Kind::Range(node) => self.keep(local, piece, node),
             }
             Some(())
         });
@@ -257,7 +239,8 @@ impl HeapInner {
     }
 
     #[inline]
-    fn keep(&self, local: &mut Local, extent: Extent) {
+    fn keep(&self, local: &mut Local, piece: &Piece, node: RangeId) {
+        let extent = Extent::new(piece.offset, node, piece.key.granules());
         // Cached here, the block would be missed where it is used again first.
         if self.front.shards.are_used() && self.send_out(local, extent) {
             return;
@@ -270,9 +253,9 @@ impl HeapInner {
         } else if self.front.shards.are_used() && self.to_shard(local, extent) {
             return;
         } else {
-            let freed = self.core.if_reserved(&mut local.visitor, |core| {
-                self.give_range(core, extent.node())
-            });
+            let freed = self
+                .core
+                .if_reserved(&mut local.visitor, |core| self.give_range(core, node));
             if freed.is_some() {
                 return;
             }
@@ -283,28 +266,21 @@ impl HeapInner {
         }
     }
 
-    /// Caches a small block for which there is no room, and leaves a magazine of older ones for other threads.
     #[cold]
-    #[inline(never)]
-    fn push_slowly(&self, local: &mut Local, class: Class, offset: u64) {
-        local.bound.note(CacheBound::small(class));
-        let shelf = &mut local.small[class.index()];
-        if let Some(oldest) = shelf.make_room(class)
-            && let Err(oldest) = self.front.depots[class.index()].put(Box::new(oldest))
-        {
-            let mut oldest = Some(Load::Small(*oldest));
-            let give = |core: &mut Core| {
-                let oldest = oldest.take();
-                oldest
-                    .into_iter()
-                    .for_each(|oldest| self.take_in(core, oldest));
-            };
-            self.core.try_with(&mut local.visitor, give);
-            if let Some(oldest) = oldest {
-                self.front.inbox.push(oldest);
-            }
+    fn hand_on(&self, visitor: &mut Visitor, class: Class, full: Box<Magazine>) {
+        let Err(full) = self.front.depots[class.index()].put(full) else {
+            return;
+        };
+        let mut full = Some(full);
+        let give = |core: &mut Core| {
+            let full = full.take();
+            full.into_iter()
+                .for_each(|full| self.take_in(core, Load::Small(full)));
+        };
+        self.core.try_with(visitor, give);
+        if let Some(full) = full {
+            self.front.inbox.push(Load::Small(full));
         }
-        shelf.push(offset);
     }
 
     /// Returns blocks that leave a cache to the core, directly or through the inbox.
@@ -327,26 +303,29 @@ impl HeapInner {
         let mut core = self.core();
         match piece.key.kind() {
             Kind::Small(_) => self.give(&mut core, piece.offset),
-            Kind::Range(_) => self.give_or_send(&mut core, piece.extent()),
+            Kind::Range(node) => {
+                let extent = Extent::new(piece.offset, node, piece.key.granules());
+                self.give_or_send(&mut core, extent);
+            }
         }
     }
 
     /// Returns a cache's contents to the core, and its shard's segments with the blocks in use.
-    pub(super) fn take_back_all(&self, core: &mut Core, local: &mut Local) {
-        if let Some(own) = &mut local.shard {
+    pub(super) fn take_back_all(&self, core: &mut Core, contents: Contents<'_>) {
+        if let Some(own) = contents.shard {
             self.dissolve(core, own);
         }
-        local.take_small().for_each(|at| self.give(core, at));
-        let ranges = local.medium.take_all();
+        for magazine in contents.small {
+            self.take_in(core, Load::Small(magazine));
+        }
         if self.front.shards.are_used() {
-            let ranges = ranges.into_iter();
+            let ranges = contents.ranges.into_iter();
             ranges.for_each(|extent| self.give_or_send(core, extent));
         } else {
-            self.give_ranges(core, &ranges);
+            self.give_ranges(core, &contents.ranges);
         }
-        // Once the core has everything.
-        local.bound.forget(u64::MAX);
-        local.bound.note_shard(0);
+        contents.bound.forget(u64::MAX);
+        contents.bound.note_shard(0);
     }
 
     /// Returns the depots' blocks to the core.
@@ -359,7 +338,7 @@ impl HeapInner {
     /// Returns a load to the core.
     pub(super) fn take_in(&self, core: &mut Core, load: Load) {
         match load {
-            Load::Small(full) => full.iter().for_each(|&at| self.give(core, at)),
+            Load::Small(full) => full.offsets().iter().for_each(|&at| self.give(core, at)),
             Load::Ranges(ranges) => self.give_ranges(core, &ranges),
         }
     }

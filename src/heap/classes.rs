@@ -3,14 +3,13 @@
 //! Classes are 16 bytes apart up to 128 bytes; above that, each doubling has eight classes. A block wastes at
 //! most 15 bytes or an eighth, on average less than half of that.
 
+use super::ranges::GRANULE;
+
 /// The largest small block, in bytes. For larger blocks one granule is at most an eighth of the size.
 pub(super) const MAX_SMALL: u64 = 2 << 10;
 
 /// The number of classes.
 pub(super) const CLASSES: usize = 40;
-
-/// The unit of ranges' sizes and offsets, in bytes.
-pub(super) const GRANULE: u64 = 256;
 
 /// The size of the heap's page, in bytes. It does not depend on the kernel's page size. Slabs consist of whole pages.
 pub(super) const PAGE: u64 = 2 << 10;
@@ -84,12 +83,6 @@ impl Class {
     #[inline]
     pub(super) const fn bytes(self) -> u64 {
         SHAPES[self.index()].bytes as u64
-    }
-
-    /// Returns how many blocks a magazine has, which moves between threads and the core as one: up to 32 KiB.
-    pub(super) const fn magazine(self) -> usize {
-        let fit = (32 << 10) / self.bytes();
-        if fit < 64 { fit as usize } else { 64 }
     }
 
     /// Returns the block counts to try for the next slab if the class's slabs have `total` bytes: the full

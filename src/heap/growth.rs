@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::backing::{Backing, Beside, Chunk, Locked, Want};
 use super::cache::{Inside, member};
-use super::classes::GRANULE;
 use super::classes::SLAB;
 use super::inner::HeapInner;
 use super::options::{Pressure, Relief, SoftLimit};
-use super::ranges::Core;
+use super::ranges::{Core, GRANULE};
 use crate::error::NoRoom;
 use crate::{Error, Result};
 
@@ -201,11 +200,13 @@ impl HeapInner {
                 local.forget_what_is_gone();
                 return None;
             }
+            let (contents, visitor) = local.empty();
             // While this thread still holds its cache: a thread that takes all caches then waits for it, and
             // cannot miss blocks that are in neither place.
-            let mut core = self.core();
-            self.take_back_all(&mut core, local);
-            attempt(&mut core)
+            self.with_core(visitor, |core| {
+                self.take_back_all(core, contents);
+                attempt(core)
+            })
         })
     }
 

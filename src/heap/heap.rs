@@ -12,6 +12,7 @@ use super::backing::Backing;
 use super::debug::{BlockInfo, LeakReport, Watch};
 use super::grower::{self, Decay};
 use super::inner::HeapInner;
+use super::piece::{Key, Piece};
 use super::{Block, HeapOptions, HeapStats, Occupancy};
 use crate::driver::{DevicePtr, Driver, Location};
 use crate::topology::Share;
@@ -66,6 +67,52 @@ impl Heap {
 
     pub(super) fn inner(&self) -> &Arc<HeapInner> {
         &self.inner
+    }
+
+    /// Allocates a block of `layout`'s size, from 1 byte to 1 TiB − 2 MiB, at an address that is a multiple
+    /// of its alignment. The bytes are not initialised.
+    ///
+    /// With the feature `allocator-api2` or `nightly` a heap also implements `Allocator`, whose function of
+    /// this name returns a bare pointer. `heap.allocate(layout)` calls this method; the trait's is
+    /// `Allocator::allocate(&heap, layout)`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 bytes, for more than the maximum, for an alignment that no such
+    /// block can have at the heap's addresses, and in a forked child; [`Error::HeapFull`] if the heap has no room and may not grow,
+    /// with the reason; if it has to grow, [`Error::NodeTooFull`], [`Error::NodesTooFull`],
+    /// [`Error::OutOfMemory`] or the driver's errors. Requests of 64 MiB or more are checked against the host
+    /// nodes' free memory before any memory is created, unless the heap may
+    /// [overcommit](super::HeapOptions::overcommit); smaller requests release the new memory if they fail.
+    #[inline(always)]
+    #[track_caller]
+    pub fn allocate(&self, layout: Layout) -> Result<Block> {
+        let (bytes, align) = (layout.size() as u64, layout.align() as u64);
+        let (offset, key) = match bytes {
+            0 => (0, Key::NONE),
+            _ => self.inner.allocate_cached(bytes, align),
+        };
+        let piece = match key {
+            Key::NONE => self.allocate_slowly(bytes, align, std::panic::Location::caller())?,
+            key => Piece { offset, bytes, key },
+        };
+        // SAFETY: the piece was just allocated and counted, for this block alone.
+        Ok(unsafe { Block::new(&self.inner, piece) })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn allocate_slowly(
+        &self,
+        bytes: u64,
+        align: u64,
+        place: &'static std::panic::Location<'static>,
+    ) -> Result<Piece> {
+        if bytes == 0 {
+            return Err(no_bytes());
+        }
+        // A forked child always comes here: it finds no cache of its parent's heap.
+        self.inner.expect_this_process()?;
+        self.inner.allocate_slowly(bytes, align, place)
     }
 
     /// Allocates like [`allocate`](Self::allocate), with every byte 0. The CPU writes the zeros, or a GPU if

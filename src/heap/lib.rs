@@ -4,11 +4,11 @@
 //!
 //! # The path of allocate and free
 //! ```text
-//! Heap::allocate (alloc_path.rs)
+//! Heap::allocate (heap.rs)
 //!  │ debug mode, or no thread cache ──────────────────────────────────────────────────┐
 //!  ▼                                                                                  │
-//! thread's cache           cache/member.rs: with → biased/: owner → local.rs: pop     │
-//!  │ to 2 KiB: a stack of the class             no lock, no shared cache line         │
+//! thread's cache  alloc_path.rs: allocate_cached  cache/member.rs, biased/, local.rs  │
+//!  │ to 2 KiB: a magazine of the class          no lock, no shared cache line         │
 //!  │ to 4 MiB: by size (medium.rs)                                                    │
 //!  │ empty                                                                            │
 //!  ├─ small: a full magazine of another thread  cache/handover.rs                     │
@@ -27,7 +27,7 @@
 //! Block::drop (block.rs)                            Block::free_after (release.rs)
 //!  ▼                                                 ▼ record an event
 //! alloc_path.rs: free                               deferred/ ── collected later ────────▶ core
-//!  ├─ small: push to the stack; of a full one the older half goes to a depot (cache/handover.rs)
+//!  ├─ small: push to the magazine; a full one goes to a depot (cache/handover.rs)
 //!  ├─ larger: keep by size within the thread's budget
 //!  ├─ in a shard: to it, or to its post if it is another thread's (shards.rs)
 //!  └─ otherwise: to the core, or to the inbox (cache/handover.rs) while another thread has the core
@@ -46,7 +46,7 @@
 //! | part of `HeapInner` | what it holds | its locks |
 //! |---|---|---|
 //! | `facts` (`facts.rs`) | addresses, limit, access, options, the process that built the heap | none |
-//! | `front` (`cache/mod.rs`) | threads' caches and their budget, depots, inbox, shards | `members`, one for each cache |
+//! | `front` (`cache/front.rs`) | threads' caches and their budget, depots, inbox, shards | `members`, one for each cache |
 //! | `core` (`cache/reserved/`, `ranges/`) | free and used ranges | the core's |
 //! | `supply` (`backing/supply.rs`) | the chunks, and growth that other threads wait for | `backing` |
 //! | `deferral` (`deferred/deferral.rs`) | blocks that wait for GPU work | `waiting`, `collecting`, `deferred` |
@@ -86,7 +86,7 @@
 //! - Small blocks move between threads by the magazine (Bonwick and Adams, 2001). From the core a thread gets one of a
 //!   class at first, and twice as many each time. A block of over 1 KiB takes a page of the first slabs anyway: it is a range
 //!   until the thread requests eight of its class within 128 visits to the core for ranges. After as many visits without
-//!   any use of the class, its cached blocks return to the core, and empty slabs of theirs end (`return_idle`). A layout of
+//!   any use of the class, its cached blocks return to the core, and empty slabs of theirs end (`give_idle`). A layout of
 //!   such a size does not tell whether its block is small: `pages.rs` does. If no slab has room, such a request takes any range.
 //! - Larger blocks are cached in bins by size (`medium.rs`), and a request gets only one of its exact size, so that none
 //!   wastes memory. A thread that has the core to itself caches blocks up to 1 MiB, in all at most a 512th of the heap's
@@ -122,7 +122,8 @@
 //!   thread that reads "core" locks the core. A thread that reads a shard which was dissolved leaves the block in the shard's
 //!   post, where the next thread to open it reads again under a lock. Loom has run the three sides in all orders.
 //! - Other threads' frees go to the post in batches of up to 32 blocks, or a quarter of what a thread may cache (1 MiB by
-//!   default). The shard's thread looks whether there are any before each allocation (`cache/shards.rs`).
+//!   default). The shard's thread looks whether there are any before each allocation, and leaves some empty batches in
+//!   the post, so that no thread frees memory that another allocated (`cache/shards.rs`).
 //! - Segments without a block return when another eighth of the shard is free, 4 MiB at least; all of them when
 //!   their thread finds no room, and when shards have more than a quarter of the heap free and it would have to grow. Segments are taken only while
 //!   the core has four times as much free, and at least 16 MiB, so near its limit a heap works as if there were no shards.
@@ -132,9 +133,10 @@
 //!
 //! **A refusal** empties all caches only where that can help (`room.rs`, `ranges/refusals.rs`); in a loop it would
 //! leave the other threads no cache. A request is compared with a bound on the bytes in all caches, which is read without
-//! stopping a thread, and with a remembered refusal: the least number of bytes in use in any span that the request would
-//! need, at its alignment. To find that number takes a visit of all ranges, for which the refusals since the last visit pay:
-//! 256 ranges each. Both bounds are safe: no request is refused that the caches would have met.
+//! stopping a thread. If they have small blocks alone, which free memory only as whole slabs, the free ranges around the
+//! slabs that could become empty are added up. Otherwise remembered refusals are consulted: the least number of bytes in
+//! use in any span that the request would need, at its alignment. To find that number takes a visit of all ranges, so it is
+//! found again only while enough requests use it. All bounds are safe: no request is refused that the caches would have met.
 //! A block of the requested class that another thread caches is always worth taking, so there each refusal empties the caches.
 //!
 //! **Without `membarrier`** from the start, both sides execute a fence. If a seccomp filter refuses it later, a thread that

@@ -27,7 +27,11 @@ impl Home for HeapInner {
         if members.closed || self.watch.is_some() {
             return None;
         }
-        let member = Arc::new(Member::new(self.this.clone(), self.facts.born));
+        let member = Arc::new(Member::new(
+            self.this.clone(),
+            self.facts.id,
+            self.facts.born,
+        ));
         members.list.push(Arc::clone(&member));
         Some(member)
     }
@@ -44,7 +48,7 @@ impl Home for HeapInner {
         members.tally.add(&local.tally);
         local.closed = true;
         let mut core = self.core();
-        self.take_back_all(&mut core, &mut local);
+        self.take_back_all(&mut core, local.empty().0);
         self.end_shard(&mut core, &mut local);
     }
 }
@@ -113,7 +117,7 @@ impl HeapInner {
             for local in &mut held {
                 members.tally.add(&local.tally);
                 local.closed = true;
-                self.take_back_all(&mut core, local);
+                self.take_back_all(&mut core, local.empty().0);
                 self.end_shard(&mut core, local);
             }
             self.empty_depots(&mut core);

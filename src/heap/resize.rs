@@ -4,10 +4,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Block;
 use super::backing::Want;
-use super::classes::GRANULE;
 use super::inner::HeapInner;
 use super::piece::{Key, Kind, Piece};
-use super::ranges::{Core, MAX_RANGE, RangeId};
+use super::ranges::{Core, GRANULE, MAX_RANGE, RangeId};
 
 impl Block {
     /// Resizes the block to `bytes` in place. Returns `false` and changes nothing if that is impossible.

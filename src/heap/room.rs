@@ -14,12 +14,11 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::backing::Locked;
-use crate::classes::GRANULE;
 use crate::classes::{Class, PAGE};
 use crate::error::NoRoom;
 use crate::inner::HeapInner;
 use crate::per_driver::lock;
-use crate::ranges::{Core, MAX_RANGE, Request};
+use crate::ranges::{Core, GRANULE, MAX_RANGE, Request};
 use crate::{Error, Growth, Result};
 
 impl HeapInner {
@@ -129,8 +128,11 @@ impl HeapInner {
             if core.rules_out(&request, outside) {
                 return None;
             }
-            if let Some(found) = core.exhaustively(attempt) {
-                return Some(found);
+            if request.class().is_none() {
+                let found = core.exhaustively(attempt);
+                if found.is_some() || core.slabs_cannot_serve(&request, outside) {
+                    return found;
+                }
             }
         }
         self.after_all_caches(Some(request), attempt)
@@ -139,12 +141,15 @@ impl HeapInner {
     /// Returns whether `bytes` could be free if the core had all cached blocks and `addable` more bytes were
     /// backed.
     pub(super) fn caches_may_make_up(&self, bytes: u64, addable: u64) -> bool {
-        let quarantined = self.watch.as_ref().map_or(0, |watch| watch.quarantined());
         let members = lock(&self.front.members);
+        let quarantined = self.watch.as_ref().map_or(0, |watch| watch.quarantined());
         // Held while the caches are counted: blocks that leave them meanwhile would count in neither place.
         let core = self.core();
-        let outside = self.front.cached_bound(&members, &Request::new(bytes, 1));
-        let most = core.most_free(outside.bytes.saturating_add(quarantined));
+        let outside = self
+            .front
+            .cached_bound(&members, &Request::new(MAX_RANGE, 1));
+        let (free_in_slabs, ends) = core.slab_bytes();
+        let most = core.free_bytes() + outside.bytes + quarantined + free_in_slabs + ends;
         bytes <= addable.saturating_add(most)
     }
 
@@ -168,7 +173,7 @@ impl HeapInner {
         let _quarantine = quarantine.map(|watch| watch.emptied(&|left| self.take_back_left(&left)));
         let mut core = self.core();
         for local in &mut held {
-            self.take_back_all(&mut core, local);
+            self.take_back_all(&mut core, local.empty().0);
         }
         self.empty_depots(&mut core);
         self.open_posts(&mut core);

@@ -5,11 +5,9 @@
 //! free return to it by its post (`cache/shards.rs`). Wherever the cache of a thread is emptied, so is its shard:
 //! the segments return to the core with the blocks in use, and the core is as if it had given none.
 
-use super::cache::{CacheBound, Local, MAX_CACHED, Own, UNIT, Visitor, member};
-use super::classes::GRANULE;
+use super::cache::{CacheBound, Local, Own, UNIT, Visitor, member};
 use super::inner::HeapInner;
-use super::piece::Extent;
-use super::ranges::Core;
+use super::ranges::{Core, Extent, GRANULE};
 
 /// The largest blocks that come from a shard, in bytes. From a large one come blocks up to twice that, which are at
 /// most this part of it: its next segments are several times as large as they.
@@ -42,35 +40,10 @@ impl HeapInner {
         FIRST.min(self.front.budget.shared() * GRANULE) / LEAST_FIRST * LEAST_FIRST
     }
 
-    /// Notes whether threads share the core now. Returns how many more blocks than one to get.
-    #[inline(never)]
-    pub(super) fn prepare_shared(
-        &self,
-        local: &mut Local,
-        bytes: u64,
-        align: u64,
-        crowded: bool,
-    ) -> u32 {
-        if crowded {
-            self.note_crowd(local)
-        } else {
-            local.crowded = 0
-        }
-        local.medium.note_shares(crowded || local.shard.is_some());
-        if bytes > MAX_CACHED || align > GRANULE {
-            return 0;
-        }
-        let budget = &self.front.budget;
-        let (budget, _) = local.medium.limits(budget.alone(), budget.shared());
-        local
-            .medium
-            .more(Core::range_granules(bytes) as u32, budget)
-    }
-
     /// Notes that threads share the core now. Gives a thread that shares it often a shard.
     #[cold]
     #[inline(never)]
-    fn note_crowd(&self, local: &mut Local) {
+    pub(super) fn note_crowd(&self, local: &mut Local) {
         local.crowded += 1;
         if local.crowded >= OFTEN && local.shard.is_none() {
             local.crowded = 0; // if all numbers are taken, the next try is later

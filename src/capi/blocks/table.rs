@@ -184,7 +184,7 @@ mod tests {
         let raw = RawBlock {
             offset: 1 << 40,
             bytes: 4096,
-            key: 1,
+            key: 0,
         };
         assert!(!table.put(raw));
         assert_eq!(table.get(1 << 40), None);
@@ -196,7 +196,7 @@ mod tests {
         let blocks = (0..64 << 20).step_by(4096).map(|offset| RawBlock {
             offset,
             bytes: 4096,
-            key: 1,
+            key: 0,
         });
         let blocks: Vec<RawBlock> = blocks.collect();
         for _ in 0..20 {

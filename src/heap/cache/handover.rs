@@ -128,10 +128,20 @@ pub(crate) struct Inbox<T> {
 }
 
 /// An item and its link.
-struct Node<T> {
-    /// The node pushed before.
+pub(crate) struct Node<T> {
+    /// The node pushed before; of no meaning while the node is in no list.
     older: *mut Node<T>,
-    item: T,
+    pub(super) item: T,
+}
+
+// SAFETY: the link is used only while the node is in a list, which then owns both ends.
+unsafe impl<T: Send> Send for Node<T> {}
+
+impl<T> Node<T> {
+    pub(crate) fn new(item: T) -> Box<Self> {
+        let older = null_mut();
+        Box::new(Self { older, item })
+    }
 }
 
 // SAFETY: an item moves from one thread to another, and no two access it at a time.
@@ -147,11 +157,13 @@ impl<T> Inbox<T> {
 
     /// Pushes an item; this allocates its node.
     pub(crate) fn push(&self, item: T) {
+        self.push_node(Node::new(item));
+    }
+
+    /// Pushes an item with its node.
+    pub(crate) fn push_node(&self, node: Box<Node<T>>) {
         let mut newest = self.newest.load(Ordering::Relaxed);
-        let node = Box::into_raw(Box::new(Node {
-            older: newest,
-            item,
-        }));
+        let node = Box::into_raw(node);
         loop {
             // SAFETY: it comes from a box, and no other thread has it before the exchange succeeds.
             unsafe { (*node).older = newest };
@@ -205,18 +217,25 @@ pub(crate) struct Taken<T> {
 // SAFETY: the chain belongs to this value alone.
 unsafe impl<T: Send> Send for Taken<T> {}
 
+impl<T> Taken<T> {
+    /// Takes the newest item with its node.
+    pub(crate) fn next_node(&mut self) -> Option<Box<Node<T>>> {
+        if self.newest.is_null() {
+            return None;
+        }
+        // SAFETY: chains consist of nodes from boxes in `push_node`, and one swap took this one for this value
+        // alone.
+        let node = unsafe { Box::from_raw(self.newest) };
+        self.newest = node.older;
+        Some(node)
+    }
+}
+
 impl<T> Iterator for Taken<T> {
     type Item = T;
 
     fn next(&mut self) -> Option<T> {
-        if self.newest.is_null() {
-            return None;
-        }
-        // SAFETY: chains consist of nodes from boxes in `push`, and one swap took this one for this value
-        // alone.
-        let node = unsafe { Box::from_raw(self.newest) };
-        self.newest = node.older;
-        Some(node.item)
+        self.next_node().map(|node| node.item)
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use super::bound::CacheBound;
+use super::magazine::{CacheBound, Magazine, Shelf};
 use super::medium::Medium;
 use super::reserved::Visitor;
 use super::shards::Own;
 use crate::classes::{CLASSES, Class};
+use crate::ranges::Extent;
 
 /// Counts one thread's allocations and frees. Either may exceed the other: another thread may free.
 #[derive(Clone, Copy, Debug, Default)]
@@ -83,7 +84,7 @@ impl RefillSize {
     pub(crate) fn next(&mut self, class: Class) -> usize {
         let now = self.next.max(class.blocks_in_lines() as u8);
         // At most half a magazine.
-        self.next = (now * 2).min(class.magazine() as u8 / 2);
+        self.next = (now * 2).min(Magazine::capacity(class) as u8 / 2);
         now.into()
     }
 
@@ -103,95 +104,14 @@ impl RefillSize {
     }
 }
 
-/// A stack of small blocks' offsets.
-#[derive(Default)]
-struct Stack {
-    len: usize,
-    offsets: Box<[u64]>,
-}
-
-/// The small blocks of one class: room for two magazines (Bonwick and Adams, "Magazines and Vmem", 2001), of which one
-/// comes or goes at a time.
-#[derive(Default)]
-pub(crate) struct Shelf {
-    stack: Stack,
-    /// The stack until the class's next allocation or free, if it has room.
-    parked: Stack,
-}
-
-impl Shelf {
-    #[inline]
-    pub(crate) fn pop(&mut self) -> Option<u64> {
-        let len = self.stack.len.checked_sub(1)?;
-        self.stack.len = len;
-        self.stack.offsets.get(len).copied()
-    }
-
-    /// Returns `false` if there is no room before [`make_room`](Self::make_room).
-    #[inline]
-    pub(crate) fn push(&mut self, offset: u64) -> bool {
-        let Some(free) = self.stack.offsets.get_mut(self.stack.len) else {
-            return false;
-        };
-        *free = offset;
-        self.stack.len += 1;
-        true
-    }
-
-    /// Takes the stack out of use; returns `false` if it was out before and the class was not used since.
-    fn park(&mut self) -> bool {
-        let was_used = self.parked.offsets.is_empty();
-        if was_used {
-            self.parked = std::mem::take(&mut self.stack);
-        }
-        was_used
-    }
-
-    /// Uses the parked stack again, if there is one.
-    pub(crate) fn unpark(&mut self) {
-        if !self.parked.offsets.is_empty() {
-            self.stack = std::mem::take(&mut self.parked);
-        }
-    }
-
-    /// Makes room for a block of `class`; returns the magazine of the oldest blocks if there was none.
-    pub(crate) fn make_room(&mut self, class: Class) -> Option<Vec<u64>> {
-        self.unpark();
-        let Stack { len, offsets } = &mut self.stack;
-        if offsets.is_empty() {
-            *offsets = vec![0; 2 * class.magazine()].into();
-        }
-        if *len < offsets.len() {
-            return None;
-        }
-        let oldest = offsets[..class.magazine()].to_vec();
-        offsets.copy_within(class.magazine().., 0);
-        *len -= oldest.len();
-        Some(oldest)
-    }
-
-    /// Lets `fill` write up to `most` offsets to an empty shelf of `class`; it returns how many it wrote. The last is handed
-    /// out first.
-    pub(crate) fn fill(
-        &mut self,
-        class: Class,
-        most: usize,
-        fill: impl FnOnce(&mut [u64]) -> usize,
-    ) {
-        self.make_room(class);
-        self.stack.len = fill(&mut self.stack.offsets[..most]);
-    }
-
-    fn all(&self) -> impl Iterator<Item = u64> {
-        let stacks = [&self.stack, &self.parked].into_iter();
-        stacks.flat_map(|stack| stack.offsets[..stack.len].iter().copied())
-    }
-
-    fn take_all(&mut self) -> Vec<u64> {
-        let all = self.all().collect();
-        *self = Self::default();
-        all
-    }
+/// All contents of a cache, which are out of it but counted.
+pub(crate) struct Contents<'a> {
+    #[expect(clippy::vec_box, reason = "magazines are large, and boxed already")]
+    pub(crate) small: Vec<Box<Magazine>>,
+    pub(crate) ranges: Vec<Extent>,
+    pub(crate) shard: Option<&'a mut Own>,
+    /// Cleared once the core has everything.
+    pub(crate) bound: &'a CacheBound,
 }
 
 /// A thread's cache of a heap.
@@ -232,10 +152,10 @@ impl Local {
         }
     }
 
-    /// Tightens [`CacheBound`] to the present contents. Drops empty stacks, because pushes to them set no bit.
+    /// Tightens [`CacheBound`] to the present contents. Drops empty magazines, because pushes to them set no bit.
     pub(crate) fn forget_what_is_gone(&mut self) {
         for (class, shelf) in Class::all().zip(&mut self.small) {
-            if self.bound.has(CacheBound::small(class)) && shelf.all().next().is_none() {
+            if self.bound.has(CacheBound::small(class)) && shelf.blocks() == 0 {
                 *shelf = Shelf::default();
                 self.bound.forget(CacheBound::small(class));
             }
@@ -243,28 +163,44 @@ impl Local {
         self.medium.forget_if_empty();
     }
 
-    /// Takes the small blocks of a class that the thread has not used since the last call; `None` if it has.
-    pub(crate) fn take_idle(&mut self, class: Class) -> Option<Vec<u64>> {
-        let shelf = &mut self.small[class.index()];
-        let refill = &mut self.refills[class.index()];
-        refill.look();
-        if shelf.park() {
-            return None;
+    /// Calls `give` with the blocks that take a page each, of the classes that the thread has not used since the last
+    /// call.
+    pub(crate) fn give_idle(&mut self, mut give: impl FnMut(&mut Visitor, Class, Box<Magazine>)) {
+        for class in Class::all().filter(|class| class.takes_page()) {
+            let shelf = &mut self.small[class.index()];
+            let refill = &mut self.refills[class.index()];
+            refill.look();
+            if shelf.park() {
+                continue;
+            }
+            *refill = RefillSize::FIRST;
+            shelf
+                .take_all()
+                .for_each(|full| give(&mut self.visitor, class, full));
+            self.bound.forget(CacheBound::small(class));
         }
-        *refill = RefillSize::FIRST;
-        Some(shelf.take_all())
     }
 
-    /// Takes all small blocks.
-    pub(crate) fn take_small(&mut self) -> impl Iterator<Item = u64> {
+    /// Takes all contents, and lends the visitor to return them to the core.
+    pub(crate) fn empty(&mut self) -> (Contents<'_>, &mut Visitor) {
         self.refills = [RefillSize::FIRST; CLASSES];
-        self.small.iter_mut().flat_map(Shelf::take_all)
+        let contents = Contents {
+            small: self.small.iter_mut().flat_map(Shelf::take_all).collect(),
+            ranges: self.medium.take_all(),
+            shard: self.shard.as_deref_mut(),
+            bound: &self.bound,
+        };
+        (contents, &mut self.visitor)
     }
 
     /// Calls `name` with the offset and bytes of each block.
     pub(crate) fn each(&self, mut name: impl FnMut(u64, u64)) {
         for (class, shelf) in Class::all().zip(&self.small) {
-            shelf.all().for_each(|offset| name(offset, class.bytes()));
+            for full in shelf.all() {
+                for &offset in full.offsets() {
+                    name(offset, class.bytes());
+                }
+            }
         }
         self.medium.each(&mut name);
         let shard = self.shard.iter().flat_map(|own| own.shard.free_ranges());
@@ -274,23 +210,19 @@ impl Local {
     /// Returns the bytes of all blocks, and the shard's free bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let small = Class::all().zip(&self.small);
-        let small: u64 = small
-            .map(|(class, shelf)| shelf.all().count() as u64 * class.bytes())
-            .sum();
+        let small: u64 = small.map(|(class, shelf)| shelf.bytes(class)).sum();
         small + self.medium.bytes() + self.bound.shard()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     #[test]
     fn each_grant_is_twice_the_last_up_to_half_a_magazine() {
         for class in Class::all() {
-            let most = class.magazine() / 2;
+            let most = Magazine::capacity(class) / 2;
             let mut refill = RefillSize::FIRST;
             let mut expected = class.blocks_in_lines();
             for _ in 0..10 {
@@ -312,36 +244,5 @@ mod tests {
         assert!(!refill.is_rare());
         refill.look();
         assert!(!refill.is_rare(), "only an idle class is rare again");
-    }
-
-    proptest! {
-        #[test]
-        fn a_shelf_gives_back_what_was_put_in(steps in proptest::collection::vec(any::<bool>(), 0..2000), class in 0..CLASSES) {
-            let class = Class::from_index(class);
-            let capacity = class.magazine();
-            let mut shelf = Shelf::default();
-            let mut there: Vec<u64> = Vec::new();
-            for (offset, push) in steps.into_iter().enumerate() {
-                if push {
-                    if !shelf.push(offset as u64) {
-                        let oldest = shelf.make_room(class).unwrap_or_default();
-                        prop_assert!(oldest.is_empty() || oldest.len() == capacity);
-                        there.retain(|offset| !oldest.contains(offset));
-                        prop_assert!(shelf.push(offset as u64));
-                    }
-                    there.push(offset as u64);
-                    prop_assert!(there.len() <= 2 * capacity);
-                } else if let Some(offset) = shelf.pop() {
-                    let at = there.iter().position(|&other| other == offset);
-                    there.swap_remove(at.expect("it was pushed exactly once"));
-                } else {
-                    prop_assert!(there.is_empty());
-                }
-            }
-            let mut left = shelf.take_all();
-            left.sort_unstable();
-            there.sort_unstable();
-            prop_assert_eq!(left, there);
-        }
     }
 }

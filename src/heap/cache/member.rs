@@ -1,13 +1,12 @@
 //! A thread's membership in a heap, found without a lock.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::ops::DerefMut;
 use std::sync::{Arc, Weak};
 
 use super::biased::Biased;
-use super::bound::CacheBound;
 use super::local::{Local, Tally};
+use super::magazine::CacheBound;
 use crate::classes::Class;
 use crate::fork::Generation;
 use crate::ranges::CachedBound;
@@ -30,6 +29,7 @@ pub(crate) trait Home: Send + Sync {
 /// tables, its driver and its users' closures alive.
 pub(crate) struct Member {
     heap: Weak<dyn Home>,
+    id: u64,
     born: Generation,
     pub(crate) local: Biased<Local>,
     /// The cache's upper bound, readable without taking the cache.
@@ -37,11 +37,12 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Creates a member of the heap, which the process `born` created.
-    pub(crate) fn new(heap: Weak<dyn Home>, born: Generation) -> Self {
+    /// Creates a member of the heap with the number `id`, which the process `born` created.
+    pub(crate) fn new(heap: Weak<dyn Home>, id: u64, born: Generation) -> Self {
         let local = Local::new();
         Self {
             heap,
+            id,
             born,
             bound: Arc::clone(&local.bound),
             local: Biased::new(local),
@@ -77,6 +78,7 @@ impl Members {
         let bound = self.list.iter().map(|member| &*member.bound);
         CachedBound {
             bytes: bound.clone().map(|bound| bound.bytes(larger)).sum(),
+            larger: bound.clone().any(CacheBound::has_larger),
             of_class: class.is_some_and(|class| {
                 bound
                     .clone()
@@ -96,23 +98,32 @@ type Entry = (u64, *const Member);
 const EMPTY: Entry = (0, std::ptr::null());
 
 /// The size of a thread's direct-mapped table, where the heaps used last are found.
-const NEAR: usize = 256;
+const NEAR: usize = 8;
 
-/// The members of this thread, by the heaps' numbers. They leave their heaps when the thread ends.
+/// The members of this thread. They leave their heaps when the thread ends.
 #[derive(Default)]
-struct Memberships(RefCell<BTreeMap<u64, Arc<Member>>>);
+struct Memberships(RefCell<All>);
+
+#[derive(Default)]
+struct All {
+    members: Vec<Arc<Member>>,
+    /// Finds all members: a hash table with open addressing, at most half full, its size a power of two.
+    table: Box<[Entry]>,
+}
 
 thread_local! {
-    // Without a destructor, so that an access need not check whether the value still exists.
+    // These two have no destructor, so that an access need not check whether the value still exists.
     static NEAR_MEMBERS: Cell<[Entry; NEAR]> = const { Cell::new([EMPTY; NEAR]) };
+    /// The table in `MEMBERSHIPS`, while that exists.
+    static TABLE: Cell<*const [Entry]> = const { Cell::new(&[]) };
     static MEMBERSHIPS: Memberships = Memberships::default();
 }
 
 impl Drop for Memberships {
     fn drop(&mut self) {
         let all = self.0.take();
-        NEAR_MEMBERS.set([EMPTY; NEAR]);
-        for member in all.into_values() {
+        publish(&[]);
+        for member in all.members {
             // Frees from within this loop find the thread without members. In a forked child other threads'
             // locks are never released, and the heap is the parent's.
             if member.born.is_current()
@@ -136,7 +147,7 @@ pub(crate) fn with<R>(heap: &impl Home, f: impl FnOnce(&mut Local) -> Option<R>)
     let member = if near.0 == id { near.1 } else { find(heap)? };
     // The thread that closes the heap waits only until the owner is outside: if `f` frees the last block, the
     // heap may be gone from then on. The member is not. SAFETY: the pointer in the table comes from an Arc in
-    // `MEMBERSHIPS`, which lives until the table is empty (`find`, the thread's end). The thread is
+    // `MEMBERSHIPS`, which lives until it is removed from both tables (`join`, the thread's end). The thread is
     // the only owner of its member. `f` does not call this again: it is code of this module's users, which calls
     // no user's code.
     unsafe {
@@ -150,22 +161,10 @@ pub(crate) fn with<R>(heap: &impl Home, f: impl FnOnce(&mut Local) -> Option<R>)
 #[inline(never)]
 fn find(heap: &impl Home) -> Option<*const Member> {
     let id = heap.id();
-    let found = MEMBERSHIPS.try_with(|all| {
-        // Already borrowed only if a global allocator allocates from a heap: it goes without a cache. No
-        // other user code runs in here, because dropping a member drops no heap.
-        let mut all = all.0.try_borrow_mut().ok()?;
-        if let Some(member) = all.get(&id).filter(|member| member.born.is_current()) {
-            return Some(Arc::as_ptr(member));
-        }
-        // Before a member is dropped that the table names.
-        NEAR_MEMBERS.set([EMPTY; NEAR]);
-        all.retain(|_, member| !member.is_closed());
-        let member = heap.join()?;
-        let found = Arc::as_ptr(&member);
-        all.insert(id, member);
-        Some(found)
-    });
-    let member = found.ok().flatten()?;
+    let member = match known(id) {
+        Some(member) => member,
+        None => join(heap)?,
+    };
     NEAR_MEMBERS.with(|near| {
         // SAFETY: as in `with`.
         unsafe { (*near.as_ptr())[id as usize % NEAR] = (id, member) }
@@ -173,16 +172,52 @@ fn find(heap: &impl Home) -> Option<*const Member> {
     Some(member)
 }
 
+/// Looks a member up in the table of all.
+fn known(id: u64) -> Option<*const Member> {
+    // SAFETY: `publish` stores the table that `MEMBERSHIPS` has, or an empty one before that is dropped. Only
+    // this thread replaces it, not while this runs.
+    let table = unsafe { &*TABLE.get() };
+    let mask = table.len().wrapping_sub(1);
+    let mut at = id as usize;
+    loop {
+        // An empty table has no entry; others are at most half full, so the search ends.
+        let &(found, member) = table.get(at & mask)?;
+        match found {
+            0 => return None,
+            _ if found == id => return Some(member),
+            _ => at += 1,
+        }
+    }
+}
+
+#[cold]
+fn join(heap: &impl Home) -> Option<*const Member> {
+    let joined = MEMBERSHIPS.try_with(|all| {
+        // Already borrowed only if a global allocator allocates from a heap: it goes without a cache. No
+        // other user code runs in here, because dropping a member drops no heap.
+        let mut all = all.0.try_borrow_mut().ok()?;
+        // Before a member is dropped that the tables name.
+        publish(&[]);
+        all.members.retain(|member| !member.is_closed());
+        let member = heap.join();
+        all.members.extend(member.clone());
+        all.rebuild();
+        publish(&all.table);
+        member.map(|member| Arc::as_ptr(&member))
+    });
+    joined.ok().flatten()
+}
+
 /// Makes forked children find no member of their parents', so that [`with`] need not ask which process it runs in. Called
 /// before a process has its first member.
 #[cfg(not(any(loom, miri)))]
 pub(crate) fn forget_members_in_children() {
     extern "C" fn in_child() {
-        NEAR_MEMBERS.set([EMPTY; NEAR]);
+        publish(&[]);
     }
     static REGISTERED: std::sync::Once = std::sync::Once::new();
     REGISTERED.call_once(|| {
-        // SAFETY: the handler sets a thread-local without a destructor. It takes no lock, as required in a child of
+        // SAFETY: the handler sets two thread-locals without a destructor. It takes no lock, as required in a child of
         // a process with several threads.
         let code = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if code != 0 {
@@ -195,6 +230,26 @@ pub(crate) fn forget_members_in_children() {
 /// Neither forks.
 #[cfg(any(loom, miri))]
 pub(crate) fn forget_members_in_children() {}
+
+/// Makes `table` the one that this thread searches.
+fn publish(table: &[Entry]) {
+    NEAR_MEMBERS.set([EMPTY; NEAR]);
+    TABLE.set(&raw const *table);
+}
+
+impl All {
+    fn rebuild(&mut self) {
+        let size = (2 * self.members.len()).next_power_of_two();
+        self.table = vec![EMPTY; size].into_boxed_slice();
+        for member in &self.members {
+            let mut at = member.id as usize;
+            while self.table[at & (size - 1)].0 != 0 {
+                at += 1;
+            }
+            self.table[at & (size - 1)] = (member.id, Arc::as_ptr(member));
+        }
+    }
+}
 
 #[cfg(all(test, not(loom)))]
 mod tests {

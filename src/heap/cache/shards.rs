@@ -14,11 +14,10 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use crate::cache::handover::Inbox;
+use crate::cache::handover::Depot;
+use crate::cache::handover::{Inbox, Node};
 use crate::cache::sync::{AtomicU8, AtomicU64, Ordering};
-use crate::classes::GRANULE;
-use crate::piece::Extent;
-use crate::ranges::Shard;
+use crate::ranges::{Extent, GRANULE, Shard};
 
 /// The size and alignment of the parts that change hands, in bytes. With larger ones threads would find no free
 /// memory to divide between the blocks of others; each takes a byte.
@@ -26,6 +25,9 @@ pub(crate) const UNIT: u64 = 256 << 10;
 
 /// How many shards a heap can have, and 1: no shard is number 0, the core.
 const SHARDS: usize = 256;
+
+/// How many empty batches a post keeps.
+const EMPTY: usize = 8;
 
 /// A heap's shards.
 pub(crate) struct Shards {
@@ -54,6 +56,8 @@ pub(crate) struct Own {
 /// Blocks of a shard that other threads freed. Later users of the shard's number have the same post.
 pub(crate) struct Post {
     inbox: Inbox<Batch>,
+    /// Some empty batches, for those who send more.
+    empty: Depot<Node<Batch>>,
     /// How many bytes there are, or more.
     bytes: AtomicU64,
 }
@@ -107,6 +111,7 @@ impl Shards {
         let post = self.posts[id].get_or_init(|| {
             Arc::new(Post {
                 inbox: Inbox::new(),
+                empty: Depot::new(EMPTY),
                 bytes: AtomicU64::new(0),
             })
         });
@@ -119,19 +124,24 @@ impl Shards {
         self.taken[id / 64].fetch_and(!(1 << (id % 64)), Ordering::Release);
     }
 
+    /// Returns an empty batch for blocks of a shard that exists or existed.
+    pub(crate) fn empty_batch(&self, id: u8) -> Box<Node<Batch>> {
+        let post = self.posts[usize::from(id)].get();
+        let used = post.and_then(|post| post.empty.take());
+        used.unwrap_or_else(Batch::new)
+    }
+
     /// Leaves blocks for a shard that exists or existed.
-    fn send(&self, id: u8, batch: Batch) {
+    pub(crate) fn send(&self, id: u8, batch: Box<Node<Batch>>) {
         if let Some(post) = self.posts[usize::from(id)].get() {
-            post.bytes
-                .fetch_add(batch.granules * GRANULE, Ordering::Relaxed);
-            post.inbox.push(batch);
+            post.push(batch);
         }
     }
 
     /// Leaves one block for a shard that exists or existed.
     pub(crate) fn send_one(&self, id: u8, extent: Extent) {
-        let mut batch = Batch::default();
-        batch.push(extent);
+        let mut batch = self.empty_batch(id);
+        batch.item.push(extent);
         self.send(id, batch);
     }
 
@@ -142,6 +152,12 @@ impl Shards {
 }
 
 impl Post {
+    fn push(&self, batch: Box<Node<Batch>>) {
+        let bytes = batch.item.granules * GRANULE;
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.inbox.push_node(batch);
+    }
+
     /// Returns whether there are no blocks; they may come at any time.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
@@ -150,10 +166,13 @@ impl Post {
 
     /// Takes all blocks and calls `put` with each. Only then does [`bytes`](Self::bytes) forget them.
     pub(crate) fn open(&self, mut put: impl FnMut(Extent)) {
-        for Batch { granules, blocks } in self.inbox.take_all() {
-            blocks.into_iter().for_each(&mut put);
+        let mut taken = self.inbox.take_all();
+        while let Some(mut batch) = taken.next_node() {
+            let bytes = batch.item.granules * GRANULE;
+            batch.item.empty(&mut put);
             // Releases where they are now, to a thread that misses them here.
-            self.bytes.fetch_sub(granules * GRANULE, Ordering::Release);
+            self.bytes.fetch_sub(bytes, Ordering::Release);
+            drop(self.empty.put(batch));
         }
     }
 
@@ -172,7 +191,7 @@ mod under_loom {
     use super::*;
     use crate::ranges::RangeId;
 
-    const BLOCK: Extent = Extent::range(0, RangeId::from_number(1), 16);
+    const BLOCK: Extent = Extent::new(0, RangeId::from_number(1), 16);
 
     /// A side that may have the block's unit, and how often the block was freed there.
     #[derive(Default)]
@@ -314,24 +333,37 @@ const BATCHES: usize = 8;
 pub(super) const FULL: usize = 32;
 const PART: u64 = 4;
 
-/// Blocks of one shard.
-#[derive(Default)]
-struct Batch {
-    granules: u64,
-    blocks: Vec<Extent>,
+/// Blocks of one shard. Each new batch of the same shard uses one that its thread has emptied, so that threads do
+/// not allocate memory that others free.
+pub(crate) struct Batch {
+    pub(super) granules: u64,
+    pub(super) blocks: Vec<Extent>,
 }
 
 impl Batch {
-    fn push(&mut self, extent: Extent) {
+    pub(super) fn new() -> Box<Node<Self>> {
+        Node::new(Self {
+            granules: 0,
+            blocks: Vec::with_capacity(FULL),
+        })
+    }
+
+    pub(super) fn push(&mut self, extent: Extent) {
         self.granules += u64::from(extent.granules());
         self.blocks.push(extent);
+    }
+
+    /// Calls `put` with each block; keeps the vector's room.
+    pub(super) fn empty(&mut self, put: impl FnMut(Extent)) {
+        self.granules = 0;
+        self.blocks.drain(..).for_each(put);
     }
 }
 
 /// A thread's batches, each with its shard.
 #[derive(Default)]
 pub(super) struct Outgoing {
-    batches: [(u8, Batch); BATCHES],
+    batches: [(u8, Option<Box<Node<Batch>>>); BATCHES],
     granules: u64,
 }
 
@@ -344,9 +376,7 @@ impl Outgoing {
         }
         let (of, batch) = &mut self.batches[at];
         *of = shard;
-        if batch.blocks.capacity() == 0 {
-            batch.blocks.reserve(FULL);
-        }
+        let batch = &mut batch.get_or_insert_with(|| shards.empty_batch(shard)).item;
         batch.push(extent);
         let full = batch.blocks.len() >= FULL || batch.granules >= most / PART;
         self.granules += u64::from(extent.granules());
@@ -357,9 +387,8 @@ impl Outgoing {
 
     fn send(&mut self, at: usize, shards: &Shards) {
         let (shard, batch) = &mut self.batches[at];
-        let batch = std::mem::take(batch);
-        if batch.granules > 0 {
-            self.granules -= batch.granules;
+        if let Some(batch) = batch.take() {
+            self.granules -= batch.item.granules;
             shards.send(*shard, batch);
         }
     }
@@ -367,12 +396,14 @@ impl Outgoing {
     /// Takes all blocks.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = Extent> + use<> {
         let batches = std::mem::take(self).batches.into_iter();
-        batches.flat_map(|(_, batch)| batch.blocks)
+        let batches = batches.filter_map(|(_, batch)| batch);
+        batches.flat_map(|batch| batch.item.blocks)
     }
 
     /// Iterates over all blocks.
     pub(super) fn blocks(&self) -> impl Iterator<Item = &Extent> {
-        self.batches.iter().flat_map(|(_, batch)| &batch.blocks)
+        let batches = self.batches.iter().filter_map(|(_, batch)| batch.as_ref());
+        batches.flat_map(|batch| &batch.item.blocks)
     }
 
     /// Returns the bytes of all blocks.

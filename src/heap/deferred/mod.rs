@@ -103,6 +103,26 @@ impl Deref for Mark {
     }
 }
 
+/// The state of the work before an event.
+enum WorkState {
+    Done,
+    /// It has not finished.
+    Ahead,
+    /// Its GPU is lost, and the work with it.
+    Lost,
+}
+
+impl WorkState {
+    fn of(done: Result<bool>) -> Result<Self> {
+        match done {
+            Ok(true) => Ok(Self::Done),
+            Ok(false) => Ok(Self::Ahead),
+            Err(Error::ContextLost { .. }) => Ok(Self::Lost),
+            Err(error) => Err(error),
+        }
+    }
+}
+
 impl<T: Copy> Deferred<T> {
     pub(crate) fn new(driver: &Driver, reports: &Arc<Reports>) -> Self {
         Self {
@@ -204,14 +224,13 @@ impl<T: Copy> Deferred<T> {
         } else {
             let event = event.hold();
             // Queries the event now, so that the caller gets the error if it can never pass.
-            match event.is_done() {
-                Ok(_) => {
+            match WorkState::of(event.is_done())? {
+                WorkState::Lost => self.lost.push(payload),
+                WorkState::Done | WorkState::Ahead => {
                     let (event, payloads) = (Mark::Callers(event), vec![payload]);
                     let queue = self.queues.entry(key).or_default();
                     queue.push_back(Batch { event, payloads });
                 }
-                Err(Error::ContextLost { .. }) => self.lost.push(payload),
-                Err(error) => return Err(error),
             }
         }
         self.pending += 1;
@@ -251,10 +270,10 @@ impl<T: Copy> Deferred<T> {
                 } else {
                     batch.event.is_done()
                 };
-                match done {
-                    Ok(true) => passed.append(&mut batch.payloads),
-                    Ok(false) => break,
-                    Err(Error::ContextLost { .. }) => self.lost.append(&mut batch.payloads),
+                match WorkState::of(done) {
+                    Ok(WorkState::Done) => passed.append(&mut batch.payloads),
+                    Ok(WorkState::Lost) => self.lost.append(&mut batch.payloads),
+                    Ok(WorkState::Ahead) => break,
                     Err(error) => {
                         if result.is_ok() {
                             result = Err(error);

@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(super) use bins::bin_of;
-pub(super) use extents::MAX_RANGE;
+pub(super) use extents::{Extent, GRANULE, MAX_RANGE};
 pub(super) use nodes::RangeId;
 pub(super) use pages::{Owner, PageMap};
 pub(super) use refusals::{CachedBound, Request};
@@ -26,8 +26,7 @@ pub(super) use shard::Shard;
 use self::extents::Ranges;
 use self::refusals::Refusals;
 use self::slabs::Slabs;
-use super::classes::{CLASSES, Class, GRANULE, PAGE};
-use super::piece::Extent;
+use super::classes::{CLASSES, Class, PAGE};
 use crate::{Error, Result};
 
 /// How many free ranges are searched before the heap grows: some 10 µs. It searches all before it refuses.
@@ -79,7 +78,7 @@ impl Core {
             ranges,
             slabs: Slabs::new(),
             pages: Arc::new(PageMap::new(limit)),
-            refusals: Refusals::NONE,
+            refusals: Refusals::default(),
             shards: Vec::new(),
             limit,
             exhaustive: false,

@@ -2,13 +2,18 @@
 
 use std::ops::Range;
 
-use super::{Core, Owner, RangeId};
-use crate::classes::{Class, GRANULE, PAGE};
+use super::extents;
+use super::nodes::{Node, NodeState};
+use super::{Class, Core, GRANULE, Owner, PAGE, RangeId};
 
-/// A search of so many ranges takes as long as a refusal without it, roughly.
-const RANGES_PER_REFUSAL: usize = 256;
-/// More ranges are never searched: these take about a millisecond.
+/// Searching this many ranges takes about a millisecond.
 const MOST_RANGES: usize = 1 << 17;
+/// The most searches skipped after a remembered refusal that was used too seldom; the number doubles from 1.
+const MOST_LEFT_OUT: u32 = 1024;
+/// A search of so many ranges takes as long as a refusal without it, roughly.
+const RANGES_PER_USE: usize = 256;
+/// The most slabs that are looked at one by one.
+const MOST_SLABS: usize = 1024;
 
 /// A request to the core: for a small block, the page that a new slab or a range takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,23 +60,19 @@ impl Request {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CachedBound {
     pub(crate) bytes: u64,
+    /// Whether they may include blocks above the small ones.
+    pub(crate) larger: bool,
     /// Whether they may include blocks of the class requested.
     pub(crate) of_class: bool,
 }
 
 /// The last refusal after a search of everything.
+#[derive(Default)]
 pub(super) struct Refusals {
     last: Option<Refusal>,
-    /// How many ranges the refusals since the last search pay to search.
-    credit: usize,
-}
-
-impl Refusals {
-    /// The first search costs nothing.
-    pub(super) const NONE: Self = Self {
-        last: None,
-        credit: MOST_RANGES,
-    };
+    /// How many searches are still to be skipped, and how many the next time.
+    left_out: u32,
+    next: u32,
 }
 
 /// A request that nothing free satisfied, while no blocks were outside the core.
@@ -81,6 +82,9 @@ struct Refusal {
     given: u64,
     /// The bytes in use then that have to be freed before anything can satisfy it.
     lacks: u64,
+    /// How many requests it has refused, and how many pay for the search.
+    uses: usize,
+    worthwhile: usize,
 }
 
 impl Core {
@@ -94,28 +98,86 @@ impl Core {
         if outside.of_class {
             return false;
         }
-        if request.size > self.most_free(outside.bytes) {
+        let idle = self.free_bytes() + self.slabs.free + self.slabs.ends + outside.bytes;
+        let idle = idle + self.replaceable();
+        if request.size > idle {
             return true;
         }
         let given = self.given();
-        let Refusals { last, credit } = &mut self.refusals;
-        *credit = (*credit + RANGES_PER_REFUSAL).min(MOST_RANGES);
-        last.as_ref().is_some_and(|last| {
-            let freed = given.wrapping_sub(last.given).saturating_add(outside.bytes);
-            request.is_harder_than(&last.request) && freed < last.lacks
+        let Some(refusal) = &mut self.refusals.last else {
+            return false;
+        };
+        let freed = given
+            .wrapping_sub(refusal.given)
+            .saturating_add(outside.bytes);
+        let holds = request.is_harder_than(&refusal.request) && freed < refusal.lacks;
+        refusal.uses += usize::from(holds);
+        holds
+    }
+
+    /// Returns whether a request for a range, which the core has just refused [after a search of all
+    /// ranges](Self::exhaustively), would still fail if all small blocks kept outside returned, and only such blocks are:
+    /// they can free whole slabs alone.
+    pub(crate) fn slabs_cannot_serve(&self, request: &Request, outside: CachedBound) -> bool {
+        if outside.larger || request.class.is_some() || self.replaces {
+            return false;
+        }
+        let nodes = self.slabs.nodes_with_at_most(outside.bytes, MOST_SLABS);
+        nodes.is_some_and(|mut nodes| {
+            nodes.all(|node| self.free_around(node, outside.bytes, request.size) < request.size)
         })
     }
 
-    /// Returns the bytes that could be free if the core had `outside` more bytes of blocks that are kept outside.
-    pub(crate) fn most_free(&self, outside: u64) -> u64 {
-        let idle = self.free_bytes() + self.slabs.free + self.slabs.ends;
-        idle + outside + self.replaceable()
+    /// Returns the bytes around a range, up to `enough`, that are free or in slabs with at most `in_use` bytes in
+    /// use.
+    fn free_around(&self, node: RangeId, in_use: u64, enough: u64) -> u64 {
+        let nodes = &self.ranges.nodes;
+        let bytes = |node: RangeId| u64::from(nodes.get(node).size) << extents::LOG_GRANULE;
+        let may_be_free = |&node: &RangeId| match nodes.get(node).state {
+            NodeState::Free => true,
+            _ => match self
+                .pages
+                .get(nodes.get(node).start << extents::LOG_GRANULE)
+            {
+                Some(Owner::Slab(slab)) => {
+                    let used = self.slabs.in_use(slab, node);
+                    used.is_some_and(|used| used <= in_use)
+                }
+                _ => false,
+            },
+        };
+        let mut sum = bytes(node);
+        let side = |step: fn(&Node) -> RangeId| {
+            let beside =
+                std::iter::successors(Some(node), move |&node| Some(step(nodes.get(node))));
+            beside.skip(1).take_while(may_be_free)
+        };
+        for node in side(|node| node.previous).chain(side(|node| node.next)) {
+            sum += bytes(node);
+            if sum >= enough {
+                break;
+            }
+        }
+        sum
     }
 
     /// Remembers a request that nothing satisfies, found by an [exhaustive](Self::exhaustively) search with nothing
     /// kept outside.
     pub(crate) fn remember_refusal(&mut self, request: Request) {
-        if self.refusals.credit < self.ranges.nodes.count {
+        let last = self.refusals.last.take();
+        let in_vain = last.is_some_and(|last| last.uses < last.worthwhile);
+        let refusals = &mut self.refusals;
+        if refusals.left_out > 0 {
+            refusals.left_out -= 1;
+            return;
+        }
+        refusals.next = if in_vain {
+            (refusals.next * 2).clamp(1, MOST_LEFT_OUT)
+        } else {
+            0
+        };
+        refusals.left_out = refusals.next;
+        if self.ranges.nodes.count > MOST_RANGES {
             return;
         }
         let lacks = if self.replaces {
@@ -123,15 +185,13 @@ impl Core {
         } else {
             self.lacks_in(self.ranges.each_span(), &request)
         };
-        let given = self.given();
-        self.refusals = Refusals {
-            last: Some(Refusal {
-                request,
-                given,
-                lacks,
-            }),
-            credit: 0,
-        };
+        self.refusals.last = Some(Refusal {
+            request,
+            given: self.given(),
+            lacks,
+            uses: 0,
+            worthwhile: (self.ranges.nodes.count / RANGES_PER_USE).max(1),
+        });
     }
 
     /// Forgets the refusals after memory was added or removed, or a block shrank: the bounds count whole

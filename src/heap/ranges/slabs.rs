@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
-use super::extents::Ranges;
+use super::extents::{Extent, Ranges};
 use super::nodes::RangeId;
 use super::pages::{Owner, PageMap};
 use crate::classes::{CLASSES, Class, PAGE};
-use crate::piece::Extent;
 
 /// The index of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +160,17 @@ impl Slabs {
         let slab = self.slabs.get(id.0 as usize)?;
         let same = slab.node == node && !slab.words.is_empty();
         same.then(|| slab.in_use())
+    }
+
+    /// Iterates over the ranges of slabs with at most so many bytes in use. `None` if there are more slabs than
+    /// `most`, with or without blocks.
+    pub(super) fn nodes_with_at_most(
+        &self,
+        in_use: u64,
+        most: usize,
+    ) -> Option<impl Iterator<Item = RangeId>> {
+        let few = self.there().filter(move |slab| slab.in_use() <= in_use);
+        (self.slabs.len() <= most).then(|| few.map(|slab| slab.node))
     }
 
     /// Frees a block; returns whether it was in use. Frees its slab too if no block is in use there and `kept` slabs with free

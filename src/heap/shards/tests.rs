@@ -177,8 +177,10 @@ fn free_later(inner: &Arc<HeapInner>, blocks: Vec<Block>) -> (u8, Vec<Extent>) {
     let extent = |block: Block| {
         let piece = block.into_piece();
         inner.note_freed_later(piece.bytes);
-        assert!(matches!(piece.key.kind(), Kind::Range(_)));
-        piece.extent()
+        match piece.key.kind() {
+            Kind::Range(node) => Extent::new(piece.offset, node, piece.key.granules()),
+            Kind::Small(_) => unreachable!(),
+        }
     };
     (id, blocks.into_iter().map(extent).collect())
 }

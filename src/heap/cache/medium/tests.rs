@@ -20,7 +20,7 @@ proptest! {
         let mut new = |granules| {
             let number = numbers.next().unwrap();
             let node = RangeId::from_number(number);
-            Extent::range(number.into(), node, granules)
+            Extent::new(number.into(), node, granules)
         };
         let mut shares = false;
         for (step, size, change) in steps {
@@ -89,7 +89,7 @@ medium.pass_on(extent)
         let (mut granules, mut all, mut sent) = (0, Vec::new(), Vec::new());
         for (number, &(shard, size)) in (0..).zip(&blocks) {
             let node = RangeId::from_number(number);
-            let extent = Extent::range(u64::from(shard), node, size);
+            let extent = Extent::new(u64::from(shard), node, size);
             all.push(extent);
             granules += u64::from(size);
             medium.send_out(shard, extent, most, &shards);
@@ -119,7 +119,7 @@ fn a_block_behind_others_of_its_bin_is_found() {
     assert!(sizes.iter().all(|&size| bin_of(size) == bin_of(4096)));
     let extents = (0..)
         .zip(sizes)
-        .map(|(number, granules)| Extent::range(0, RangeId::from_number(number), granules));
+        .map(|(number, granules)| Extent::new(0, RangeId::from_number(number), granules));
     extents.clone().for_each(|extent| medium.push(extent));
     for extent in extents {
         assert_eq!(medium.pop(extent.granules()), Some(extent));
@@ -149,7 +149,7 @@ fn a_thread_alone_returns_all_blocks_before_the_core_gets_a_larger_request() {
         let mut medium = Medium::new(Arc::default());
         for number in 0..3 {
             let node = RangeId::from_number(number);
-            medium.push(Extent::range(0, node, 40));
+            medium.push(Extent::new(0, node, 40));
         }
         medium.make_way(bytes);
         assert_eq!(medium.granules, left * 40, "{bytes}");

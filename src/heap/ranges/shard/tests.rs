@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::classes::GRANULE;
-use crate::ranges::Core;
+use crate::ranges::{Core, GRANULE};
 
 const CHUNK: u64 = 2 << 20;
 const CHUNKS: u64 = 16;
@@ -143,7 +142,7 @@ impl All {
         } {
             return;
         }
-        self.blocks[at] = Extent::range(offset, node, wanted);
+        self.blocks[at] = Extent::new(offset, node, wanted);
     }
 
     fn take_segment(&mut self, part: Part, number: usize) {

@@ -16,6 +16,7 @@ impl Kept {
         let small: u64 = self.small.iter().map(|(_, class)| class.bytes()).sum();
         CachedBound {
             bytes: ranges + small,
+            larger: ranges > 0,
             of_class: self.small.iter().any(|&(_, other)| Some(other) == class),
         }
     }
@@ -61,7 +62,8 @@ impl Kept {
             return;
         }
         let outside = self.outside(request.class());
-        let ruled_out = core.rules_out(&request, outside);
+        let ruled_out = core.rules_out(&request, outside)
+            || request.class().is_none() && core.slabs_cannot_serve(&request, outside);
         self.ruled_out += u64::from(ruled_out);
         self.give_all(core);
         let found = met(core);
@@ -138,6 +140,7 @@ fn a_refusal_for_fragments_holds_until_enough_comes_free() {
     let request = Request::new(65_537, 1);
     let outside = |bytes| CachedBound {
         bytes,
+        larger: true,
         of_class: false,
     };
     assert!(!core.rules_out(&request, outside(0)), "nobody has looked");
@@ -157,6 +160,47 @@ fn a_refusal_for_fragments_holds_until_enough_comes_free() {
     assert!(!core.rules_out(&larger, outside(0)));
     // A request beyond all memory needs no search.
     assert!(core.rules_out(&Request::new(4 * CHUNK, 1), outside(60_000)));
+}
+
+/// A slab between free ranges, one of whose blocks is in use or in a cache.
+#[test]
+fn a_request_that_an_emptied_slab_could_serve_is_not_ruled_out() {
+    const SIZE: u64 = 65_536;
+    let mut core = Core::new(0, 1 << 30).unwrap();
+    core.add(0..CHUNK, true);
+    let class = Class::of(500, 1).unwrap();
+    let before = core.allocate(SIZE, 1).unwrap();
+    let mut cached = [0];
+    assert_eq!(core.fill(class, &mut cached), 1);
+    let after: Vec<Extent> = std::iter::from_fn(|| core.allocate(SIZE, 1)).collect();
+    while core.allocate(PAGE, 1).is_some() {}
+    core.free(before.node());
+    core.free(after[0].node());
+    let outside = |bytes, larger| CachedBound {
+        bytes,
+        larger,
+        of_class: false,
+    };
+    let rules_out = |core: &mut Core, bytes, outside| {
+        let request = Request::new(bytes, 1);
+        core.rules_out(&request, outside) || core.slabs_cannot_serve(&request, outside)
+    };
+    assert!(core.allocate(2 * SIZE, 1).is_none());
+    // The slab has a page.
+    assert!(!rules_out(&mut core, 2 * SIZE + PAGE, outside(512, false)));
+    assert!(rules_out(&mut core, 2 * SIZE + PAGE, outside(511, false)));
+    assert!(rules_out(
+        &mut core,
+        2 * SIZE + PAGE + 1,
+        outside(512, false)
+    ));
+    // Blocks above the small ones may lie anywhere.
+    let two_pages = 2 * SIZE + 2 * PAGE;
+    assert!(rules_out(&mut core, two_pages, outside(2 * PAGE, false)));
+    assert!(!rules_out(&mut core, two_pages, outside(2 * PAGE, true)));
+    assert!(core.give(cached[0]));
+    core.release_empty_slabs();
+    assert!(core.allocate(2 * SIZE + PAGE, 1).is_some());
 }
 
 /// Nothing free begins at a multiple of the alignment; then something does.
@@ -189,6 +233,7 @@ fn a_refusal_for_the_alignment_holds_until_enough_comes_free() {
     core.remember_refusal(request);
     let outside = |bytes| CachedBound {
         bytes,
+        larger: true,
         of_class: false,
     };
     assert!(core.rules_out(&request, outside(SIZE - 1)));
