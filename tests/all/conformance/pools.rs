@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::process::Stdio;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use egmem::driver::*;
 
@@ -21,6 +22,12 @@ pub fn plain(location: Location) -> PoolProps {
 }
 
 /// Row: cuMemPoolCreate HOST_NUMA id 0 (handles none, fd, fabric) / id 1, 77.
+/// Keeps other tests away from the GPUs' current pools, which are the process's.
+pub fn current_pools() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 pub fn pool_create_on_nodes_that_exist(ctx: &Ctx) {
     let calls = ctx.driver_pools();
     for node in &ctx.expect.nodes {
@@ -95,6 +102,7 @@ pub fn a_pool_keeps_to_its_max_size_and_counts_what_is_used(ctx: &Ctx) {
 
 /// Row: cuDeviceSetMemPool(device, HOST_NUMA pool).
 pub fn a_host_pool_becomes_a_devices_pool_only_where_the_platform_lets_it(ctx: &Ctx) {
+    let _alone = current_pools();
     let calls = ctx.driver_pools();
     let pool = calls.pool_create(&plain(ctx.home())).unwrap();
     let result = ctx.set_device_pool(calls, 0, pool);
@@ -301,6 +309,7 @@ pub fn the_release_threshold_keeps_memory_until_it_is_trimmed(ctx: &Ctx) {
 
 /// cuMemAllocAsync draws from the device's default pool.
 pub fn alloc_async_draws_from_the_devices_pool(ctx: &Ctx) {
+    let _alone = current_pools();
     let calls = ctx.driver_pools();
     for gpu in ctx.gpus() {
         let stream = ctx.stream_create(gpu).unwrap();

@@ -4,7 +4,7 @@ use egmem::Error;
 use egmem::driver::*;
 
 use crate::conformance::harness::{Ctx, fails};
-use crate::conformance::pools::plain;
+use crate::conformance::pools::{current_pools, plain};
 use crate::conformance::raw::*;
 
 /// The runtime API's calls, or a word about why there are none.
@@ -58,6 +58,7 @@ pub fn the_two_apis_are_interchangeable(ctx: &Ctx) {
 /// Both APIs name the same default pool.
 pub fn the_default_pool_is_the_same_object(ctx: &Ctx) {
     let Some(runtime) = runtime(ctx) else { return };
+    let _alone = current_pools();
     for gpu in ctx.gpus() {
         let pools = [runtime, ctx.driver_pools()].map(|calls| {
             let default = calls.device_default_pool(gpu).unwrap();
@@ -71,6 +72,7 @@ pub fn the_default_pool_is_the_same_object(ctx: &Ctx) {
 /// cudaMallocAsync draws from the device's pool, cudaFreeAsync gives back.
 pub fn malloc_async_draws_from_the_devices_pool(ctx: &Ctx) {
     let Some(runtime) = runtime(ctx) else { return };
+    let _alone = current_pools();
     for gpu in ctx.gpus() {
         let stream = ctx.stream_create(gpu).unwrap();
         let ptr = runtime.alloc_async(8192, stream).unwrap();
@@ -86,6 +88,7 @@ pub fn malloc_async_draws_from_the_devices_pool(ctx: &Ctx) {
 /// Row: cudaDeviceSetMemPool(device, HOST_NUMA pool).
 pub fn cuda_device_set_mem_pool_refuses_host_pools_where_the_driver_does(ctx: &Ctx) {
     let Some(runtime) = runtime(ctx) else { return };
+    let _alone = current_pools();
     let pool = runtime.pool_create(&plain(ctx.home())).unwrap();
     let result = ctx.set_device_pool(runtime, 0, pool);
     match ctx.expect.host_pool_for_device {
