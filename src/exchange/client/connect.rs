@@ -6,7 +6,6 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::session::ClientSession;
 use crate::capability::{Capabilities, ImexChannel, Path, Trial};
 use crate::driver::{Call, Code, DeviceAttribute, HandleTypes, Location, random};
 use crate::protocol::{
@@ -198,24 +197,24 @@ pub(super) fn is_final(error: &Error) -> bool {
         || matches!(error.refusal(), Some(Forbidden | NotTrusted | Version))
 }
 
-/// Connects, and begins a session or resumes `session`.
+/// Connects, and begins a session or resumes the one with these terms; calls the function once the server has resumed it.
 pub(super) async fn establish(
     dial: &Dial,
-    session: Option<&ClientSession>,
+    session: Option<(&Terms, &(dyn Fn() + Sync))>,
     deadline: Instant,
 ) -> Result<Established, Unconnected> {
-    let before = session.map(ClientSession::terms);
+    let before = session.map(|(terms, _)| terms);
     let left = deadline.saturating_duration_since(Instant::now());
-    let greeted = timeout_at(deadline, greet(dial, before.as_deref(), None, left)).await;
+    let greeted = timeout_at(deadline, greet(dial, before, None, left)).await;
     let mut established = greeted.unwrap_or_else(|_| {
         let what = format!("connecting to {}", dial.options.address);
         Err(Error::timed_out(what, left).into())
     })?;
-    if let Some(session) = session
+    if let Some((_, resumed)) = session
         && established.terms.welcome.resumed
     {
         // The leases live on, however long the move takes.
-        session.heard();
+        resumed();
     }
     move_to_unix(dial, &mut established, deadline).await;
     Ok(established)

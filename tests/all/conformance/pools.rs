@@ -21,13 +21,13 @@ pub fn plain(location: Location) -> PoolProps {
     props(location, HandleTypes::NONE, 0)
 }
 
-/// Row: cuMemPoolCreate HOST_NUMA id 0 (handles none, fd, fabric) / id 1, 77.
 /// Keeps other tests away from the GPUs' current pools, which are the process's.
 pub fn current_pools() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Row: cuMemPoolCreate HOST_NUMA id 0 (handles none, fd, fabric) / id 1, 77.
 pub fn pool_create_on_nodes_that_exist(ctx: &Ctx) {
     let calls = ctx.driver_pools();
     for node in &ctx.expect.nodes {
