@@ -217,26 +217,19 @@ pub(crate) fn possible_causes(holders: &Holders) -> Vec<String> {
              ls -l /proc/PID/fd | grep nvidia"
         ));
     }
-    let in_flight = pids(Why::InFlight);
-    if !in_flight.is_empty() {
-        let command = "grep scm_fds: /proc/PID/fdinfo/*";
-        causes.push(format!(
-            "fds on their way in sockets of {in_flight}: {command}"
-        ));
-    }
+    let of_some = |why: Why, what: &str| {
+        let pids = pids(why);
+        let command = why.command().unwrap_or_default();
+        (!pids.is_empty()).then(|| format!("{what} {pids}: {command}"))
+    };
+    causes.extend(of_some(Why::InFlight, "fds on their way in sockets of"));
     if holders.unreadable > 0 {
         let many = count(holders.unreadable, "process");
         causes.push(format!(
             "{many} could not be read: run as root, with CAP_SYS_PTRACE"
         ));
     }
-    let waiting = pids(Why::Waiting);
-    if !waiting.is_empty() {
-        let command = "ps -Lo pid,tid,stat,wchan:32,comm -p PID";
-        causes.push(format!(
-            "processes that wait in the kernel, {waiting}: {command}"
-        ));
-    }
+    causes.extend(of_some(Why::Waiting, "processes that wait in the kernel,"));
     if holders.not_looked_at > 0 {
         let many = count(holders.not_looked_at, "process");
         causes.push(format!("not looked at: {many}"));

@@ -1,10 +1,11 @@
 //! Questions to the kernel that it may not answer, because another process holds a lock.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread;
 use std::time::Duration;
 
+use crate::driver::lock;
 use crate::fork::Generation;
 
 /// The most threads of one kind whose answer nobody waits for any more.
@@ -68,7 +69,7 @@ impl<K: PartialEq> Late<K> {
 
     /// Returns the questions whose threads still wait; a forked child has none of its parent's threads.
     fn waiting(&self) -> MutexGuard<'_, Vec<Entry<K>>> {
-        let mut late = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut late = lock(&self.0);
         late.retain(|(_, process, waits)| process.is_current() && waits.strong_count() > 0);
         late
     }
