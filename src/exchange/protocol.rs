@@ -475,16 +475,12 @@ const MAX_DETAIL: usize = 160;
 ///
 /// Returns no bytes for a type that CBOR cannot represent; this protocol has none.
 pub fn encode<T: Serialize + ?Sized>(message: &T) -> Zeroizing<Vec<u8>> {
-    // Counted first: a vector that grows leaves its bytes behind in freed memory.
-    let mut count = Count(0);
-    let mut bytes = Zeroizing::new(Vec::new());
-    if ciborium::into_writer(message, &mut count).is_ok() {
-        bytes.reserve_exact(count.0);
-        if ciborium::into_writer(message, &mut *bytes).is_err() {
-            bytes.clear();
-        }
+    let mut wiped = Wiped(Zeroizing::new(Vec::with_capacity(SHORT)));
+    let written = ciborium::into_writer(message, &mut wiped);
+    if written.is_err() {
+        wiped.0.clear();
     }
-    bytes
+    wiped.0
 }
 
 /// Decodes a message from exactly these bytes.
@@ -510,12 +506,21 @@ fn fault(detail: &str) -> Error {
     Error::protocol("peer", bounded(detail, MAX_DETAIL))
 }
 
-/// Counts the bytes that would be written.
-struct Count(usize);
+/// The bytes of most messages.
+const SHORT: usize = 512;
 
-impl io::Write for Count {
+/// Grows by hand: a vector that grows leaves its bytes behind in freed memory.
+struct Wiped(Zeroizing<Vec<u8>>);
+
+impl io::Write for Wiped {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0 += bytes.len();
+        let len = self.0.len() + bytes.len();
+        if len > self.0.capacity() {
+            let mut more = Zeroizing::new(Vec::with_capacity(2 * len));
+            more.extend_from_slice(&self.0);
+            self.0 = more;
+        }
+        self.0.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 

@@ -346,9 +346,11 @@ impl ClientSession {
                 ))),
             }
         }
-        drop(state);
-        // There may be more to release, or nothing left that keeps the connection open.
-        self.wake.notify_one();
+        // There is more to release, or nothing left that keeps the connection open.
+        if !state.internal.is_empty() || state.closing.is_some() {
+            drop(state);
+            self.wake.notify_one();
+        }
     }
 
     /// # Errors

@@ -7,6 +7,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use super::ServerCore;
 use super::requests::{Answered, handle};
@@ -133,28 +134,24 @@ impl Conversation<'_> {
     async fn run(&mut self, reader: &mut FrameReader) -> Result<(), End> {
         let (core, session) = (self.core, &self.link.session);
         let mut reloads = core.tls.as_ref().map(Tls::reloads);
-        let idle = tokio::time::sleep(core.silence());
-        tokio::pin!(idle);
-        let ended = core.ended.cancelled();
-        tokio::pin!(ended);
+        let mut idle = pin!(sleep(core.silence()));
+        let mut expiry = pin!(sleep(Duration::ZERO));
+        let mut ended = pin!(core.ended.cancelled());
         let mut excused = Duration::ZERO;
         loop {
             self.verify();
             let notifying = self.notify(|| core.ended.is_cancelled());
             let more = while_not_reading(reader, notifying).await?;
-            let expiry = lock(&session.credential)
-                .as_ref()
-                .and_then(|peer| peer.left((core.wall_clock)()));
-            // Timers do not run while the machine is suspended.
-            let expiry = expiry.map(|left| left.min(core.heartbeat));
             // Biased select: a flood of events must not starve reads. The server must hear a client that it sends
             // to, and drop it when it falls silent.
             tokio::select! {
                 biased;
                 () = &mut ended => return Err(End::Server),
-                // Verified by the next round.
-                () = reloaded(&mut reloads) => {}
-                () = tokio::time::sleep(expiry.unwrap_or_default()), if expiry.is_some() => {}
+                // The next round verifies. Then the timer ends at once and is set anew: certificates may expire earlier now.
+                () = reloaded(&mut reloads) => expiry.as_mut().reset(Instant::now().into()),
+                () = &mut expiry, if core.tls.is_some() => {
+                    expiry.as_mut().reset(self.next_verification().into());
+                }
                 Some(done) = self.jobs.join_next(), if !self.jobs.is_empty() => {
                     // A job that panicked gets no answer: its id is unknown.
                     if let Ok(answered) = done
@@ -178,6 +175,15 @@ impl Conversation<'_> {
                 () = tokio::task::yield_now(), if more => {}
             }
         }
+    }
+
+    /// Returns when the peer's certificate has to be verified again: when it expires, at the latest.
+    fn next_verification(&self) -> Instant {
+        let credential = lock(&self.link.session.credential);
+        let left = (credential.as_ref()).and_then(|peer| peer.left((self.core.wall_clock)()));
+        // Timers do not run while the machine is suspended.
+        let heartbeat = self.core.heartbeat;
+        Instant::now() + left.map_or(heartbeat, |left| left.min(heartbeat))
     }
 
     /// Returns when the client will have been silent for too long.
