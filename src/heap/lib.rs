@@ -212,7 +212,6 @@ mod cache;
 mod classes;
 pub mod debug;
 mod deferred;
-mod facts;
 mod grower;
 mod growth;
 mod heap;
