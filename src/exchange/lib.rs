@@ -79,7 +79,7 @@
 //! fabric handles, and whether each could map. A rank that fails goes on taking part and
 //! states its error in place of its value, so no rank waits for one that has returned, and all fail alike.
 //!
-//! The transport is not trusted if the ranks have a secret (`seal.rs`). The key is derived from it and from a number that each
+//! The transport is not trusted if the ranks have a secret (`group.rs`). The key is derived from it and from a number that each
 //! rank draws; rank and number of the gather are nonce and associated data. So a contribution is good once, in one place. fds
 //! never go over the transport: each rank listens at a Unix socket with a random name in a folder of its user's.
 //!
