@@ -1,10 +1,13 @@
-//! Finds the memory behind addresses, with the checks of a GPU's own memory management.
+//! Finds the memory behind addresses, with the checks of a GPU's own memory management, and answers queries about pointers.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use super::fault::{Answer, exhausted, fail};
 use super::memory::{Memory, Purpose};
-use super::state::{Kind, State};
-use crate::{Access, Code, HandleTypes, Location};
+use super::space::GRANULARITY;
+use super::state::{Allocator, Kind, Mapping, Region, State};
+use crate::*;
 
 /// A part of a range.
 #[derive(Clone, Debug)]
@@ -13,7 +16,7 @@ pub(super) struct Piece {
     memory: Option<Arc<Memory>>,
     /// The offset in that memory, or the address.
     at: u64,
-    pub(super) len: u64,
+    pub len: u64,
 }
 
 /// The hardware that accesses memory.
@@ -27,7 +30,7 @@ pub(super) enum Engine {
 
 impl State {
     /// Returns the pieces of a range if `device` has this access to all of them; otherwise the fault.
-    pub(super) fn pieces(
+    pub fn pieces(
         &self,
         device: i32,
         engine: Engine,
@@ -79,7 +82,7 @@ impl State {
     }
 
     /// Returns whether the driver has reserved or allocated any part of a range.
-    pub(super) fn is_ours(&self, start: u64, len: u64) -> bool {
+    pub fn is_ours(&self, start: u64, len: u64) -> bool {
         let last = start + (len - 1);
         let reserved = self.reservations.range(..=last).next_back();
         let region = self.regions.range(..=last).next_back();
@@ -89,7 +92,7 @@ impl State {
 
     /// Makes the driver's checks of a submitted copy or memset: that the range is allocated, and
     /// that the device has some access. Returns whether it is pageable memory.
-    pub(super) fn check_submitted(&self, device: i32, start: u64, len: u64) -> Result<bool, Code> {
+    pub fn check_submitted(&self, device: i32, start: u64, len: u64) -> Result<bool, Code> {
         let pieces = self
             .pieces(device, Engine::Copy, start, len, Access::Read)
             .map_err(|_| Code::INVALID_VALUE)?;
@@ -110,7 +113,7 @@ impl State {
 
 impl Piece {
     /// Returns the piece without its first `n` bytes.
-    pub(super) fn after(&self, n: u64) -> Self {
+    pub fn after(&self, n: u64) -> Self {
         Self {
             at: self.at + n,
             len: self.len - n,
@@ -119,7 +122,7 @@ impl Piece {
     }
 
     /// Reads the piece's first bytes.
-    pub(super) fn read(&self, bytes: &mut [u8]) -> Result<(), Code> {
+    pub fn read(&self, bytes: &mut [u8]) -> Result<(), Code> {
         match &self.memory {
             Some(memory) => memory.read(self.at, bytes),
             None => {
@@ -135,7 +138,7 @@ impl Piece {
     ///
     /// # Safety
     /// The caller may overwrite the process's own memory there.
-    pub(super) unsafe fn write(&self, bytes: &[u8]) -> Result<(), Code> {
+    pub unsafe fn write(&self, bytes: &[u8]) -> Result<(), Code> {
         match &self.memory {
             Some(memory) => memory.write(self.at, bytes),
             None => {
@@ -151,7 +154,7 @@ impl Piece {
     ///
     /// # Safety
     /// As for [`Self::write`].
-    pub(super) unsafe fn fill(&self, value: u8) -> Result<(), Code> {
+    pub unsafe fn fill(&self, value: u8) -> Result<(), Code> {
         match &self.memory {
             Some(memory) => memory.fill(self.at, value, self.len),
             None => {
@@ -197,4 +200,195 @@ pub(super) unsafe fn copy(dst: Vec<Piece>, src: Vec<Piece>) -> Result<(), Code> 
 fn scratch(len: u64) -> Result<Memory, Code> {
     let (purpose, location) = (Purpose::Physical, Location::Host);
     Memory::create(purpose, location, HandleTypes::NONE, len, None).map_err(|_| Code::OUT_OF_MEMORY)
+}
+
+/// The allocation or mapping at a pointer.
+struct Found<'a> {
+    start: u64,
+    size: u64,
+    location: Location,
+    device: i32,
+    handle_types: HandleTypes,
+    region: &'a Region,
+}
+
+impl State {
+    /// Finds the memory that contains an address. Bytes after the requested size belong to nothing.
+    fn find(&self, ptr: DevicePtr) -> Option<Found<'_>> {
+        self.find_region(ptr)
+            .filter(|found| ptr.0 - found.start < found.size)
+    }
+
+    fn find_region(&self, ptr: DevicePtr) -> Option<Found<'_>> {
+        let (start, region) = self.region(ptr.0)?;
+        let whole = |location, device, handle_types| Found {
+            start,
+            size: region.len,
+            location,
+            device,
+            handle_types,
+            region,
+        };
+        Some(match &region.kind {
+            Kind::Mapping(Mapping { physical, .. }) => whole(
+                physical.props.location,
+                owner(physical.props.location),
+                physical.props.handle_types,
+            ),
+            Kind::Allocation {
+                by, device, size, ..
+            } => {
+                let location = match by {
+                    Allocator::Host => Location::Host,
+                    Allocator::Device | Allocator::Managed => Location::Device(*device),
+                };
+                Found {
+                    size: *size,
+                    ..whole(location, *device, HandleTypes::NONE)
+                }
+            }
+            Kind::Chunk { pool } => {
+                let pool = self.pools.get(pool)?;
+                let (start, size) = pool.allocation(ptr.0)?;
+                Found {
+                    start,
+                    size,
+                    ..whole(pool.location, owner(pool.location), pool.handle_types)
+                }
+            }
+        })
+    }
+
+    pub fn pointer_attribute(&self, ptr: DevicePtr, attribute: PointerAttribute) -> Answer<u64> {
+        if let Some((start, range)) = self.registration(ptr.0, 1) {
+            return Ok(match attribute {
+                PointerAttribute::MemoryType | PointerAttribute::Mapped => 1,
+                PointerAttribute::DevicePointer | PointerAttribute::HostPointer => ptr.0,
+                PointerAttribute::DeviceOrdinal => range.device as u64,
+                PointerAttribute::RangeStartAddr => start,
+                PointerAttribute::RangeSize => range.len,
+                PointerAttribute::AllowedHandleTypes => 0,
+            });
+        }
+        let found = self.find(ptr).ok_or(Code::INVALID_VALUE)?;
+        let host = found.location.is_host();
+        let is_by = |this| matches!(found.region.kind, Kind::Allocation { by, .. } if by == this);
+        // For a mapping, the reservation around it.
+        let mapping = found.region.mapping();
+        let reservation = mapping.and_then(|_| self.reservation(ptr.0, 1));
+        Ok(match attribute {
+            PointerAttribute::MemoryType => 2 - u64::from(host),
+            PointerAttribute::DevicePointer if !self.first_gpu_reaches(found.region) => {
+                return fail(Code::INVALID_VALUE);
+            }
+            PointerAttribute::DevicePointer => ptr.0,
+            PointerAttribute::HostPointer if is_by(Allocator::Managed) => ptr.0,
+            PointerAttribute::HostPointer if host && self.host_reaches(found.region) => ptr.0,
+            PointerAttribute::HostPointer => return fail(Code::INVALID_VALUE),
+            PointerAttribute::DeviceOrdinal => found.device as u64,
+            PointerAttribute::RangeStartAddr => match reservation {
+                Some(range) => range.start,
+                None => self.offset_in_block(&found).unwrap_or(found.start),
+            },
+            PointerAttribute::RangeSize => reservation.map_or(found.size, |range| range.len),
+            PointerAttribute::Mapped => 1,
+            PointerAttribute::AllowedHandleTypes => found.handle_types.bits().into(),
+        })
+    }
+
+    /// Returns an offset in the pool's block instead of an address: measured for a host pool's memory.
+    fn offset_in_block(&self, found: &Found<'_>) -> Option<u64> {
+        let Kind::Chunk { pool } = found.region.kind else {
+            return None;
+        };
+        let pool = self.pools.get(&pool)?;
+        let chunk = pool.live.get(&found.start)?.chunk;
+        let own = pool.location.is_host() && !pool.imported;
+        own.then(|| (found.start - chunk) % self.machine.pool_chunk)
+    }
+
+    pub fn mem_address_range(&self, ptr: DevicePtr) -> Answer<(DevicePtr, u64)> {
+        let known = |found: &Found<'_>| self.first_gpu_reaches(found.region);
+        let found = self.find(ptr).filter(known).ok_or(Code::NOT_FOUND)?;
+        // Measured: for mapped host memory the base is 0, the size right.
+        let is_mapping = found.region.mapping().is_some();
+        let base = if is_mapping && found.location.is_host() {
+            0
+        } else {
+            found.start
+        };
+        Ok((DevicePtr(base), found.size))
+    }
+
+    /// Stands for a DMA-BUF: returns an fd that keeps the memory at `ptr`.
+    pub fn mem_dma_buf(&self, ptr: DevicePtr, size: u64) -> Answer<OwnedFd> {
+        let whole_pages = |bytes: u64| bytes.is_multiple_of(4096);
+        let end = ptr.0.checked_add(size).ok_or(Code::INVALID_VALUE)?;
+        match self.find(ptr) {
+            Some(found)
+                if (size > 0 && whole_pages(size) && whole_pages(ptr.0))
+                    && self.exports_to(&found, ptr.0, end) =>
+            {
+                let file = found.region.memory.file();
+                file.as_fd().try_clone_to_owned().map_err(exhausted)
+            }
+            _ => fail(Code::INVALID_VALUE),
+        }
+    }
+
+    /// Returns whether a DMA-BUF of the memory at a pointer can cover `start..end`.
+    fn exports_to(&self, found: &Found<'_>, start: u64, end: u64) -> bool {
+        if found.location.is_host() {
+            return false;
+        }
+        match found.region.kind {
+            // Further, through the device memory that is mapped behind it.
+            Kind::Mapping(_) => self.is_device_memory(start, end),
+            // Up to the end of its last page.
+            Kind::Allocation {
+                by: Allocator::Device,
+                size,
+                ..
+            } => end - found.start <= size.next_multiple_of(GRANULARITY),
+            // Memory that shares a block with other memory: only from the block's start.
+            Kind::Chunk { .. } => {
+                let block = self.region(start);
+                block.is_some_and(|(at, block)| at == start && end - start <= block.len)
+            }
+            Kind::Allocation { .. } => false,
+        }
+    }
+
+    /// Returns whether device memory is mapped everywhere in a range, in one reservation.
+    fn is_device_memory(&self, start: u64, end: u64) -> bool {
+        let mut at = start;
+        while at < end {
+            let Some((start, region)) = self.region(at) else {
+                return false;
+            };
+            let mapping = region.mapping();
+            if mapping.is_none_or(|it| it.physical.props.location.is_host()) {
+                return false;
+            }
+            at = start + region.len;
+        }
+        self.reservation(start, end - start).is_some()
+    }
+
+    /// Returns whether GPU 0 may access a region: the trait queries pointers in its context.
+    fn first_gpu_reaches(&self, region: &Region) -> bool {
+        !self.machine.gpus.is_empty() && self.access(region, 0) != Access::None
+    }
+
+    fn host_reaches(&self, region: &Region) -> bool {
+        let mapping = region.mapping();
+        mapping.is_none_or(|mapping| mapping.host != Access::None)
+    }
+}
+
+fn owner(location: Location) -> i32 {
+    match location {
+        Location::Device(device) => device,
+        _ => 0,
+    }
 }

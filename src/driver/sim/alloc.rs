@@ -1,38 +1,27 @@
-//! The older allocators, and queries about pointers.
+//! The older allocators, and memory of the process that the driver pins and maps: `cuMemHostRegister`.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
-use super::answer::{Answer, exhausted, fail};
+use super::fault::{Answer, exhausted, fail};
 use super::memory::Purpose;
-use super::space::GRANULARITY;
 use super::space::Range;
-use super::state::{Allocator, Kind, Region, State};
-use crate::{Access, Code, DevicePtr, HandleTypes, Location, PointerAttribute};
+use super::state::{Allocator, Kind, Region, Registered, State};
+use crate::*;
 
 /// Allocations are a multiple of this many bytes: at least a page of every Linux on Grace.
 const UNIT: u64 = 64 << 10;
 
-/// The allocation or mapping at a pointer.
-struct Found<'a> {
-    start: u64,
-    size: u64,
-    location: Location,
-    device: i32,
-    handle_types: HandleTypes,
-    region: &'a Region,
-}
-
 impl State {
-    pub(super) fn mem_alloc(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
+    pub fn mem_alloc(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
         self.allocate(Allocator::Device, device, Location::Device(device), size)
     }
 
     /// The memory is the GPU's, as if nothing migrated.
-    pub(super) fn mem_alloc_managed(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
+    pub fn mem_alloc_managed(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
         self.allocate(Allocator::Managed, device, Location::Device(device), size)
     }
 
-    pub(super) fn mem_host_alloc(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
+    pub fn mem_host_alloc(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
         self.context(device)?;
         if size == 0 {
             return Ok(DevicePtr(0)); // freed like any other
@@ -85,7 +74,7 @@ impl State {
     }
 
     /// Frees device memory after all work of the device, as CUDA does.
-    pub(super) fn mem_free(&mut self, device: i32, ptr: DevicePtr) -> Answer<()> {
+    pub fn mem_free(&mut self, device: i32, ptr: DevicePtr) -> Answer {
         self.device(device)?;
         let (start, region) = self.region(ptr.0).ok_or(Code::INVALID_VALUE)?;
         let owner = match region.kind {
@@ -102,7 +91,7 @@ impl State {
         self.context(device).map(drop)
     }
 
-    pub(super) fn mem_free_host(&mut self, device: i32, ptr: DevicePtr) -> Answer<()> {
+    pub fn mem_free_host(&mut self, device: i32, ptr: DevicePtr) -> Answer {
         self.device(device)?;
         if ptr.0 == 0 {
             return Ok(());
@@ -119,196 +108,106 @@ impl State {
         self.context(device).map(drop)
     }
 
-    pub(super) fn mem_info(&self, device: i32) -> Answer<(u64, u64)> {
+    pub fn mem_info(&self, device: i32) -> Answer<(u64, u64)> {
         let index = self.context(device)?;
         let free = self.capacity.free(Location::Device(device));
         Ok((free, self.machine.gpus[index].memory))
     }
+}
 
-    /// Finds the memory that contains an address. Bytes after the requested size belong to nothing.
-    fn find(&self, ptr: DevicePtr) -> Option<Found<'_>> {
-        self.find_region(ptr)
-            .filter(|found| ptr.0 - found.start < found.size)
-    }
+/// Bytes that are checked at a time.
+const STEP: u64 = 1 << 30;
 
-    fn find_region(&self, ptr: DevicePtr) -> Option<Found<'_>> {
-        let (start, region) = self.region(ptr.0)?;
-        let whole = |location, device, handle_types| Found {
-            start,
-            size: region.len,
-            location,
-            device,
-            handle_types,
-            region,
-        };
-        Some(match &region.kind {
-            Kind::Mapping { physical, .. } => whole(
-                physical.props.location,
-                owner(physical.props.location),
-                physical.props.handle_types,
-            ),
-            Kind::Allocation {
-                by, device, size, ..
-            } => {
-                let location = match by {
-                    Allocator::Host => Location::Host,
-                    Allocator::Device | Allocator::Managed => Location::Device(*device),
-                };
-                Found {
-                    size: *size,
-                    ..whole(location, *device, HandleTypes::NONE)
-                }
-            }
-            Kind::Chunk { pool } => {
-                let pool = self.pools.get(pool)?;
-                let (start, size) = pool.allocation(ptr.0)?;
-                Found {
-                    start,
-                    size,
-                    ..whole(pool.location, owner(pool.location), pool.handle_types)
-                }
-            }
-        })
-    }
-
-    pub(super) fn pointer_attribute(
-        &self,
+impl State {
+    /// Maps the range for every GPU. Not measured: codes follow CUDA's documentation.
+    pub fn mem_host_register(
+        &mut self,
+        device: i32,
         ptr: DevicePtr,
-        attribute: PointerAttribute,
-    ) -> Answer<u64> {
-        if let Some((start, range)) = self.registration(ptr.0, 1) {
-            return Ok(match attribute {
-                PointerAttribute::MemoryType | PointerAttribute::Mapped => 1,
-                PointerAttribute::DevicePointer | PointerAttribute::HostPointer => ptr.0,
-                PointerAttribute::DeviceOrdinal => range.device as u64,
-                PointerAttribute::RangeStartAddr => start,
-                PointerAttribute::RangeSize => range.len,
-                PointerAttribute::AllowedHandleTypes => 0,
-            });
-        }
-        let found = self.find(ptr).ok_or(Code::INVALID_VALUE)?;
-        let host = found.location.is_host();
-        let is_by = |this| matches!(found.region.kind, Kind::Allocation { by, .. } if by == this);
-        // For a mapping, the reservation around it.
-        let reservation = match found.region.kind {
-            Kind::Mapping { .. } => self.reservation(ptr.0, 1),
-            _ => None,
-        };
-        Ok(match attribute {
-            PointerAttribute::MemoryType => 2 - u64::from(host),
-            PointerAttribute::DevicePointer if !self.first_gpu_reaches(found.region) => {
-                return fail(Code::INVALID_VALUE);
-            }
-            PointerAttribute::DevicePointer => ptr.0,
-            PointerAttribute::HostPointer if is_by(Allocator::Managed) => ptr.0,
-            PointerAttribute::HostPointer if host && self.host_reaches(found.region) => ptr.0,
-            PointerAttribute::HostPointer => return fail(Code::INVALID_VALUE),
-            PointerAttribute::DeviceOrdinal => found.device as u64,
-            PointerAttribute::RangeStartAddr => match reservation {
-                Some(range) => range.start,
-                None => self.offset_in_block(&found).unwrap_or(found.start),
-            },
-            PointerAttribute::RangeSize => reservation.map_or(found.size, |range| range.len),
-            PointerAttribute::Mapped => 1,
-            PointerAttribute::AllowedHandleTypes => found.handle_types.bits().into(),
-        })
-    }
-
-    /// Returns an offset in the pool's block instead of an address: measured for a host pool's memory.
-    fn offset_in_block(&self, found: &Found<'_>) -> Option<u64> {
-        let Kind::Chunk { pool } = found.region.kind else {
-            return None;
-        };
-        let pool = self.pools.get(&pool)?;
-        let chunk = pool.live.get(&found.start)?.chunk;
-        let own = pool.location.is_host() && !pool.imported;
-        own.then(|| (found.start - chunk) % self.machine.pool_chunk)
-    }
-
-    pub(super) fn mem_address_range(&self, ptr: DevicePtr) -> Answer<(DevicePtr, u64)> {
-        let known = |found: &Found<'_>| self.first_gpu_reaches(found.region);
-        let found = self.find(ptr).filter(known).ok_or(Code::NOT_FOUND)?;
-        // Measured: for mapped host memory the base is 0, the size right.
-        let is_mapping = matches!(found.region.kind, Kind::Mapping { .. });
-        let base = match is_mapping && found.location.is_host() {
-            true => 0,
-            false => found.start,
-        };
-        Ok((DevicePtr(base), found.size))
-    }
-
-    /// Stands for a DMA-BUF: returns an fd that keeps the memory at `ptr`.
-    pub(super) fn mem_dma_buf(&self, ptr: DevicePtr, size: u64) -> Answer<OwnedFd> {
-        let whole_pages = |bytes: u64| bytes.is_multiple_of(4096);
+        size: u64,
+        _read_only: bool,
+        node: Option<NodeId>,
+    ) -> Answer {
+        self.context(device)?;
         let end = ptr.0.checked_add(size).ok_or(Code::INVALID_VALUE)?;
-        match self.find(ptr) {
-            Some(found)
-                if (size > 0 && whole_pages(size) && whole_pages(ptr.0))
-                    && self.exports_to(&found, ptr.0, end) =>
-            {
-                let file = found.region.memory.file();
-                file.as_fd().try_clone_to_owned().map_err(exhausted)
-            }
-            _ => fail(Code::INVALID_VALUE),
+        if ptr.0 == 0 || size == 0 || !is_mapped(ptr.0, end) {
+            return fail(Code::INVALID_VALUE);
         }
+        let overlaps = |(&start, range): (&u64, &Registered)| start + range.len > ptr.0;
+        let before = self.registered.range(..end).next_back();
+        if before.is_some_and(overlaps) || self.is_ours(ptr.0, size) {
+            return fail(Code::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        let take = |node: NodeId| Arc::clone(&self.capacity).take(node.into(), size);
+        let charge = match node {
+            Some(node) => Some(take(node).ok_or(Code::OUT_OF_MEMORY)?),
+            None => None,
+        };
+        let range = Registered {
+            len: size,
+            device,
+            _charge: charge,
+        };
+        self.registered.insert(ptr.0, range);
+        Ok(())
     }
 
-    /// Returns whether a DMA-BUF of the memory at a pointer can cover `start..end`.
-    fn exports_to(&self, found: &Found<'_>, start: u64, end: u64) -> bool {
-        if found.location.is_host() {
+    /// Ends a registration after all work of all devices, as CUDA does.
+    pub fn mem_host_unregister(&mut self, device: i32, ptr: DevicePtr) -> Answer {
+        self.device(device)?;
+        if !self.registered.contains_key(&ptr.0) {
+            return fail(Code::HOST_MEMORY_NOT_REGISTERED);
+        }
+        self.synchronize_all();
+        self.registered.remove(&ptr.0);
+        self.context(device).map(drop)
+    }
+
+    /// The address for GPUs is the CPU's.
+    pub fn mem_host_device_pointer(&mut self, device: i32, ptr: DevicePtr) -> Answer<DevicePtr> {
+        self.context(device)?;
+        let known = self.registration(ptr.0, 1);
+        Ok(known.map(|_| ptr).ok_or(Code::INVALID_VALUE)?)
+    }
+
+    /// Returns the registration that contains a whole range, with its start.
+    pub fn registration(&self, start: u64, len: u64) -> Option<(u64, &Registered)> {
+        let (&at, range) = self.registered.range(..=start).next_back()?;
+        let end = start.checked_add(len)?;
+        (end <= at + range.len).then_some((at, range))
+    }
+
+    /// Returns whether registrations that lie side by side contain a whole range: kernels reach over their borders, copies
+    /// and fills do not.
+    pub fn is_registered(&self, start: u64, len: u64) -> bool {
+        let Some(end) = start.checked_add(len) else {
             return false;
-        }
-        match found.region.kind {
-            // Further, through the device memory that is mapped behind it.
-            Kind::Mapping { .. } => self.is_device_memory(start, end),
-            // Up to the end of its last page.
-            Kind::Allocation {
-                by: Allocator::Device,
-                size,
-                ..
-            } => end - found.start <= size.next_multiple_of(GRANULARITY),
-            // Memory that shares a block with other memory: only from the block's start.
-            Kind::Chunk { .. } => {
-                let block = self.region(start);
-                block.is_some_and(|(at, block)| at == start && end - start <= block.len)
-            }
-            Kind::Allocation { .. } => false,
-        }
-    }
-
-    /// Returns whether device memory is mapped everywhere in a range, in one reservation.
-    fn is_device_memory(&self, start: u64, end: u64) -> bool {
+        };
         let mut at = start;
         while at < end {
-            let Some((start, region)) = self.region(at) else {
+            let Some((first, range)) = self.registration(at, 1) else {
                 return false;
             };
-            match &region.kind {
-                Kind::Mapping { physical, .. } if !physical.props.location.is_host() => {
-                    at = start + region.len;
-                }
-                _ => return false,
-            }
+            at = first + range.len;
         }
-        self.reservation(start, end - start).is_some()
-    }
-
-    /// Returns whether GPU 0 may access a region: the trait queries pointers in its context.
-    fn first_gpu_reaches(&self, region: &Region) -> bool {
-        !self.machine.gpus.is_empty() && self.access(region, 0) != Access::None
-    }
-
-    fn host_reaches(&self, region: &Region) -> bool {
-        match &region.kind {
-            Kind::Mapping { host, .. } => *host != Access::None,
-            _ => true,
-        }
+        true
     }
 }
 
-fn owner(location: Location) -> i32 {
-    match location {
-        Location::Device(device) => device,
-        _ => 0,
+/// Returns whether the process has mapped all of a range.
+fn is_mapped(start: u64, end: u64) -> bool {
+    // SAFETY: `sysconf` has no preconditions.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+    let mut resident = vec![0_u8; STEP.div_ceil(page) as usize];
+    let mut at = start - start % page;
+    while at < end {
+        let len = (end - at).min(STEP);
+        // SAFETY: the kernel checks the range, and writes a byte for each of its pages, for which there is room.
+        let answer = unsafe { libc::mincore(at as *mut _, len as usize, resident.as_mut_ptr()) };
+        if answer != 0 {
+            return false;
+        }
+        at += len;
     }
+    true
 }

@@ -1,14 +1,19 @@
-//! How much memory each place has, and how much of it is in use.
+//! How much memory each place has and how much of it is in use; how often a memory is exported, imported and mapped for CPUs,
+//! over all processes.
 
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use super::Machine;
-use crate::Location;
+use super::memory::Memory;
+use crate::{Location, random};
 
 /// The machine's memories. Counters are independent of the simulator's lock, so that memory that dies late (a
 /// mapping outlives its handle) returns its bytes wherever it dies.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Capacity {
     places: Vec<Place>,
 }
@@ -22,7 +27,7 @@ struct Place {
 }
 
 impl Capacity {
-    pub(super) fn of(machine: &Machine) -> Self {
+    pub fn of(machine: &Machine) -> Self {
         let place = |location, total| Place {
             location,
             total,
@@ -43,18 +48,18 @@ impl Capacity {
     }
 
     /// Returns the free bytes at a location; for the host as a whole, the sum over its nodes.
-    pub(super) fn free(&self, location: Location) -> u64 {
+    pub fn free(&self, location: Location) -> u64 {
         self.at(location).map(|(_, place)| place.free()).sum()
     }
 
     /// Returns the most that any place of a location could ever hold.
-    pub(super) fn largest(&self, location: Location) -> u64 {
+    pub fn largest(&self, location: Location) -> u64 {
         let totals = self.at(location).map(|(_, place)| place.total);
         totals.max().unwrap_or(0)
     }
 
     /// Takes `bytes` at a location; for the host as a whole, on the node with the most free.
-    pub(super) fn take(self: &Arc<Self>, location: Location, bytes: u64) -> Option<Charge> {
+    pub fn take(self: &Arc<Self>, location: Location, bytes: u64) -> Option<Charge> {
         let (index, place) = self.at(location).max_by_key(|(_, place)| place.free())?;
         place.take(bytes).then(|| Charge {
             capacity: Arc::clone(self),
@@ -104,11 +109,132 @@ impl Drop for Charge {
     }
 }
 
+/// The first byte to lock: no memory is as large.
+const FIRST: i64 = 1 << 62;
+/// How often to try for an unlocked byte; the first try almost always succeeds.
+const TRIES: usize = 8;
+
+/// The bytes that one open file locks, from a random one on, so that two files do not collide.
+#[derive(Debug)]
+pub(super) struct Bytes(AtomicI64);
+
+impl Bytes {
+    pub fn new() -> io::Result<Self> {
+        let start = i64::from_ne_bytes(random()?) & (FIRST / 2 - 1);
+        Ok(Self(AtomicI64::new(FIRST + start)))
+    }
+
+    /// Locks the next byte, through `file`. `None` if the system has no such locks or no room for one: the
+    /// reference is then not counted.
+    pub fn lock(&self, file: &File) -> Option<i64> {
+        (0..TRIES).find_map(|_| {
+            let at = self.0.fetch_add(1, Ordering::Relaxed);
+            lock(file, libc::F_WRLCK, at).is_ok().then_some(at)
+        })
+    }
+}
+
+/// An import or a CPU mapping, counted until dropped.
+#[derive(Debug)]
+pub(super) struct Counted {
+    memory: Arc<Memory>,
+    at: Option<i64>,
+}
+
+impl Counted {
+    /// Counts a reference of this process, even beyond the limit.
+    pub fn new(memory: &Arc<Memory>) -> Self {
+        Self {
+            memory: Arc::clone(memory),
+            at: memory.bytes.lock(memory.file()),
+        }
+    }
+
+    /// Counts a reference unless there are `limit` already; if processes race for the last one, all may fail.
+    pub fn within(memory: &Arc<Memory>, limit: Option<u32>) -> Option<Self> {
+        let counted = Self::new(memory);
+        let over = |limit: u32| exceeds(memory, limit.into()).unwrap_or(false);
+        (!limit.is_some_and(over)).then_some(counted)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if let Some(at) = self.at {
+            // If this fails, closing the file releases the lock.
+            let _ = lock(self.memory.file(), libc::F_UNLCK, at);
+        }
+    }
+}
+
+/// Returns whether a memory has more than `limit` references.
+fn exceeds(memory: &Memory, limit: u64) -> io::Result<bool> {
+    // The query omits an open file's own locks, so a fresh open file asks.
+    let asker = memory.open_again()?;
+    let mut open = vec![(FIRST, i64::MAX)];
+    let mut found = 0;
+    while let Some((start, end)) = open.pop() {
+        if start >= end {
+            continue;
+        }
+        // Any lock there; the kernel merges adjacent locks of one file.
+        let Some((first, last)) = locked(&asker, start, end)? else {
+            continue;
+        };
+        let (first, last) = (first.max(start), last.min(end));
+        found += last.saturating_sub(first).max(1) as u64;
+        if found > limit {
+            return Ok(true);
+        }
+        open.extend([(start, first), (last, end)]);
+    }
+    Ok(false)
+}
+
+fn range(kind: i32, start: i64, len: i64) -> libc::flock {
+    // SAFETY: all zero is a valid value: numbers only.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = kind as _;
+    range.l_whence = libc::SEEK_SET as _;
+    range.l_start = start;
+    range.l_len = len;
+    range
+}
+
+fn lock(file: &File, kind: i32, at: i64) -> io::Result<()> {
+    let range = range(kind, at, 1);
+    // SAFETY: the fd is open, and `range` lives during the call, which reads it.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Returns a lock of another open file on some of the bytes from `start` up to `end`.
+fn locked(file: &File, start: i64, end: i64) -> io::Result<Option<(i64, i64)>> {
+    let mut range = range(libc::F_WRLCK, start, end - start);
+    // SAFETY: the fd is open, and `range` lives during the call, which writes it.
+    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let end = match range.l_len {
+        0 => i64::MAX, // 0 means to the end of the file
+        len => range.l_start.saturating_add(len),
+    };
+    let free = i32::from(range.l_type) == libc::F_UNLCK;
+    Ok((!free).then_some((range.l_start, end)))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::HandleTypes;
+    use crate::sim::memory::Purpose;
 
     proptest! {
         #[test]
@@ -158,5 +284,61 @@ mod tests {
             workers.into_iter().map(|w| w.join().unwrap()).sum()
         });
         assert_eq!(taken, 96);
+    }
+
+    fn memory() -> Arc<Memory> {
+        let types = HandleTypes::POSIX_FD;
+        let memory = Memory::create(Purpose::Physical, Location::Host, types, 2 << 20, None);
+        Arc::new(memory.unwrap())
+    }
+
+    fn count(memory: &Memory) -> u64 {
+        (0..).find(|&n| !exceeds(memory, n).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn references_count_together_until_they_end() {
+        let memory = memory();
+        assert_eq!(count(&memory), 0);
+        let mut counted: Vec<_> = (0..5).map(|_| Counted::new(&memory)).collect();
+        assert_eq!(count(&memory), 5);
+        counted.remove(2);
+        assert_eq!(count(&memory), 4);
+        let export = memory.export().unwrap();
+        assert_eq!(count(&memory), 5);
+        // A second open file, as in another process.
+        let import = Memory::import(export.as_fd(), Purpose::Physical).unwrap();
+        let import = Arc::new(import);
+        assert_eq!(count(&memory), 5, "an import counts, a look does not");
+        let theirs = Counted::new(&import);
+        assert_eq!((count(&memory), count(&import)), (6, 6));
+        drop((theirs, counted));
+        assert_eq!(count(&import), 1);
+    }
+
+    #[test]
+    fn a_duplicate_is_no_reference_and_separate_exports_are() {
+        let memory = memory();
+        let first = memory.export().unwrap();
+        let copies: Vec<_> = (0..20).map(|_| first.try_clone().unwrap()).collect();
+        assert_eq!(count(&memory), 1);
+        drop(first);
+        assert_eq!(count(&memory), 1, "the copies keep it");
+        let more: Vec<_> = (0..20).map(|_| memory.export().unwrap()).collect();
+        assert_eq!(count(&memory), 21);
+        drop((copies, more));
+    }
+
+    #[test]
+    fn the_limit_is_the_last_that_is_granted() {
+        let memory = memory();
+        let _export = memory.export().unwrap();
+        let mut counted: Vec<_> =
+            std::iter::from_fn(|| Counted::within(&memory, Some(7))).collect();
+        assert_eq!(counted.len(), 6);
+        assert_eq!(count(&memory), 7, "what is refused is not counted");
+        assert!(Counted::within(&memory, None).is_some());
+        counted.pop();
+        assert!(Counted::within(&memory, Some(7)).is_some());
     }
 }

@@ -1,14 +1,14 @@
-//! The simulator's controls, and its counts of objects that a program has not freed.
+//! The simulator as its calls and its controls reach it, under a lock, and its counts of objects that a program has not freed.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::fault::FaultId;
+use super::fault::{Answer, Fail, FaultId, Faults};
 use super::machine::Machine;
-use super::shared::Shared;
+use super::space::Placement;
 use super::state::{Allocator, Kind, State};
-use crate::{Call, Code, Location, StreamHandle};
+use crate::*;
 
 /// The simulator's controls: injected faults, call counts, and counts of live objects.
 ///
@@ -26,51 +26,88 @@ use crate::{Call, Code, Location, StreamHandle};
 /// ```
 #[derive(Debug)]
 pub struct Sim {
-    pub(super) shared: Arc<Shared>,
+    machine: Arc<Machine>,
+    faults: Mutex<Faults>,
+    state: Mutex<State>,
 }
 
 impl Sim {
+    pub(super) fn new(machine: Machine, placement: Placement) -> Self {
+        let machine = Arc::new(machine);
+        Self {
+            state: Mutex::new(State::new(Arc::clone(&machine), placement)),
+            faults: Mutex::default(),
+            machine,
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic under the lock would be a defect of this crate; the state is still the best available.
+        lock(&self.state)
+    }
+
+    /// Makes a call: counts it, and fails it if a fault was injected.
+    pub(super) fn call<T>(
+        &self,
+        call: Call,
+        answer: impl FnOnce(&mut State) -> Answer<T>,
+    ) -> Result<T> {
+        let _traced = call.traced();
+        lock(&self.faults)
+            .enter(call)
+            .map_err(|code| Error::driver(call, code))?;
+        let mut state = self.lock();
+        let answered = state.expect_allowed(call).and_then(|()| answer(&mut state));
+        answered.map_err(|fail| match fail {
+            Fail::Code(code) => Error::driver(call, code),
+            Fail::Lost { device, code } => {
+                let source = DriverError { call, code };
+                Error::ContextLost { device, source }
+            }
+        })
+    }
+
     /// Makes the `nth` use of `call` from now on fail with `code`: both 1 and 0 mean the next use. The code
     /// need not exist in CUDA.
     ///
     /// The failing call has no other effect, but is counted.
     pub fn fail(&self, call: Call, nth: u64, code: Code) -> FaultId {
-        self.shared.faults().add(call, nth, code)
+        lock(&self.faults).add(call, nth, code)
     }
 
     /// Cancels a fault; returns whether it had not happened yet.
     pub fn cancel(&self, fault: FaultId) -> bool {
-        self.shared.faults().remove(|id| id == fault) > 0
+        lock(&self.faults).remove(|id| id == fault) > 0
     }
 
     /// Cancels all faults that have not happened yet; returns their number.
     pub fn cancel_all(&self) -> usize {
-        self.shared.faults().remove(|_| true)
+        lock(&self.faults).remove(|_| true)
     }
 
     /// Returns how often each call was used; unused calls are left out.
     pub fn calls(&self) -> BTreeMap<Call, u64> {
-        self.shared.faults().counts.clone()
+        lock(&self.faults).counts.clone()
     }
 
     /// Returns how often a call was used.
     pub fn count(&self, call: Call) -> u64 {
-        self.shared.faults().count(call)
+        lock(&self.faults).count(call)
     }
 
     /// Resets all counts to zero.
     pub fn reset_counts(&self) {
-        self.shared.faults().counts.clear();
+        lock(&self.faults).counts.clear();
     }
 
     /// Returns the counts of objects that are still alive.
     pub fn held(&self) -> Held {
-        Held::of(&self.shared.lock())
+        Held::of(&self.lock())
     }
 
     /// Returns the free bytes at a location; for the host as a whole, the sum over its nodes.
     pub fn free_bytes(&self, location: Location) -> u64 {
-        self.shared.lock().capacity.free(location)
+        self.lock().capacity.free(location)
     }
 
     /// Sets whether work on streams runs at once (`true`) or as late as CUDA allows (`false`, the default),
@@ -99,7 +136,7 @@ impl Sim {
     /// # Ok::<(), egmem::Error>(())
     /// ```
     pub fn set_eager(&self, eager: bool) {
-        let mut state = self.shared.lock();
+        let mut state = self.lock();
         state.eager = eager;
         if eager {
             state.synchronize_all();
@@ -110,17 +147,17 @@ impl Sim {
     /// [`end_capture`](Self::end_capture) calls that disturb captures are refused, and make it invalid. With `blocking` the
     /// stream is one that the legacy default stream waits for. No graph is made: work submitted to the stream runs.
     pub fn begin_capture(&self, stream: StreamHandle, blocking: bool) {
-        self.shared.lock().begin_capture(stream, blocking);
+        self.lock().begin_capture(stream, blocking);
     }
 
     /// Ends the capture of a stream; returns whether it is valid. `false` if none had begun.
     pub fn end_capture(&self, stream: StreamHandle) -> bool {
-        self.shared.lock().end_capture(stream)
+        self.lock().end_capture(stream)
     }
 
     /// Returns the simulated machine.
     pub fn machine(&self) -> &Machine {
-        &self.shared.machine
+        &self.machine
     }
 }
 
@@ -163,7 +200,7 @@ held! { |state|
     /// Reserved address ranges.
     reservations: usize = state.reservations.len();
     /// Mappings in them.
-    mappings: usize = regions(state, |kind| matches!(kind, Kind::Mapping { .. }));
+    mappings: usize = regions(state, |kind| matches!(kind, Kind::Mapping(_)));
     /// Pools, created or imported; the devices' own do not count.
     pools: usize = state.pools.values().filter(|pool| !pool.is_default && !pool.destroyed).count();
     /// Allocations from pools, not yet freed.

@@ -1,18 +1,18 @@
 //! Queries about devices, answered from the machine's description alone.
 
-use super::answer::{Answer, fail};
+use super::fault::{Answer, fail};
 use super::machine::{AttributeAnswer, GpuSpec};
 use super::space::GRANULARITY;
 use super::state::State;
 use crate::text::pci_address;
-use crate::{AllocationProps, Code, CudaVersion, DeviceAttribute, GranularityKind, P2pAttribute};
+use crate::*;
 
 impl State {
-    pub(super) fn driver_version(&self) -> Answer<CudaVersion> {
+    pub fn driver_version(&self) -> Answer<CudaVersion> {
         Ok(self.machine.driver_version)
     }
 
-    pub(super) fn device_count(&self) -> Answer<i32> {
+    pub fn device_count(&self) -> Answer<i32> {
         Ok(self.machine.gpus.len() as i32)
     }
 
@@ -20,31 +20,31 @@ impl State {
         Ok(self.machine.gpu(device).ok_or(Code::INVALID_DEVICE)?)
     }
 
-    pub(super) fn device_name(&self, device: i32) -> Answer<String> {
+    pub fn device_name(&self, device: i32) -> Answer<String> {
         Ok(self.gpu(device)?.name.clone())
     }
 
-    pub(super) fn device_uuid(&self, device: i32) -> Answer<[u8; 16]> {
+    pub fn device_uuid(&self, device: i32) -> Answer<[u8; 16]> {
         Ok(self.machine.uuid(device).ok_or(Code::INVALID_DEVICE)?)
     }
 
-    pub(super) fn device_pci_bus_id(&self, device: i32) -> Answer<String> {
+    pub fn device_pci_bus_id(&self, device: i32) -> Answer<String> {
         let id = self.machine.pci_bus_id(device);
         Ok(id.ok_or(Code::INVALID_DEVICE)?)
     }
 
-    pub(super) fn device_total_mem(&self, device: i32) -> Answer<u64> {
+    pub fn device_total_mem(&self, device: i32) -> Answer<u64> {
         Ok(self.gpu(device)?.memory)
     }
 
-    pub(super) fn device_can_access_peer(&self, device: i32, peer: i32) -> Answer<bool> {
+    pub fn device_can_access_peer(&self, device: i32, peer: i32) -> Answer<bool> {
         self.gpu(device).and(self.gpu(peer))?;
         Ok(self.machine.peers(device, peer))
     }
 
     /// CUDA documents that one GPU alone has no link. The answers for GPUs that cannot access each other, and
     /// the rank of PCIe, are guesses.
-    pub(super) fn device_p2p_attribute(
+    pub fn device_p2p_attribute(
         &self,
         device: i32,
         peer: i32,
@@ -71,12 +71,12 @@ impl State {
         })
     }
 
-    pub(super) fn mem_granularity(&self, _: &AllocationProps, _: GranularityKind) -> Answer<u64> {
+    pub fn mem_granularity(&self, _: &AllocationProps, _: GranularityKind) -> Answer<u64> {
         // Measured: the same for every location, even those that do not exist.
         Ok(GRANULARITY)
     }
 
-    pub(super) fn device_attribute(&self, device: i32, attribute: DeviceAttribute) -> Answer<i32> {
+    pub fn device_attribute(&self, device: i32, attribute: DeviceAttribute) -> Answer<i32> {
         let (machine, gpu) = (&self.machine, self.gpu(device)?);
         match machine.attributes.get(&attribute.0) {
             Some(AttributeAnswer::Value(value)) => return Ok(*value),

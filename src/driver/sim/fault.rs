@@ -1,8 +1,36 @@
-//! Call counts and injected faults.
+//! How calls inside the simulator fail: their answers, call counts and injected faults.
 
 use std::collections::BTreeMap;
+use std::io;
 
 use crate::{Call, Code};
+
+/// The result of a call inside the simulator.
+pub(super) type Answer<T = ()> = Result<T, Fail>;
+
+/// Why a call fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fail {
+    /// With this code.
+    Code(Code),
+    /// The device's context is lost.
+    Lost { device: i32, code: Code },
+}
+
+impl From<Code> for Fail {
+    fn from(code: Code) -> Self {
+        Self::Code(code)
+    }
+}
+
+pub fn fail<T>(code: Code) -> Answer<T> {
+    Err(Fail::Code(code))
+}
+
+/// The operating system has run out of a resource.
+pub(super) fn exhausted(_: io::Error) -> Fail {
+    Fail::Code(Code::OUT_OF_MEMORY)
+}
 
 /// Identifies an injected fault, to cancel it. A fault is removed once it has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,7 +39,7 @@ pub struct FaultId(u64);
 /// Counts every call of the simulator and injects faults.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    pub(super) counts: BTreeMap<Call, u64>,
+    pub counts: BTreeMap<Call, u64>,
     next: u64,
     rules: Vec<Rule>,
 }
@@ -27,7 +55,7 @@ struct Rule {
 
 impl Faults {
     /// Counts a call, and returns the fault that was injected into it.
-    pub(super) fn enter(&mut self, call: Call) -> Result<(), Code> {
+    pub fn enter(&mut self, call: Call) -> Result<(), Code> {
         *self.counts.entry(call).or_default() += 1;
         let mut hit = None;
         self.rules.retain_mut(|rule| {
@@ -44,11 +72,11 @@ impl Faults {
     }
 
     /// Returns how often a call was used.
-    pub(super) fn count(&self, call: Call) -> u64 {
+    pub fn count(&self, call: Call) -> u64 {
         self.counts.get(&call).copied().unwrap_or(0)
     }
 
-    pub(super) fn add(&mut self, call: Call, nth: u64, code: Code) -> FaultId {
+    pub fn add(&mut self, call: Call, nth: u64, code: Code) -> FaultId {
         let (id, left) = (FaultId(self.next), nth.max(1));
         self.next += 1;
         self.rules.push(Rule {
@@ -61,7 +89,7 @@ impl Faults {
     }
 
     /// Removes the faults that `which` selects; returns their number.
-    pub(super) fn remove(&mut self, which: impl Fn(FaultId) -> bool) -> usize {
+    pub fn remove(&mut self, which: impl Fn(FaultId) -> bool) -> usize {
         let before = self.rules.len();
         self.rules.retain(|rule| !which(rule.id));
         before - self.rules.len()

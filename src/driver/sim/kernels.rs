@@ -3,34 +3,24 @@
 use std::ffi::CStr;
 
 use super::access::Engine;
-use super::answer::{Answer, fail};
-use super::state::State;
-use super::work::{Function, Kernel, Work};
+use super::fault::{Answer, fail};
+use super::state::{Kernel, State, Work};
 use crate::kernels::{CHECK_REWRITE, PTX, READ, WRITE, pattern};
-use crate::{Access, Code, FunctionHandle, LaunchDims, ModuleHandle, StreamHandle};
+use crate::*;
 
 /// Words handled at a time.
 const WORDS: usize = 8 << 10;
 
+/// The kernels, with their names and numbers of arguments. The handle of a module's kernel is the module's, 1 and the
+/// kernel's index here.
+const KERNELS: [(&CStr, usize, Kernel); 3] = [
+    (CHECK_REWRITE, 5, Kernel::CheckRewrite),
+    (READ, 3, Kernel::Read),
+    (WRITE, 3, Kernel::Write),
+];
+
 impl Kernel {
-    fn named(name: &CStr) -> Option<Self> {
-        [
-            (CHECK_REWRITE, Self::CheckRewrite),
-            (READ, Self::Read),
-            (WRITE, Self::Write),
-        ]
-        .into_iter()
-        .find_map(|(known, kernel)| (known == name).then_some(kernel))
-    }
-
-    const fn arguments(self) -> usize {
-        match self {
-            Self::CheckRewrite => 5,
-            Self::Read | Self::Write => 3,
-        }
-    }
-
-    pub(super) fn run(self, state: &State, device: i32, args: [u64; 5]) -> Result<(), Code> {
+    pub fn run(self, state: &State, device: i32, args: [u64; 5]) -> Result<(), Code> {
         let [ptr, words, seed, new_seed, report] = args;
         match self {
             Self::CheckRewrite => {
@@ -106,7 +96,7 @@ fn each(
 }
 
 impl State {
-    pub(super) fn module_load(&mut self, device: i32, ptx: &CStr) -> Answer<ModuleHandle> {
+    pub fn module_load(&mut self, device: i32, ptx: &CStr) -> Answer<ModuleHandle> {
         self.context(device)?;
         if ptx != PTX {
             return fail(Code::INVALID_PTX);
@@ -116,18 +106,16 @@ impl State {
         Ok(ModuleHandle(module))
     }
 
-    pub(super) fn module_unload(&mut self, device: i32, module: ModuleHandle) -> Answer<()> {
+    pub fn module_unload(&mut self, device: i32, module: ModuleHandle) -> Answer {
         self.device(device)?;
         if self.modules.get(&module.0) != Some(&device) {
             return fail(Code::INVALID_HANDLE);
         }
         self.modules.remove(&module.0);
-        self.functions
-            .retain(|_, function| function.module != module.0);
         self.context(device).map(drop)
     }
 
-    pub(super) fn module_function(
+    pub fn module_function(
         &mut self,
         device: i32,
         module: ModuleHandle,
@@ -137,43 +125,33 @@ impl State {
         if self.modules.get(&module.0) != Some(&device) {
             return fail(Code::INVALID_HANDLE);
         }
-        let kernel = Kernel::named(name).ok_or(Code::NOT_FOUND)?;
-        let same = |f: &Function| f.module == module.0 && f.kernel == kernel;
-        if let Some((&handle, _)) = self.functions.iter().find(|(_, f)| same(f)) {
-            return Ok(FunctionHandle(handle));
-        }
-        let handle = self.number();
-        let module = module.0;
-        let function = Function {
-            device,
-            module,
-            kernel,
-        };
-        self.functions.insert(handle, function);
-        Ok(FunctionHandle(handle))
+        let index = KERNELS.iter().position(|(known, ..)| *known == name);
+        let index = index.ok_or(Code::NOT_FOUND)?;
+        Ok(FunctionHandle(module.0 + 1 + index as u64))
     }
 
-    pub(super) fn launch_kernel(
+    pub fn launch_kernel(
         &mut self,
         function: FunctionHandle,
         dims: LaunchDims,
         args: &[u64],
         stream: StreamHandle,
-    ) -> Answer<()> {
+    ) -> Answer {
         let key = self.stream(stream)?;
-        let function = self.functions.get(&function.0);
-        let function = *function.ok_or(Code::INVALID_HANDLE)?;
-        if function.device != stream.device {
+        let index = (function.0 % 16)
+            .checked_sub(1)
+            .ok_or(Code::INVALID_HANDLE)?;
+        let (_, arguments, kernel) = *KERNELS.get(index as usize).ok_or(Code::INVALID_HANDLE)?;
+        if self.modules.get(&(function.0 - 1 - index)) != Some(&stream.device) {
             return fail(Code::INVALID_HANDLE);
         }
         let sane = dims.blocks > 0 && (1..=1024).contains(&dims.threads);
-        if !sane || args.len() != function.kernel.arguments() {
+        if !sane || args.len() != arguments {
             return fail(Code::INVALID_VALUE);
         }
         let mut all = [0; 5];
         all[..args.len()].copy_from_slice(args);
-        let (kernel, args) = (function.kernel, all);
-        self.submit(key, Work::Kernel { kernel, args });
+        self.submit(key, Work::Kernel { kernel, args: all });
         Ok(())
     }
 }

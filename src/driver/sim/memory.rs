@@ -15,10 +15,8 @@ use rustix::fs::{
     fcntl_getfl, memfd_create,
 };
 
-use super::capacity::Charge;
-use super::references::Bytes;
-use crate::random;
-use crate::{Code, HandleTypes, Location};
+use super::capacity::{Bytes, Charge};
+use crate::{Code, HandleTypes, Location, random};
 
 /// The part of a copy that is in flight at a time.
 const BOUNCE: usize = 256 << 10;
@@ -36,11 +34,11 @@ pub(super) enum Purpose {
 /// The information in a memfd's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Label {
-    pub(super) purpose: Purpose,
-    pub(super) location: Location,
-    pub(super) handle_types: HandleTypes,
+    pub purpose: Purpose,
+    pub location: Location,
+    pub handle_types: HandleTypes,
     /// Identifies the memory among all simulators, past and present.
-    pub(super) id: u128,
+    pub id: u128,
 }
 
 impl Label {
@@ -86,9 +84,9 @@ impl Label {
 #[derive(Debug)]
 pub(super) struct Memory {
     file: File,
-    pub(super) label: Label,
+    pub label: Label,
     /// The bytes that this process's references lock.
-    pub(super) bytes: Bytes,
+    pub bytes: Bytes,
     /// The capacity it takes; `None` for imported memory, which counts at its exporter, and for pools, which
     /// take capacity by the chunk.
     _charge: Option<Charge>,
@@ -96,7 +94,7 @@ pub(super) struct Memory {
 
 impl Memory {
     /// Creates memory of `size` bytes, all zero. A pool's memory starts empty and grows.
-    pub(super) fn create(
+    pub fn create(
         purpose: Purpose,
         location: Location,
         handle_types: HandleTypes,
@@ -130,7 +128,7 @@ impl Memory {
 
     /// Opens the memory behind an fd that a simulator exported, in this process or another; `None` for any
     /// other fd.
-    pub(super) fn import(fd: BorrowedFd<'_>, purpose: Purpose) -> Option<Self> {
+    pub fn import(fd: BorrowedFd<'_>, purpose: Purpose) -> Option<Self> {
         let given = File::from(fd.try_clone_to_owned().ok()?);
         let label = Self::label_of(&given).filter(|label| label.purpose == purpose)?;
         let (seals, flags) = (fcntl_get_seals(&given).ok()?, fcntl_getfl(&given).ok()?);
@@ -147,35 +145,35 @@ impl Memory {
     }
 
     /// Opens the memory as a new open file, not a duplicate: its locks are separate.
-    pub(super) fn open_again(&self) -> io::Result<File> {
+    pub fn open_again(&self) -> io::Result<File> {
         open_again(&self.file)
     }
 
     /// Returns an fd for others: one reference until its last duplicate is closed, in any process.
-    pub(super) fn export(&self) -> io::Result<OwnedFd> {
+    pub fn export(&self) -> io::Result<OwnedFd> {
         let file = self.open_again()?;
         Bytes::new()?.lock(&file);
         Ok(file.into())
     }
 
     /// Parses an open file's name; `None` if it is not a simulator's memory.
-    pub(super) fn label_of(file: &File) -> Option<Label> {
+    pub fn label_of(file: &File) -> Option<Label> {
         let target = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
         let name = target.to_str()?.strip_prefix("/memfd:")?;
         Label::from_name(name.strip_suffix(" (deleted)").unwrap_or(name))
     }
 
-    pub(super) fn file(&self) -> &File {
+    pub fn file(&self) -> &File {
         &self.file
     }
 
     /// Returns the current size: another process may have grown a pool's memory.
-    pub(super) fn size(&self) -> u64 {
+    pub fn size(&self) -> u64 {
         self.file.metadata().map_or(0, |data| data.len())
     }
 
     /// Grows the file to at least `size` bytes.
-    pub(super) fn grow(&self, size: u64) -> io::Result<()> {
+    pub fn grow(&self, size: u64) -> io::Result<()> {
         if self.size() < size {
             self.file.set_len(size)?;
         }
@@ -183,7 +181,7 @@ impl Memory {
     }
 
     /// Frees the pages of a range, which then reads as zero.
-    pub(super) fn discard(&self, offset: u64, len: u64) {
+    pub fn discard(&self, offset: u64, len: u64) {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if fallocate(&self.file, mode, offset, len).is_err() {
             // If the kernel refuses, the pages stay until the pool dies, but the bytes must still become
@@ -192,22 +190,22 @@ impl Memory {
         }
     }
 
-    pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Code> {
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Code> {
         self.file.read_exact_at(bytes, offset).map_err(|_| FAULT)
     }
 
-    pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Code> {
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Code> {
         self.file.write_all_at(bytes, offset).map_err(|_| FAULT)
     }
 
     /// Sets `len` bytes to `value`.
-    pub(super) fn fill(&self, offset: u64, value: u8, len: u64) -> Result<(), Code> {
+    pub fn fill(&self, offset: u64, value: u8, len: u64) -> Result<(), Code> {
         let pattern = vec![value; BOUNCE.min(len as usize)];
         pieces(len, |at, n| self.write(offset + at, &pattern[..n]))
     }
 
     /// Copies `len` bytes from other memory, or from another offset of this.
-    pub(super) fn copy_from(
+    pub fn copy_from(
         &self,
         offset: u64,
         from: &Self,
@@ -223,12 +221,7 @@ impl Memory {
 
     /// Copies `len` bytes from an address of this process. The kernel does it, so a wrong address is an
     /// error, not a fault.
-    pub(super) fn copy_from_address(
-        &self,
-        offset: u64,
-        address: u64,
-        len: u64,
-    ) -> Result<(), Code> {
+    pub fn copy_from_address(&self, offset: u64, address: u64, len: u64) -> Result<(), Code> {
         self.transfer(offset, address, len, |fd, address, len, offset| {
             // SAFETY: the kernel checks the address and returns EFAULT if it cannot be read. The caller of
             // the copy guarantees that the range may be read.
@@ -240,12 +233,7 @@ impl Memory {
     ///
     /// # Safety
     /// The caller may overwrite the range.
-    pub(super) unsafe fn copy_to_address(
-        &self,
-        offset: u64,
-        address: u64,
-        len: u64,
-    ) -> Result<(), Code> {
+    pub unsafe fn copy_to_address(&self, offset: u64, address: u64, len: u64) -> Result<(), Code> {
         self.transfer(offset, address, len, |fd, address, len, offset| {
             // SAFETY: as above; the caller guarantees that the range may be overwritten.
             unsafe { libc::pread64(fd, address as *mut _, len, offset) }

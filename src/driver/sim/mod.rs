@@ -12,48 +12,38 @@
 
 mod access;
 mod alloc;
-mod answer;
-mod backend;
 mod capacity;
-mod capture;
 mod controls;
 mod device;
 mod event;
 mod fault;
-mod grants;
 mod kernels;
 mod machine;
 mod memory;
 mod physical;
 mod pool;
 mod presets;
-mod ranges;
-mod references;
-mod registered;
 mod share;
-mod shared;
 mod space;
 mod state;
 mod stream;
-mod validate;
 mod vmm;
-mod window;
-mod work;
 
 #[cfg(test)]
 mod tests;
 
 use std::any::Any;
+use std::ffi::CStr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 pub use controls::{Held, Sim};
 pub use fault::FaultId;
 pub use machine::{AttributeAnswer, GpuSpec, Machine, NodeSpec, PeerAccess, Refusal};
 
-use crate::{Driver, Result};
-use backend::Simulator;
-use shared::Shared;
-use window::Placement;
+use crate::*;
+use space::Placement;
+use state::State;
 
 impl Driver {
     /// Creates a simulated driver of `machine`: for tests, and for development without a GPU.
@@ -67,10 +57,12 @@ impl Driver {
     /// `EGMEM_SIM_PLACEMENT`; [`Error::System`](crate::Error::System) if the operating system has no memory for it.
     pub fn simulated(machine: Machine) -> Result<Self> {
         machine.validate()?;
-        let shared = Shared::new(machine, Placement::from_env()?);
-        Ok(Self::from_backend(Arc::new(Simulator::new(Arc::new(
-            shared,
-        )))))
+        let sim = Arc::new(Sim::new(machine, Placement::from_env()?));
+        Ok(Self::from_backend(Arc::new(Simulator {
+            driver_pools: Pools(Arc::clone(&sim), PoolApi::Driver),
+            runtime_pools: Pools(Arc::clone(&sim), PoolApi::Runtime),
+            sim,
+        })))
     }
 
     /// Returns the simulator's controls, if this is the simulator.
@@ -78,4 +70,99 @@ impl Driver {
         let backend: &dyn Any = &**self;
         Some(&backend.downcast_ref::<Simulator>()?.sim)
     }
+}
+
+/// The simulated driver.
+#[derive(Debug)]
+struct Simulator {
+    sim: Arc<Sim>,
+    driver_pools: Pools,
+    runtime_pools: Pools,
+}
+
+/// Forwards each call to the method of the same name of [`State`].
+macro_rules! forward {
+    ($($(#[$doc:meta])* [$($kind:tt)+] $method:ident($($arg:ident: $ty:ty),*) -> $out:ty
+        = $call:ident;)*) => {$(
+        $($kind)+ $method(&self, $($arg: $ty),*) -> Result<$out> {
+            self.sim.call(Call::$call, |state| state.$method($($arg),*))
+        }
+    )*};
+}
+
+// SAFETY: memory reported as mapped is mapped with `mmap` over a reservation that stays ours until it is
+// freed, and memory reported as granted to the host has been given that protection.
+unsafe impl Backend for Simulator {
+    fn name(&self) -> &'static str {
+        "simulated"
+    }
+
+    fn simulated_host(&self) -> Option<SimulatedHost> {
+        let mut host = self.sim.machine().host();
+        let state = self.sim.lock();
+        host.mappings = state.host_mappings();
+        for node in &mut host.nodes {
+            node.free = state.capacity.free(node.id.into());
+        }
+        Some(host)
+    }
+
+    fn runtime_pools(&self) -> Result<&dyn PoolCalls> {
+        Ok(&self.runtime_pools)
+    }
+
+    fn driver_pools(&self) -> &dyn PoolCalls {
+        &self.driver_pools
+    }
+
+    unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
+        let answer = |state: &mut State| state.stream_query(stream);
+        done(self.sim.call(Call::StreamQuery, answer))
+    }
+
+    unsafe fn event_query(&self, event: EventHandle) -> Result<bool> {
+        let answer = |state: &mut State| state.event_query(event);
+        done(self.sim.call(Call::EventQuery, answer))
+    }
+
+    driver_calls!(forward);
+}
+
+/// Returns whether work is done: an injected NOT_READY is an answer, as in the real driver.
+fn done(answer: Result<bool>) -> Result<bool> {
+    match answer {
+        Err(error) if error.code() == Some(Code::NOT_READY) => Ok(false),
+        answer => answer,
+    }
+}
+
+/// The pools as seen through one API: the same ones, under that API's call names.
+#[derive(Debug)]
+struct Pools(Arc<Sim>, PoolApi);
+
+/// Forwards each call to the method of the same name of [`State`].
+macro_rules! forward_pools {
+    ($($(#[$doc:meta])* [$($kind:tt)+] $method:ident($($arg:ident: $ty:ty),*) -> $out:ty
+        = $driver:ident, $runtime:ident;)*) => {$(
+        $($kind)+ $method(&self, $($arg: $ty),*) -> Result<$out> {
+            let call = match self.1 {
+                PoolApi::Driver => Call::$driver,
+                PoolApi::Runtime => Call::$runtime,
+            };
+            self.0.call(call, |state| state.$method($($arg),*))
+        }
+    )*};
+}
+
+// SAFETY: as for the simulator's `Backend`: chunks are mapped, with the host's protection, before
+// an allocation in them is reported.
+unsafe impl PoolCalls for Pools {
+    fn api(&self) -> &'static str {
+        match self.1 {
+            PoolApi::Driver => "driver",
+            PoolApi::Runtime => "runtime",
+        }
+    }
+
+    pool_calls!(forward_pools);
 }

@@ -3,23 +3,16 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use super::answer::{Answer, exhausted, fail};
+use super::capacity::Counted;
+use super::fault::{Answer, exhausted, fail};
 use super::memory::{Memory, Purpose};
-use super::references::Counted;
 use super::share;
 use super::space::is_granular;
-use super::state::{Kind, Physical, Reference, State};
-use crate::{
-    AllocationProps, Code, CudaVersion, DevicePtr, HandleType, HandleTypes, Location, NodeId,
-    PhysicalHandle, ShareableHandle,
-};
+use super::state::{Physical, Reference, State};
+use crate::*;
 
 impl State {
-    pub(super) fn mem_create(
-        &mut self,
-        size: u64,
-        props: &AllocationProps,
-    ) -> Answer<PhysicalHandle> {
+    pub fn mem_create(&mut self, size: u64, props: &AllocationProps) -> Answer<PhysicalHandle> {
         if !is_granular(size) {
             return fail(Code::INVALID_VALUE);
         }
@@ -42,7 +35,7 @@ impl State {
     }
 
     /// Checks that memory can lie at a location and that the handle types exist.
-    pub(super) fn check_location(&self, location: Location, types: HandleTypes) -> Answer<()> {
+    pub fn check_location(&self, location: Location, types: HandleTypes) -> Answer {
         let version = self.machine.driver_version;
         let known = match version {
             CudaVersion(12030..) => HandleTypes::POSIX_FD | HandleTypes::FABRIC,
@@ -60,7 +53,7 @@ impl State {
     }
 
     /// Checks that FABRIC is available if requested.
-    pub(super) fn check_fabric(&self, location: Location, types: HandleTypes) -> Answer<()> {
+    pub fn check_fabric(&self, location: Location, types: HandleTypes) -> Answer {
         if !types.contains(HandleTypes::FABRIC) {
             Ok(())
         } else if !self.machine.imex_channel {
@@ -92,12 +85,12 @@ impl State {
         handle
     }
 
-    pub(super) fn physical(&self, handle: PhysicalHandle) -> Answer<&Arc<Physical>> {
+    pub fn physical(&self, handle: PhysicalHandle) -> Answer<&Arc<Physical>> {
         let reference = self.references.get(&handle.0);
         Ok(&reference.ok_or(Code::INVALID_VALUE)?.physical)
     }
 
-    pub(super) fn mem_release(&mut self, handle: PhysicalHandle) -> Answer<()> {
+    pub fn mem_release(&mut self, handle: PhysicalHandle) -> Answer {
         let reference = self.references.get_mut(&handle.0);
         let reference = reference.ok_or(Code::INVALID_VALUE)?;
         reference.count -= 1;
@@ -107,12 +100,10 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn mem_retain(&mut self, ptr: DevicePtr) -> Answer<PhysicalHandle> {
+    pub fn mem_retain(&mut self, ptr: DevicePtr) -> Answer<PhysicalHandle> {
         let (_, region) = self.region(ptr.0).ok_or(Code::INVALID_VALUE)?;
-        let Kind::Mapping { physical, .. } = &region.kind else {
-            return fail(Code::INVALID_VALUE);
-        };
-        let physical = Arc::clone(physical);
+        let mapping = region.mapping().ok_or(Code::INVALID_VALUE)?;
+        let physical = Arc::clone(&mapping.physical);
         let handle = physical.handle;
         self.references
             .entry(handle.0)
@@ -121,7 +112,7 @@ impl State {
         Ok(handle)
     }
 
-    pub(super) fn mem_properties(&self, handle: PhysicalHandle) -> Answer<AllocationProps> {
+    pub fn mem_properties(&self, handle: PhysicalHandle) -> Answer<AllocationProps> {
         let physical = self.physical(handle)?;
         // Memory of the host as a whole reports its first node.
         let location = match physical.props.location {
@@ -134,7 +125,7 @@ impl State {
         })
     }
 
-    pub(super) fn mem_export(
+    pub fn mem_export(
         &mut self,
         handle: PhysicalHandle,
         kind: HandleType,
@@ -148,7 +139,7 @@ impl State {
         Ok(shareable)
     }
 
-    pub(super) fn mem_import(&mut self, handle: &ShareableHandle) -> Answer<PhysicalHandle> {
+    pub fn mem_import(&mut self, handle: &ShareableHandle) -> Answer<PhysicalHandle> {
         let imported = match handle {
             ShareableHandle::PosixFd(fd) => {
                 Memory::import(fd.as_fd(), Purpose::Physical).ok_or(Code::UNKNOWN)?

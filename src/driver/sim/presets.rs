@@ -1,10 +1,11 @@
-//! Machines by name: those that come with the crate, files and the environment.
+//! Machines by name: those that come with the crate, files and the environment; checks of descriptions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::{GpuSpec, Machine, NodeSpec, PeerAccess};
-use crate::{Driver, Error, Result};
+use super::machine::{GpuSpec, Machine, NodeSpec, PeerAccess, parse_uuid};
+use crate::text::pci_address;
+use crate::{CudaVersion, Driver, Error, NodeId, Result};
 
 const GIB: u64 = 1 << 30;
 /// The limit of one memory's references, as measured.
@@ -103,23 +104,17 @@ fn gpu(name: &str, memory: u64) -> GpuSpec {
 
 /// Builds a machine of Grace sockets; `gpus` are pairs of host node and GPU memory node.
 fn grace(name: &str, nodes: &[i32], memory: u64, model: GpuSpec, gpus: &[(i32, i32)]) -> Machine {
+    // A CPU's node is its own host.
+    let all = nodes.iter().map(|&id| (id, id)).chain(gpus.iter().copied());
     let distances = |from: i32, host: i32| -> BTreeMap<i32, u32> {
-        let to_node = |to: i32| match (to == from, to == host) {
-            (true, _) => 10,
-            (_, true) => GPU_MEMORY,
-            _ if from == host => OTHER_SOCKET,
+        let distance = |near: i32, to: i32| match to == from {
+            true => 10,
+            _ if near == host => GPU_MEMORY,
+            _ if near == to && from == host => OTHER_SOCKET,
             _ => FAR_GPU_MEMORY,
         };
-        let to_gpu = |memory: i32, near: i32| match (memory == from, near == host) {
-            (true, _) => 10,
-            (_, true) => GPU_MEMORY,
-            _ => FAR_GPU_MEMORY,
-        };
-        let nodes = nodes.iter().map(|&to| (to, to_node(to)));
-        let gpus = gpus
-            .iter()
-            .map(|&(near, memory)| (memory, to_gpu(memory, near)));
-        nodes.chain(gpus).collect()
+        let all = all.clone();
+        all.map(|(near, to)| (to, distance(near, to))).collect()
     };
     Machine {
         name: name.into(),
@@ -208,121 +203,104 @@ impl Driver {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::NodeId;
-
-    #[test]
-    fn every_preset_is_valid_and_survives_json() {
-        for name in Machine::PRESETS {
-            let machine = Machine::preset(name).unwrap();
-            machine.validate().unwrap();
-            assert_eq!(&machine.name, name);
-            let text = serde_json::to_string(&machine).unwrap();
-            assert_eq!(serde_json::from_str::<Machine>(&text).unwrap(), machine);
+impl Machine {
+    /// Checks that the description does not contradict itself.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] naming the first contradiction, [`Error::DriverTooOld`] for a
+    /// driver before 12.2.
+    pub fn validate(&self) -> Result<()> {
+        if self.driver_version < CudaVersion::OLDEST {
+            return Err(Error::DriverTooOld {
+                what: "egmem",
+                have: self.driver_version,
+                need: CudaVersion::OLDEST,
+            });
         }
-        assert!(Machine::preset("gh300").is_err());
+        refuse! { bad;
+            self.nodes.is_empty() => "it has no host NUMA node";
+            self.pool_chunk == 0 || !self.pool_chunk.is_multiple_of(2 << 20) =>
+                "pool_chunk is {}, which is not a multiple of 2 MiB", self.pool_chunk;
+            self.memory_references == Some(0) => "memory_references is 0: no CPU could map anything";
+        }
+        let mut ids = BTreeSet::new();
+        for node in &self.nodes {
+            let (id, cpus) = (node.id, &node.cpus);
+            refuse! { bad;
+                id < 0 || !ids.insert(id) => "node id {id} is negative or used twice";
+                node.memory == 0 => "node {id} has no memory";
+                !is_cpu_list(cpus) => "'{cpus}', the CPUs of node {id}, is not a list such as 0-71";
+            }
+        }
+        for (ordinal, gpu) in self.gpus.iter().enumerate() {
+            self.validate_gpu(ordinal, gpu, &mut ids)?;
+        }
+        self.validate_distances(&ids)?;
+        let gpus = 0..self.gpus.len() as i32;
+        for pairs in [&self.peer_access, &self.nvlink] {
+            let PeerAccess::Pairs(pairs) = pairs else {
+                continue;
+            };
+            for (a, b) in pairs {
+                refuse! { bad;
+                    a == b || !gpus.contains(a) || !gpus.contains(b) => "({a}, {b}) is not a pair of GPUs";
+                }
+            }
+        }
+        Ok(())
     }
 
-    #[test]
-    fn a_quad_node_has_its_known_numbering_and_near_memories() {
-        let machine = Machine::gh200x4();
-        let memories: Vec<i32> = machine.gpus.iter().map(|gpu| gpu.numa_id).collect();
-        assert_eq!(memories, [4, 12, 20, 28]);
-        let distance = |from, to| machine.distance(NodeId(from), NodeId(to)).unwrap();
-        assert_eq!(distance(2, 2), 10);
-        assert_eq!(distance(0, 1), OTHER_SOCKET);
-        assert_eq!(distance(1, 12), GPU_MEMORY);
-        assert_eq!(distance(12, 1), GPU_MEMORY);
-        assert_eq!(distance(12, 4), FAR_GPU_MEMORY);
+    fn validate_gpu(&self, ordinal: usize, gpu: &GpuSpec, ids: &mut BTreeSet<i32>) -> Result<()> {
+        let (host, memory) = (gpu.host_numa, gpu.numa_id);
+        let (pci_bus_id, uuid) = (&gpu.pci_bus_id, &gpu.uuid);
+        refuse! { |why| bad(format!("GPU {ordinal}: {why}"));
+            gpu.memory == 0 => "it has no memory";
+            host != -1 && self.node(NodeId(host)).is_none() => "its host NUMA node {host} does not exist";
+            memory < -1 || (memory >= 0 && !ids.insert(memory)) =>
+                "its memory's node {memory} is negative or used twice";
+            !pci_bus_id.is_empty() && !is_pci_bus_id(pci_bus_id) =>
+                "'{pci_bus_id}' is not a PCI bus id such as 0000:01:00.0";
+            !uuid.is_empty() && parse_uuid(uuid).is_none() => "'{uuid}' is not a UUID";
+        }
+        Ok(())
     }
 
-    #[test]
-    fn contradictions_are_named() {
-        type Break = fn(&mut Machine);
-        let broken: [(&str, Break); 12] = [
-            ("no host NUMA node", |m| m.nodes.clear()),
-            ("(0, 4) is not a pair", |m| {
-                m.nvlink = PeerAccess::Pairs(vec![(1, 2), (0, 4)])
-            }),
-            ("used twice", |m| m.nodes[1].id = 0),
-            ("no memory", |m| m.gpus[0].memory = 0),
-            ("does not exist", |m| m.gpus[0].host_numa = 7),
-            ("used twice", |m| m.gpus[1].numa_id = 4),
-            ("memory_references", |m| m.memory_references = Some(0)),
-            ("PCI", |m| m.gpus[0].pci_bus_id = "1:2".into()),
-            ("PCI", |m| m.gpus[0].pci_bus_id = "01:00.0".into()),
-            ("PCI", |m| m.gpus[0].pci_bus_id = " 0000:01:00.0".into()),
-            ("list", |m| m.nodes[0].cpus = "7-3".into()),
-            ("cannot be", |m| {
-                m.nodes[0].distances.insert(1, 10);
-            }),
-        ];
-        for (words, break_it) in broken {
-            let mut machine = Machine::gh200x4();
-            break_it(&mut machine);
-            let error = machine.validate().unwrap_err().to_string();
-            assert!(error.contains(words), "{error}");
+    fn validate_distances(&self, ids: &BTreeSet<i32>) -> Result<()> {
+        let nodes = self.nodes.iter().map(|node| (node.id, &node.distances));
+        let gpus = self.gpus.iter().map(|gpu| (gpu.numa_id, &gpu.distances));
+        for (from, distances) in nodes.chain(gpus) {
+            for (&to, &distance) in distances {
+                refuse! { bad;
+                    !ids.contains(&to) => "a distance names node {to}, which does not exist";
+                    (from == to) != (distance == 10) || distance < 10 =>
+                        "the distance from node {from} to {to} cannot be {distance}";
+                }
+            }
         }
-        let mut old = Machine::gh200();
-        old.driver_version.0 = 12010;
-        assert!(matches!(old.validate(), Err(Error::DriverTooOld { .. })));
-    }
-
-    #[test]
-    fn unknown_fields_and_sizes_are_refused() {
-        for text in [
-            r#"{"nodes": [{"memory": 1}], "speed": 3}"#,
-            r#"{"nodes": [{"memory": "1 XB"}]}"#,
-        ] {
-            assert!(serde_json::from_str::<Machine>(text).is_err(), "{text}");
-        }
-        for text in ["{}", r#"{"nodes": [{}]}"#] {
-            let machine: Machine = serde_json::from_str(text).unwrap();
-            assert!(machine.validate().is_err(), "{text}");
-        }
-        let odd: Machine = serde_json::from_str(
-            r#"{"nodes": [{"memory": "1 GiB"}], "attributes": {"134": "INVALID_VALUE", "141": 0}}"#,
-        )
-        .unwrap();
-        assert_eq!(odd.nodes[0].memory, GIB);
-        assert_eq!(odd.attributes.len(), 2);
-    }
-
-    #[test]
-    fn a_machine_is_a_preset_or_a_file() {
-        assert_eq!(Machine::load("gb200").unwrap(), Machine::gb200());
-        let folder = tempfile::tempdir().unwrap();
-        let described = Machine {
-            name: "mine".into(),
-            ..Machine::gh200()
-        };
-        for name in ["mine.json", "mine"] {
-            let path = folder.path().join(name);
-            std::fs::write(&path, serde_json::to_vec(&described).unwrap()).unwrap();
-            assert_eq!(Machine::load(&path).unwrap(), described);
-        }
-    }
-
-    #[test]
-    fn a_name_that_is_no_machine_is_an_error_that_says_why() {
-        let error = |name: &Path| Machine::load(name).unwrap_err().to_string();
-        let unknown = error(Path::new("gh300"));
-        assert!(
-            unknown.contains("'gh300'") && unknown.contains("gh200x4"),
-            "{unknown}"
-        );
-        let missing = error(Path::new("/nonexistent/machine.json"));
-        assert!(
-            missing.contains("/nonexistent/machine.json: No such file"),
-            "{missing}"
-        );
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("machine.json");
-        for (text, why) in [("{", "EOF"), (r#"{"nodes": []}"#, "no host NUMA node")] {
-            std::fs::write(&path, text).unwrap();
-            assert!(error(&path).contains(why), "{}", error(&path));
-        }
+        Ok(())
     }
 }
+
+fn bad(why: String) -> Error {
+    Error::invalid("machine", why)
+}
+
+/// Returns whether a text is a PCI address with a domain and nothing around it, as drivers report it.
+fn is_pci_bus_id(text: &str) -> bool {
+    let has_domain = text.matches(':').count() == 2;
+    has_domain && text.trim() == text && pci_address(text).is_some()
+}
+
+fn is_cpu_list(text: &str) -> bool {
+    text.is_empty()
+        || text.split(',').all(|part| match part.split_once('-') {
+            Some((first, last)) => match (first.parse::<u32>(), last.parse::<u32>()) {
+                (Ok(first), Ok(last)) => first <= last,
+                _ => false,
+            },
+            None => part.parse::<u32>().is_ok(),
+        })
+}
+
+#[cfg(test)]
+mod tests;

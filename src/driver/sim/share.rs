@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::answer::{Answer, exhausted, fail};
+use super::fault::{Answer, exhausted, fail};
 use super::memory::{Memory, Purpose};
 use crate::{Code, FabricHandle, HandleType, IpcEventHandle, ShareableHandle, random};
 
@@ -76,7 +76,7 @@ impl Origin {
     }
 }
 
-pub(super) fn export(memory: &Memory, kind: HandleType) -> io::Result<ShareableHandle> {
+pub fn export(memory: &Memory, kind: HandleType) -> io::Result<ShareableHandle> {
     Ok(match kind {
         HandleType::PosixFd => ShareableHandle::PosixFd(memory.export()?),
         HandleType::Fabric => {
@@ -116,7 +116,7 @@ pub(super) enum Sharing {
 
 impl Sharing {
     /// Returns the event's handle.
-    pub(super) fn export(&mut self) -> Answer<IpcEventHandle> {
+    pub fn export(&mut self) -> Answer<IpcEventHandle> {
         match self {
             Self::Interprocess(Some(exported)) => Ok(exported.handle()),
             Self::Interprocess(none) => {
@@ -150,7 +150,7 @@ impl Exported {
 }
 
 /// Checks that a handle leads to an event of another process.
-pub(super) fn check(handle: &IpcEventHandle) -> Answer<()> {
+pub(super) fn check(handle: &IpcEventHandle) -> Answer {
     let origin = Origin::from_bytes(handle.expose_bytes(), EVENT_MAGIC).ok_or(Code::MAP_FAILED)?;
     if origin.is_of_this_process() {
         return fail(Code::INVALID_CONTEXT);

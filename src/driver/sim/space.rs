@@ -1,13 +1,21 @@
-//! Address space: reserved ranges without memory, and files mapped into them.
+//! Address space: reserved ranges without memory, files mapped into them, and the window from which reservations are taken.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use super::window::{Freed, Window};
-use crate::Access;
 use crate::fork::Generation;
+use crate::{Access, Error, Result, lock};
+
+/// Physical memory is created and mapped in units of this many bytes, at every location.
+pub(super) const GRANULARITY: u64 = 2 << 20;
+
+/// Returns whether a size or address is a positive multiple of the granularity.
+pub(super) const fn is_granular(bytes: u64) -> bool {
+    bytes != 0 && bytes.is_multiple_of(GRANULARITY)
+}
 
 /// Linux lets no process map below this address (`vm.mmap_min_addr`).
 const LOWEST: u64 = 64 << 10;
@@ -21,22 +29,20 @@ const HIGHEST: u64 = if cfg!(target_arch = "x86_64") {
 /// A reserved range of addresses, released when dropped, with everything mapped into it.
 #[derive(Debug)]
 pub(super) struct Range {
-    pub(super) start: u64,
-    pub(super) len: u64,
+    pub start: u64,
+    pub len: u64,
     /// The window it was taken from; `None`: from the operating system.
-    pub(super) window: Option<Arc<Window>>,
-    /// The size of the guard before it and behind it, which belongs to it.
-    pub(super) guard: u64,
-    pub(super) born: Generation,
+    window: Option<Arc<Window>>,
+    born: Generation,
 }
 
 impl Range {
     /// Reserves `len` inaccessible bytes at a multiple of `alignment`.
-    pub(super) fn reserve(len: u64, alignment: u64) -> io::Result<Self> {
+    pub fn reserve(len: u64, alignment: u64) -> io::Result<Self> {
         let alignment = alignment.max(GRANULARITY);
         let whole = len
             .checked_add(alignment)
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+            .ok_or(io::ErrorKind::OutOfMemory)?;
         let low = anonymous(0, whole, 0)?;
         let start = low.next_multiple_of(alignment);
         // Reserves too much and cuts the ends off, so the range is ours at every moment.
@@ -47,7 +53,7 @@ impl Range {
     }
 
     /// As [`reserve`](Self::reserve), at the lowest free such address from `hint` on.
-    pub(super) fn reserve_from(len: u64, alignment: u64, hint: u64) -> io::Result<Self> {
+    pub fn reserve_from(len: u64, alignment: u64, hint: u64) -> io::Result<Self> {
         let alignment = alignment.max(GRANULARITY);
         for gap in gaps(hint)? {
             let Some(start) = gap.start.max(hint).checked_next_multiple_of(alignment) else {
@@ -65,7 +71,7 @@ impl Range {
                 }
             }
         }
-        Err(io::Error::from_raw_os_error(libc::ENOMEM))
+        Err(io::ErrorKind::OutOfMemory.into())
     }
 
     fn own(start: u64, len: u64) -> Self {
@@ -73,12 +79,11 @@ impl Range {
             start,
             len,
             window: None,
-            guard: 0,
             born: Generation::current(),
         }
     }
 
-    pub(super) fn contains(&self, start: u64, len: u64) -> bool {
+    pub fn contains(&self, start: u64, len: u64) -> bool {
         start >= self.start
             && start
                 .checked_add(len)
@@ -90,12 +95,12 @@ impl Range {
         if self.contains(start, len) {
             Ok(())
         } else {
-            Err(io::Error::from_raw_os_error(libc::EINVAL))
+            Err(io::ErrorKind::InvalidInput.into())
         }
     }
 
     /// Maps `len` bytes of `file` from `offset` on at `start`, with the CPU's access.
-    pub(super) fn place(
+    pub fn place(
         &self,
         start: u64,
         len: u64,
@@ -122,32 +127,23 @@ impl Range {
     }
 
     /// Leaves the range out of forked children, which have nothing mapped there.
-    pub(super) fn keep_from_children(&self) -> io::Result<()> {
+    pub fn keep_from_children(&self) -> io::Result<()> {
         // SAFETY: the range is `self`'s; the advice changes what forked children have, and nothing in this process.
-        match unsafe { libc::madvise(self.start as *mut _, self.len as usize, libc::MADV_DONTFORK) }
-        {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        done(unsafe { libc::madvise(self.start as *mut _, self.len as usize, libc::MADV_DONTFORK) })
     }
 
     /// Unmaps a part of the range, which stays reserved.
-    pub(super) fn clear(&self, start: u64, len: u64) -> io::Result<()> {
+    pub fn clear(&self, start: u64, len: u64) -> io::Result<()> {
         self.expect_within(start, len)?;
         anonymous(start, len, libc::MAP_FIXED).map(drop)
     }
 
     /// Changes the CPU's access to a part of the range.
-    pub(super) fn protect(&self, start: u64, len: u64, access: Access) -> io::Result<()> {
+    pub fn protect(&self, start: u64, len: u64, access: Access) -> io::Result<()> {
         self.expect_within(start, len)?;
         // SAFETY: the range lies in a reservation that `self` owns; the contract of the driver call covers
         // remaining users.
-        let done = unsafe { libc::mprotect(start as *mut _, len as usize, protection(access)) };
-        if done == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        done(unsafe { libc::mprotect(start as *mut _, len as usize, protection(access)) })
     }
 }
 
@@ -161,11 +157,7 @@ impl Drop for Range {
             debug_assert!(window.all.contains(self.start, self.len));
             // If the kernel refuses, the addresses are not reused.
             if self.clear(self.start, self.len).is_ok() {
-                window.give(Freed {
-                    start: self.start,
-                    len: self.len,
-                    guard: self.guard,
-                });
+                window.give(self.start, self.len);
             }
         } else if self.len > 0 {
             // SAFETY: `self` alone owns the range; the driver's contract says that nothing uses it any more.
@@ -208,6 +200,14 @@ fn answer(address: *mut libc::c_void) -> io::Result<u64> {
     }
 }
 
+fn done(result: i32) -> io::Result<()> {
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 const fn protection(access: Access) -> i32 {
     match access {
         Access::None => libc::PROT_NONE,
@@ -216,38 +216,191 @@ const fn protection(access: Access) -> i32 {
     }
 }
 
-/// Physical memory is created and mapped in units of this many bytes, at every location.
-pub(super) const GRANULARITY: u64 = 2 << 20;
+/// How reservations lie in a window: `EGMEM_SIM_PLACEMENT`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Placement {
+    /// `packed`: from the lowest address on, without gaps.
+    #[default]
+    Packed,
+    /// `guarded`: with inaccessible addresses on both sides, so that an access beyond an end faults. The next
+    /// reservation of the same size reuses a freed one at once: a use after free faults or meets another's
+    /// memory.
+    Guarded,
+}
 
-/// Returns whether a size or address is a positive multiple of the granularity.
-pub(super) const fn is_granular(bytes: u64) -> bool {
-    bytes != 0 && bytes.is_multiple_of(GRANULARITY)
+impl Placement {
+    /// Reads the placement from the environment.
+    pub fn from_env() -> Result<Self> {
+        let Some(value) = std::env::var_os("EGMEM_SIM_PLACEMENT") else {
+            return Ok(Self::default());
+        };
+        match value.to_str() {
+            Some("packed") => Ok(Self::Packed),
+            Some("guarded") => Ok(Self::Guarded),
+            _ => {
+                let why = format!("{value:?} is neither `packed` nor `guarded`");
+                Err(Error::invalid("EGMEM_SIM_PLACEMENT", why))
+            }
+        }
+    }
+}
+
+/// The size of a window: more than any test reserves; a reservation that does not fit gets separate
+/// addresses.
+const WINDOW: u64 = 64 << 30;
+/// The size of a window with guards, which also serves reservations that would need a window of their own.
+const GUARDED_WINDOW: u64 = 1 << 40;
+/// The offset of the first reservation in its window: the real driver's is at 12 GiB and 32 MiB, so no larger
+/// alignment is met by chance.
+const FIRST: u64 = 32 << 20;
+/// The alignment of a window.
+const WINDOW_ALIGNMENT: u64 = 1 << 30;
+
+/// Addresses set aside for reservations.
+#[derive(Debug)]
+pub(super) struct Window {
+    all: Range,
+    /// The inaccessible bytes on each side of a reservation, which belong to it: 0 if packed.
+    guard: u64,
+    places: Mutex<Places>,
+}
+
+/// The addresses in a window.
+#[derive(Debug)]
+struct Places {
+    free: FreeRanges,
+    /// Start and length of guarded reservations that were freed, the most recent last. They still own their guards.
+    freed: Vec<(u64, u64)>,
+}
+
+impl Window {
+    /// Reserves addresses for the window, without memory.
+    pub fn new(placement: Placement) -> io::Result<Self> {
+        let (bytes, guard) = match placement {
+            Placement::Packed => (WINDOW, 0),
+            Placement::Guarded => (GUARDED_WINDOW, GRANULARITY),
+        };
+        let all = Range::reserve(bytes, WINDOW_ALIGNMENT)?;
+        let places = Mutex::new(Places {
+            free: FreeRanges::whole(all.start + FIRST, all.len - FIRST),
+            freed: Vec::new(),
+        });
+        Ok(Self { all, guard, places })
+    }
+
+    /// Takes the most recently freed range of a size, or else the lowest free one; with a `hint` the lowest one from there
+    /// on. `None`: the window has no room, or the hint is outside it.
+    pub fn take(self: &Arc<Self>, len: u64, alignment: u64, hint: u64) -> Option<Range> {
+        if hint != 0 && !self.all.contains(hint, 0) {
+            return None;
+        }
+        let alignment = alignment.max(GRANULARITY);
+        let mut places = lock(&self.places);
+        let Places { free, freed } = &mut *places;
+        let fits = |&(start, have): &(u64, u64)| have == len && start.is_multiple_of(alignment);
+        let reusable = freed.iter().rposition(fits).filter(|_| hint == 0);
+        let mut start = reusable.map(|index| freed.remove(index).0);
+        if start.is_none() && hint == 0 {
+            start = free.take_aligned(len, alignment, 0, self.guard);
+        }
+        if start.is_none() {
+            // Freed ranges and their guards serve other sizes.
+            for (start, len) in freed.drain(..) {
+                free.give(start - self.guard, len + 2 * self.guard);
+            }
+            start = free.take_aligned(len, alignment, hint, self.guard);
+        }
+        Some(Range {
+            start: start?,
+            len,
+            window: Some(Arc::clone(self)),
+            born: Generation::current(),
+        })
+    }
+
+    /// Returns a range to the window.
+    fn give(&self, start: u64, len: u64) {
+        let mut places = lock(&self.places);
+        match self.guard {
+            0 => places.free.give(start, len),
+            _ => places.freed.push((start, len)),
+        }
+    }
+}
+
+/// Free ranges, by start, never adjacent to each other: taken first fit, merged when given back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct FreeRanges(BTreeMap<u64, u64>);
+
+impl FreeRanges {
+    /// Returns the set that contains `start..start + len`.
+    pub fn whole(start: u64, len: u64) -> Self {
+        Self(BTreeMap::from([(start, len)]))
+    }
+
+    /// Takes `len` bytes from the first range that has them; returns their start.
+    pub fn take(&mut self, len: u64) -> Option<u64> {
+        self.take_aligned(len, 1, 0, 0)
+    }
+
+    /// Iterates over the free ranges of at least `len` bytes: start and length.
+    pub fn fitting(&self, len: u64) -> impl Iterator<Item = (u64, u64)> {
+        let all = self.0.iter().map(|(&start, &have)| (start, have));
+        all.filter(move |&(_, have)| have >= len)
+    }
+
+    /// Takes `len` bytes and `guard` bytes on both sides of them, at the lowest multiple of `alignment` from `from` on;
+    /// returns the start of the `len` bytes.
+    pub fn take_aligned(&mut self, len: u64, alignment: u64, from: u64, guard: u64) -> Option<u64> {
+        let start = self.0.iter().find_map(|(&start, &have)| {
+            let at = (start + guard).max(from);
+            let at = at.checked_next_multiple_of(alignment)?;
+            let end = at.checked_add(len)?.checked_add(guard)?;
+            (end <= start + have).then_some(at)
+        })?;
+        self.take_at(start - guard, len + 2 * guard)
+            .then_some(start)
+    }
+
+    /// Takes `start..start + len` if all of it is free.
+    pub fn take_at(&mut self, start: u64, len: u64) -> bool {
+        let Some((&at, &have)) = self.0.range(..=start).next_back() else {
+            return false;
+        };
+        let before = start - at;
+        let Some(after) = have.checked_sub(before).and_then(|n| n.checked_sub(len)) else {
+            return false;
+        };
+        self.0.remove(&at);
+        if before > 0 {
+            self.0.insert(at, before);
+        }
+        if after > 0 {
+            self.0.insert(start + len, after);
+        }
+        true
+    }
+
+    /// Frees a range. No part of it may be free already.
+    pub fn give(&mut self, mut start: u64, mut len: u64) {
+        if let Some((&before, &have)) = self.0.range(..start).next_back() {
+            debug_assert!(before + have <= start, "given back twice");
+            if before + have == start {
+                self.0.remove(&before);
+                (start, len) = (before, have + len);
+            }
+        }
+        if let Some(after) = self.0.remove(&(start + len)) {
+            len += after;
+        }
+        self.0.insert(start, len);
+    }
+
+    /// Returns whether all of `start..start + len` is free.
+    pub fn is_whole(&self, start: u64, len: u64) -> bool {
+        self.0.get(&start).is_some_and(|&have| have >= len)
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn alignment_and_hint_are_kept() {
-        for shift in [12, 21, 30, 32] {
-            let range = Range::reserve(2 << 20, 1 << shift).unwrap();
-            assert!(range.start.is_multiple_of((1 << shift).max(GRANULARITY)));
-        }
-        let free = Range::reserve(4 << 20, 0).unwrap().start;
-        let range = Range::reserve_from(2 << 20, 0, free).unwrap();
-        assert_eq!(range.start, free);
-        let above = Range::reserve_from(2 << 20, 0, free).unwrap();
-        assert!(above.start >= free + (2 << 20));
-        let aligned = Range::reserve_from(2 << 20, 1 << 30, free).unwrap();
-        assert!(aligned.start > free && aligned.start.is_multiple_of(1 << 30));
-    }
-
-    #[test]
-    fn what_cannot_be_is_refused() {
-        assert!(Range::reserve(1 << 62, 0).is_err());
-        assert!(Range::reserve(u64::MAX - 4095, 1 << 30).is_err());
-        assert!(Range::reserve_from(1 << 46, 0, HIGHEST - (1 << 46) + GRANULARITY).is_err());
-        assert!(Range::reserve_from(GRANULARITY, 0, HIGHEST).is_err());
-    }
-}
+mod tests;

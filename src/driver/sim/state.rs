@@ -1,63 +1,159 @@
-//! The simulated driver's state under one lock; the real driver serialises too.
+//! The simulated driver's state under one lock, which the real driver has too; streams with the work that waits in them,
+//! events, and kernels.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 
-use super::answer::{Answer, Fail, exhausted, fail};
-use super::capacity::{Capacity, Charge};
+use super::capacity::{Capacity, Charge, Counted};
+use super::fault::{Answer, Fail, exhausted, fail};
 use super::machine::Machine;
 use super::memory::{Memory, Purpose};
 use super::pool::Pool;
-use super::references::Counted;
-use super::registered::Registered;
-use super::space::Range;
-use super::window::{Placement, Window};
-use super::work::{Capture, Event, Function, Stream, StreamKey};
-use crate::{Access, AllocationProps, Code, HandleTypes, Location, PhysicalHandle};
+use super::share::Sharing;
+use super::space::{Placement, Range, Window};
+use crate::*;
+
+/// A device and the driver's pointer: 0 is the device's default stream.
+pub(super) type StreamKey = (i32, u64);
+
+/// A position in a stream: after its `seq`-th piece of work.
+pub(super) type Point = (StreamKey, u64);
+
+#[derive(Debug, Default)]
+pub(super) struct Stream {
+    pub queue: VecDeque<Work>,
+    pub submitted: u64,
+    pub completed: u64,
+    /// Its handle was destroyed; the stream lives until its work is done.
+    pub destroyed: bool,
+    /// For each other stream, the position that this one waits for.
+    pub waited: HashMap<StreamKey, u64>,
+}
+
+/// A piece of work, with the program's addresses: they are looked up when it runs, as on a GPU.
+#[derive(Debug)]
+pub(super) enum Work {
+    Copy {
+        dst: u64,
+        src: u64,
+        bytes: u64,
+    },
+    Fill {
+        dst: u64,
+        value: u8,
+        bytes: u64,
+    },
+    Kernel {
+        kernel: Kernel,
+        args: [u64; 5],
+    },
+    Record,
+    Wait(Point),
+    /// Memory freed at this point returns to its pool.
+    Free {
+        pool: u64,
+    },
+}
+
+/// A stream's part in a capture that has begun, in global mode.
+#[derive(Debug)]
+pub(super) struct Capture {
+    /// The capture's number, which its streams and the events recorded on them share.
+    pub id: u64,
+    /// Whether the capture began on the stream, or another of its streams has waited for this one since it was drawn in by a
+    /// wait. The capture's end needs that.
+    pub is_joined: bool,
+    /// Whether the stream and the legacy default stream wait for each other.
+    pub blocking: bool,
+    /// Whether no call has disturbed it.
+    pub valid: bool,
+}
+
+/// An event: the position that it was recorded at, if any.
+#[derive(Debug)]
+pub(super) struct Event {
+    pub device: i32,
+    pub timing: bool,
+    pub sharing: Sharing,
+    pub recorded: Option<Point>,
+    /// The capture that its stream was part of when it was recorded.
+    pub captured: Option<u64>,
+}
+
+/// A kernel that the simulator can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernel {
+    CheckRewrite,
+    Read,
+    Write,
+}
 
 /// Physical memory under its handle.
 #[derive(Debug)]
 pub(super) struct Physical {
-    pub(super) handle: PhysicalHandle,
-    pub(super) memory: Arc<Memory>,
-    pub(super) props: AllocationProps,
-    pub(super) size: u64,
+    pub handle: PhysicalHandle,
+    pub memory: Arc<Memory>,
+    pub props: AllocationProps,
+    pub size: u64,
     /// Counts an import, which lasts until its last mapping is gone too.
-    pub(super) _counted: Option<Counted>,
+    pub _counted: Option<Counted>,
 }
 
 /// Handles created and not yet released.
 #[derive(Debug)]
 pub(super) struct Reference {
-    pub(super) physical: Arc<Physical>,
-    pub(super) count: u64,
+    pub physical: Arc<Physical>,
+    pub count: u64,
 }
 
 /// A range of addresses with memory behind it.
 #[derive(Debug)]
 pub(super) struct Region {
-    pub(super) len: u64,
-    pub(super) memory: Arc<Memory>,
+    pub len: u64,
+    pub memory: Arc<Memory>,
     /// The region's start in `memory`.
-    pub(super) offset: u64,
-    pub(super) kind: Kind,
+    pub offset: u64,
+    pub kind: Kind,
+}
+
+impl Region {
+    pub fn mapping(&self) -> Option<&Mapping> {
+        match &self.kind {
+            Kind::Mapping(mapping) => Some(mapping),
+            _ => None,
+        }
+    }
+}
+
+/// Memory that `cuMemMap` mapped, within a reservation.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    pub physical: Arc<Physical>,
+    pub host: Access,
+    /// Whether the host's access was changed after GPU 0's.
+    pub host_newer: bool,
+    /// Present if the host has access.
+    pub counted: Option<Counted>,
+    pub devices: Box<[Access]>,
+}
+
+/// A registered range.
+#[derive(Debug)]
+pub(super) struct Registered {
+    pub len: u64,
+    pub device: i32,
+    /// The room that its pages take on a simulated node.
+    pub _charge: Option<Charge>,
 }
 
 /// The owner of a region.
 #[derive(Debug)]
 pub(super) enum Kind {
-    /// `cuMemMap` created it, within a reservation.
-    Mapping {
-        physical: Arc<Physical>,
-        host: Access,
-        /// Whether the host's access was changed after GPU 0's.
-        host_newer: bool,
-        /// Present if the host has access.
-        counted: Option<Counted>,
-        devices: Box<[Access]>,
-    },
+    Mapping(Mapping),
     /// A pool's chunk.
-    Chunk { pool: u64 },
+    Chunk {
+        pool: u64,
+    },
     /// An older allocator created it.
     Allocation {
         by: Allocator,
@@ -80,73 +176,59 @@ pub(super) enum Allocator {
 }
 
 /// The driver's state.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct State {
-    pub(super) machine: Arc<Machine>,
-    pub(super) capacity: Arc<Capacity>,
-    pub(super) eager: bool,
+    pub machine: Arc<Machine>,
+    pub capacity: Arc<Capacity>,
+    pub eager: bool,
     next: u64,
-    pub(super) references: HashMap<u64, Reference>,
+    pub references: HashMap<u64, Reference>,
     /// Exported memory that may be imported again.
-    pub(super) exported: HashMap<u128, Weak<Memory>>,
-    pub(super) prune_at: usize,
-    pub(super) reservations: BTreeMap<u64, Range>,
+    pub exported: HashMap<u128, Weak<Memory>>,
+    pub prune_at: usize,
+    pub reservations: BTreeMap<u64, Range>,
     /// The window for reservations; created with the first.
-    pub(super) window: Option<Arc<Window>>,
-    pub(super) placement: Placement,
-    pub(super) regions: BTreeMap<u64, Region>,
+    pub window: Option<Arc<Window>>,
+    pub placement: Placement,
+    pub regions: BTreeMap<u64, Region>,
     /// The process's own memory that is registered, by its start.
-    pub(super) registered: BTreeMap<u64, Registered>,
-    pub(super) pools: BTreeMap<u64, Pool>,
-    pub(super) default_pools: Box<[Option<u64>]>,
-    pub(super) current_pools: Box<[Option<u64>]>,
-    pub(super) streams: HashMap<StreamKey, Stream>,
-    pub(super) events: HashMap<u64, Event>,
-    pub(super) captures: HashMap<StreamKey, Capture>,
+    pub registered: BTreeMap<u64, Registered>,
+    pub pools: BTreeMap<u64, Pool>,
+    pub default_pools: Box<[Option<u64>]>,
+    pub current_pools: Box<[Option<u64>]>,
+    pub streams: HashMap<StreamKey, Stream>,
+    pub events: HashMap<u64, Event>,
+    pub captures: HashMap<StreamKey, Capture>,
     /// The device of each loaded module.
-    pub(super) modules: HashMap<u64, i32>,
-    pub(super) functions: HashMap<u64, Function>,
+    pub modules: HashMap<u64, i32>,
     /// The fault that lost each device's context.
-    pub(super) lost: Box<[Option<Code>]>,
+    pub lost: Box<[Option<Code>]>,
 }
 
 impl State {
-    pub(super) fn new(machine: Arc<Machine>, placement: Placement) -> Self {
+    pub fn new(machine: Arc<Machine>, placement: Placement) -> Self {
         let gpus = machine.gpus.len();
         Self {
             capacity: Arc::new(Capacity::of(&machine)),
             machine,
-            eager: false,
             // Handles look like handles: neither zero nor small numbers.
             next: 0x5100_0000,
-            references: HashMap::new(),
-            exported: HashMap::new(),
-            prune_at: 16,
-            reservations: BTreeMap::new(),
-            window: None,
             placement,
-            regions: BTreeMap::new(),
-            registered: BTreeMap::new(),
-            pools: BTreeMap::new(),
             default_pools: vec![None; gpus].into(),
             current_pools: vec![None; gpus].into(),
-            streams: HashMap::new(),
-            events: HashMap::new(),
-            captures: HashMap::new(),
-            modules: HashMap::new(),
-            functions: HashMap::new(),
             lost: vec![None; gpus].into(),
+            ..Self::default()
         }
     }
 
-    /// Returns a number for a new handle, never used before.
-    pub(super) fn number(&mut self) -> u64 {
+    /// Returns a number for a new handle, never used before: the next 15 are not used either.
+    pub fn number(&mut self) -> u64 {
         self.next += 0x10;
         self.next
     }
 
     /// Checks that a device exists.
-    pub(super) fn device(&self, device: i32) -> Answer<usize> {
+    pub fn device(&self, device: i32) -> Answer<usize> {
         match usize::try_from(device) {
             Ok(index) if index < self.machine.gpus.len() => Ok(index),
             _ => fail(Code::INVALID_DEVICE),
@@ -154,7 +236,7 @@ impl State {
     }
 
     /// Checks that a device exists and its context lives.
-    pub(super) fn context(&self, device: i32) -> Answer<usize> {
+    pub fn context(&self, device: i32) -> Answer<usize> {
         let index = self.device(device)?;
         match self.lost[index] {
             Some(code) => Err(Fail::Lost { device, code }),
@@ -163,19 +245,19 @@ impl State {
     }
 
     /// Returns no access for each GPU.
-    pub(super) fn nobody(&self) -> Box<[Access]> {
+    pub fn nobody(&self) -> Box<[Access]> {
         vec![Access::None; self.machine.gpus.len()].into()
     }
 
     /// Takes capacity at a location.
-    pub(super) fn charge(&self, location: Location, bytes: u64) -> Answer<Charge> {
+    pub fn charge(&self, location: Location, bytes: u64) -> Answer<Charge> {
         self.capacity
             .take(location, bytes)
             .ok_or(Fail::Code(Code::OUT_OF_MEMORY))
     }
 
     /// Creates memory, taken from the location's capacity and bound to its node.
-    pub(super) fn new_memory(
+    pub fn new_memory(
         &self,
         purpose: Purpose,
         location: Location,
@@ -193,7 +275,7 @@ impl State {
     }
 
     /// Records memory that leaves the process, to recognise it when it is imported.
-    pub(super) fn remember(&mut self, memory: &Arc<Memory>) {
+    pub fn remember(&mut self, memory: &Arc<Memory>) {
         if self.exported.len() >= self.prune_at {
             self.exported.retain(|_, memory| memory.strong_count() > 0);
             self.prune_at = 2 * self.exported.len() + 16;
@@ -203,21 +285,21 @@ impl State {
     }
 
     /// Returns the region that contains an address, with its start.
-    pub(super) fn region(&self, address: u64) -> Option<(u64, &Region)> {
+    pub fn region(&self, address: u64) -> Option<(u64, &Region)> {
         let (&start, region) = self.regions.range(..=address).next_back()?;
         (address - start < region.len).then_some((start, region))
     }
 
     /// Returns the reservation that contains a whole range.
-    pub(super) fn reservation(&self, start: u64, len: u64) -> Option<&Range> {
+    pub fn reservation(&self, start: u64, len: u64) -> Option<&Range> {
         let (_, range) = self.reservations.range(..=start).next_back()?;
         range.contains(start, len).then_some(range)
     }
 
     /// Returns the access of a device's kernels to a region.
-    pub(super) fn access(&self, region: &Region, device: i32) -> Access {
+    pub fn access(&self, region: &Region, device: i32) -> Access {
         match &region.kind {
-            Kind::Mapping { devices, .. } => devices[device as usize],
+            Kind::Mapping(mapping) => mapping.devices[device as usize],
             Kind::Chunk { pool } => self.pools[pool].devices[device as usize],
             Kind::Allocation {
                 by: Allocator::Device,
@@ -229,7 +311,7 @@ impl State {
     }
 
     /// Returns whether a GPU can reach a location at all.
-    pub(super) fn reaches(&self, device: i32, location: Location) -> bool {
+    pub fn reaches(&self, device: i32, location: Location) -> bool {
         match location {
             Location::Device(owner) if self.machine.gpu(owner).is_some() => {
                 owner == device || self.machine.peers(device, owner)

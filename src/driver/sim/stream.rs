@@ -4,10 +4,9 @@
 //! forgets to wait always sees stale bytes here; on a GPU it sees them only sometimes.
 
 use super::access::{self, Engine};
-use super::answer::{Answer, fail};
-use super::state::State;
-use super::work::{Point, Stream, StreamKey, Work};
-use crate::{Access, Code, CudaVersion, DevicePtr, MemcpyDesc, StreamHandle};
+use super::fault::{Answer, fail};
+use super::state::{Point, State, Stream, StreamKey, Work};
+use crate::*;
 
 /// The most work that may wait in a stream: a program that never waits must not fill the memory.
 const LONGEST: usize = 1 << 16;
@@ -16,7 +15,7 @@ const LONGEST: usize = 1 << 16;
 const BATCHES: CudaVersion = CudaVersion(12080);
 
 impl State {
-    pub(super) fn stream_create(&mut self, device: i32) -> Answer<StreamHandle> {
+    pub fn stream_create(&mut self, device: i32) -> Answer<StreamHandle> {
         self.context(device)?;
         let raw = self.number();
         self.streams.insert((device, raw), Stream::default());
@@ -24,7 +23,7 @@ impl State {
     }
 
     /// Checks that a stream and its device's context live.
-    pub(super) fn stream(&mut self, handle: StreamHandle) -> Answer<StreamKey> {
+    pub fn stream(&mut self, handle: StreamHandle) -> Answer<StreamKey> {
         self.context(handle.device)?;
         self.existing(handle)
     }
@@ -40,7 +39,7 @@ impl State {
         }
     }
 
-    pub(super) fn stream_destroy(&mut self, handle: StreamHandle) -> Answer<()> {
+    pub fn stream_destroy(&mut self, handle: StreamHandle) -> Answer {
         self.device(handle.device)?;
         if handle.raw == 0 {
             return fail(Code::INVALID_HANDLE);
@@ -60,7 +59,7 @@ impl State {
         }
     }
 
-    pub(super) fn stream_synchronize(&mut self, handle: StreamHandle) -> Answer<()> {
+    pub fn stream_synchronize(&mut self, handle: StreamHandle) -> Answer {
         let key = self.stream(handle)?;
         self.expect_not_captured(key, Code::STREAM_CAPTURE_UNSUPPORTED)?;
         self.synchronize(key);
@@ -82,7 +81,7 @@ impl State {
     }
 
     /// Runs all work of a device.
-    pub(super) fn synchronize_device(&mut self, device: i32) {
+    pub fn synchronize_device(&mut self, device: i32) {
         let keys: Vec<StreamKey> = self.streams.keys().copied().collect();
         for key in keys.into_iter().filter(|key| key.0 == device) {
             self.run_all(key);
@@ -91,18 +90,18 @@ impl State {
     }
 
     /// Runs all work of all devices.
-    pub(super) fn synchronize_all(&mut self) {
+    pub fn synchronize_all(&mut self) {
         (0..self.machine.gpus.len() as i32).for_each(|device| self.synchronize_device(device));
     }
 
-    pub(super) fn run_all(&mut self, key: StreamKey) {
+    pub fn run_all(&mut self, key: StreamKey) {
         if let Some(stream) = self.streams.get(&key) {
             self.run((key, stream.submitted));
         }
     }
 
     /// Runs a stream's work up to a point, and the work that it waits for.
-    pub(super) fn run(&mut self, point: Point) {
+    pub fn run(&mut self, point: Point) {
         let mut pending = vec![point];
         while let Some(&(key, upto)) = pending.last() {
             let Some(stream) = self.streams.get(&key).filter(|s| s.completed < upto) else {
@@ -131,18 +130,18 @@ impl State {
         }
     }
 
-    pub(super) fn is_complete(&self, (key, seq): Point) -> bool {
+    pub fn is_complete(&self, (key, seq): Point) -> bool {
         self.streams.get(&key).is_none_or(|s| s.completed >= seq)
     }
 
     /// Returns whether work submitted to a stream now is ordered after a point, by stream or by event.
-    pub(super) fn is_ordered(&self, key: StreamKey, point: Point) -> bool {
+    pub fn is_ordered(&self, key: StreamKey, point: Point) -> bool {
         let waited = |stream: &Stream| stream.waited.get(&point.0).is_some_and(|&s| s >= point.1);
         self.streams.get(&key).is_some_and(waited)
     }
 
     /// Submits work.
-    pub(super) fn submit(&mut self, key: StreamKey, work: Work) -> Point {
+    pub fn submit(&mut self, key: StreamKey, work: Work) -> Point {
         let stream = self.streams.entry(key).or_default();
         stream.queue.push_back(work);
         stream.submitted += 1;
@@ -156,7 +155,7 @@ impl State {
     }
 
     /// Returns the position of the next piece of work.
-    pub(super) fn next_point(&self, key: StreamKey) -> Point {
+    pub fn next_point(&self, key: StreamKey) -> Point {
         (key, self.streams.get(&key).map_or(0, |s| s.submitted) + 1)
     }
 
@@ -208,25 +207,25 @@ impl State {
         }
     }
 
-    pub(super) fn stream_query(&mut self, handle: StreamHandle) -> Answer<bool> {
+    pub fn stream_query(&mut self, handle: StreamHandle) -> Answer<bool> {
         // A query runs the work; otherwise a caller that polls would never see completion.
         self.stream_synchronize(handle).map(|()| true)
     }
 
-    pub(super) fn ctx_synchronize(&mut self, device: i32) -> Answer<()> {
+    pub fn ctx_synchronize(&mut self, device: i32) -> Answer {
         self.context(device)?;
         self.expect_no_capture_on(device)?;
         self.synchronize_device(device);
         self.context(device).map(drop)
     }
 
-    pub(super) fn memcpy_async(
+    pub fn memcpy_async(
         &mut self,
         DevicePtr(dst): DevicePtr,
         DevicePtr(src): DevicePtr,
         bytes: u64,
         stream: StreamHandle,
-    ) -> Answer<()> {
+    ) -> Answer {
         let key = self.stream(stream)?;
         if bytes == 0 {
             return Ok(());
@@ -251,11 +250,7 @@ impl State {
     }
 
     /// Copies one after the other. Nothing is submitted if the batch is refused.
-    pub(super) fn memcpy_batch_async(
-        &mut self,
-        copies: &[MemcpyDesc],
-        stream: StreamHandle,
-    ) -> Answer<()> {
+    pub fn memcpy_batch_async(&mut self, copies: &[MemcpyDesc], stream: StreamHandle) -> Answer {
         if self.machine.driver_version < BATCHES {
             return fail(Code::NOT_SUPPORTED);
         }
@@ -279,13 +274,13 @@ impl State {
         pieces(src, Access::Read).is_err() || pieces(dst, Access::ReadWrite).is_err()
     }
 
-    pub(super) fn memset_d8_async(
+    pub fn memset_d8_async(
         &mut self,
         DevicePtr(dst): DevicePtr,
         value: u8,
         bytes: u64,
         stream: StreamHandle,
-    ) -> Answer<()> {
+    ) -> Answer {
         let key = self.stream(stream)?;
         if bytes == 0 {
             return Ok(());

@@ -3,97 +3,91 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::sim::answer::Answer;
 use crate::sim::capacity::Charge;
+use crate::sim::fault::Answer;
 use crate::sim::memory::Memory;
-use crate::sim::ranges::FreeRanges;
-use crate::sim::space::Range;
-use crate::sim::work::Point;
+use crate::sim::space::{FreeRanges, Range};
+use crate::sim::state::Point;
 use crate::{Access, Code, DevicePtr, HandleTypes, Location};
 
 /// Allocations are aligned to, and a multiple of, this many bytes.
 const UNIT: u64 = 512;
 
 #[derive(Debug)]
-pub(crate) struct Pool {
-    pub(crate) location: Location,
-    pub(crate) handle_types: HandleTypes,
-    pub(crate) memory: Arc<Memory>,
-    pub(crate) imported: bool,
+pub struct Pool {
+    pub location: Location,
+    pub handle_types: HandleTypes,
+    pub memory: Arc<Memory>,
+    pub imported: bool,
     /// How often it was imported and not destroyed again: all imports have one handle.
-    pub(crate) imports: u32,
+    pub imports: u32,
     /// Whether it was exported: only then can pointers of it be.
-    pub(crate) exported: bool,
+    pub exported: bool,
     /// A device's own pool, which cannot be destroyed.
-    pub(crate) is_default: bool,
+    pub is_default: bool,
     /// Its handle was destroyed; the pool lives until its last allocation is freed.
-    pub(crate) destroyed: bool,
-    pub(super) host: Access,
-    pub(crate) devices: Box<[Access]>,
-    pub(super) max_size: u64,
-    pub(crate) chunks: BTreeMap<u64, Chunk>,
+    pub destroyed: bool,
+    pub host: Access,
+    pub devices: Box<[Access]>,
+    pub max_size: u64,
+    pub chunks: BTreeMap<u64, Chunk>,
     /// Unused parts of the file, and the file's end.
-    pub(super) holes: FreeRanges,
-    pub(super) end: u64,
+    pub holes: FreeRanges,
+    pub end: u64,
     /// Live allocations by address: chunk and length.
-    pub(crate) live: BTreeMap<u64, Allocation>,
+    pub live: BTreeMap<u64, Allocation>,
     /// Frees that their streams have not reached.
-    pub(super) freed: Vec<Freed>,
+    pub freed: Vec<Freed>,
     /// Follow events, opportunistic, internal dependencies.
-    pub(super) reuse: [u64; 3],
-    pub(super) release_threshold: u64,
-    pub(super) reserved: Level,
-    pub(super) used: Level,
+    pub reuse: [u64; 3],
+    pub release_threshold: u64,
+    pub reserved: Level,
+    pub used: Level,
 }
 
 /// A count and its maximum so far.
 #[derive(Debug, Default)]
-pub(super) struct Level {
-    pub(super) current: u64,
-    pub(super) high: u64,
+pub struct Level {
+    pub current: u64,
+    pub high: u64,
 }
 
 /// Part of a pool's memory at an address.
 #[derive(Debug)]
-pub(crate) struct Chunk {
-    pub(crate) range: Range,
+pub struct Chunk {
+    pub range: Range,
     /// Its start in the pool's file.
-    pub(crate) offset: u64,
+    pub offset: u64,
     /// Free addresses; an imported allocation's chunk has none.
-    pub(super) free: FreeRanges,
-    pub(super) _charge: Option<Charge>,
+    pub free: FreeRanges,
+    pub _charge: Option<Charge>,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Allocation {
-    pub(crate) chunk: u64,
+pub struct Allocation {
+    pub chunk: u64,
     /// The bytes it takes in the chunk.
-    pub(crate) len: u64,
+    pub len: u64,
     /// The bytes requested.
-    pub(crate) size: u64,
+    pub size: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Freed {
-    pub(super) start: u64,
-    pub(super) allocation: Allocation,
-    pub(super) point: Point,
+pub struct Freed {
+    pub start: u64,
+    pub allocation: Allocation,
+    pub point: Point,
 }
 
 impl Level {
-    pub(super) fn add(&mut self, bytes: u64) {
+    pub fn add(&mut self, bytes: u64) {
         self.current += bytes;
         self.high = self.high.max(self.current);
     }
 }
 
 impl Pool {
-    pub(crate) fn new(
-        memory: Arc<Memory>,
-        max_size: u64,
-        devices: Box<[Access]>,
-        imported: bool,
-    ) -> Self {
+    pub fn new(memory: Arc<Memory>, max_size: u64, devices: Box<[Access]>, imported: bool) -> Self {
         let location = memory.label.location;
         let mut pool = Self {
             location,
@@ -129,32 +123,32 @@ impl Pool {
     }
 
     /// Returns the live allocation that contains an address: start and length.
-    pub(crate) fn allocation(&self, address: u64) -> Option<(u64, u64)> {
+    pub fn allocation(&self, address: u64) -> Option<(u64, u64)> {
         let (&start, allocation) = self.live.range(..=address).next_back()?;
         (address - start < allocation.size).then_some((start, allocation.size))
     }
 
     /// Returns whether a whole range lies in one live allocation.
-    pub(crate) fn is_live(&self, start: u64, len: u64) -> bool {
+    pub fn is_live(&self, start: u64, len: u64) -> bool {
         let fits = |(at, size): (u64, u64)| len <= size - (start - at);
         self.allocation(start).is_some_and(fits)
     }
 
     /// Records an allocation.
-    pub(crate) fn hold(&mut self, start: u64, allocation: Allocation) {
+    pub fn hold(&mut self, start: u64, allocation: Allocation) {
         self.live.insert(start, allocation);
         self.used.add(allocation.size);
     }
 
     /// Ends the use of the allocation at an address.
-    pub(super) fn end_use(&mut self, ptr: DevicePtr) -> Answer<Allocation> {
+    pub fn end_use(&mut self, ptr: DevicePtr) -> Answer<Allocation> {
         let allocation = self.live.remove(&ptr.0).ok_or(Code::INVALID_VALUE)?;
         self.used.current -= allocation.size;
         Ok(allocation)
     }
 
     /// Records an imported allocation's chunk.
-    pub(crate) fn add_imported(&mut self, range: Range, offset: u64) {
+    pub fn add_imported(&mut self, range: Range, offset: u64) {
         self.chunks.insert(
             range.start,
             Chunk {
@@ -167,7 +161,7 @@ impl Pool {
     }
 
     /// Returns whether an import of the allocation at `offset` in the file is still alive.
-    pub(crate) fn has_imported(&self, offset: u64) -> bool {
+    pub fn has_imported(&self, offset: u64) -> bool {
         let freed = self
             .freed
             .iter()
@@ -184,7 +178,7 @@ impl Pool {
     }
 
     /// Takes the smallest free range that is large enough; never-used memory comes last.
-    pub(super) fn take_free(&mut self, size: u64) -> Option<(u64, Allocation)> {
+    pub fn take_free(&mut self, size: u64) -> Option<(u64, Allocation)> {
         let len = size.checked_next_multiple_of(UNIT)?;
         let parts = self.chunks.iter().flat_map(|(&chunk, it)| {
             let end = chunk + it.range.len;
@@ -198,7 +192,7 @@ impl Pool {
     }
 
     /// Takes memory that was freed earlier in the same order.
-    pub(super) fn take_freed(
+    pub fn take_freed(
         &mut self,
         size: u64,
         is_ordered: impl Fn(Point) -> bool,
@@ -216,16 +210,8 @@ impl Pool {
         Some((start, Allocation { chunk, len, size }))
     }
 
-    pub(super) fn give_back(&mut self, start: u64, allocation: Allocation) {
-        if self.imported {
-            self.chunks.remove(&allocation.chunk);
-        } else if let Some(chunk) = self.chunks.get_mut(&allocation.chunk) {
-            chunk.free.give(start, allocation.len);
-        }
-    }
-
     /// Returns the chunks that can be given back to the system until at most `keep` bytes are held.
-    pub(super) fn releasable(&self, keep: u64) -> Vec<u64> {
+    pub fn releasable(&self, keep: u64) -> Vec<u64> {
         let mut held = self.reserved.current;
         let mut chunks = Vec::new();
         for (&start, chunk) in &self.chunks {

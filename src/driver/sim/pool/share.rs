@@ -1,24 +1,120 @@
-//! Pools of devices, and pools and allocations that leave the process.
+//! Pools' attributes and access rights; pools of devices, and pools and allocations that leave the process.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use super::super::answer::{Answer, exhausted, fail};
-use super::super::memory::{Memory, Purpose};
-use super::super::share;
-use super::super::space::GRANULARITY;
-use super::super::space::Range;
-use super::super::state::{Kind, Region, State};
 use super::contents::{Allocation, Pool};
-use crate::{
-    Access, Code, DevicePtr, HandleType, HandleTypes, Location, PoolHandle, PoolPtrExport,
-    ShareableHandle, StreamHandle,
-};
+use crate::sim::fault::{Answer, exhausted, fail};
+use crate::sim::memory::{Memory, Purpose};
+use crate::sim::share;
+use crate::sim::space::{GRANULARITY, Range};
+use crate::sim::state::{Kind, Region, State};
+use crate::*;
 
 const MAGIC: [u8; 8] = *b"egmemptr";
 
 impl State {
-    pub(super) fn device_default_pool(&mut self, device: i32) -> Answer<PoolHandle> {
+    pub fn pool_set_attribute(
+        &mut self,
+        handle: PoolHandle,
+        attribute: PoolAttribute,
+        value: u64,
+    ) -> Answer {
+        let pool = self.pool(handle)?;
+        match (attribute, value) {
+            (PoolAttribute::ReuseFollowEventDependencies, _) => pool.reuse[0] = value.min(1),
+            (PoolAttribute::ReuseAllowOpportunistic, _) => pool.reuse[1] = value.min(1),
+            (PoolAttribute::ReuseAllowInternalDependencies, _) => pool.reuse[2] = value.min(1),
+            (PoolAttribute::ReleaseThreshold, _) => pool.release_threshold = value,
+            (PoolAttribute::ReservedHigh, 0) => pool.reserved.high = pool.reserved.current,
+            (PoolAttribute::UsedHigh, 0) => pool.used.high = pool.used.current,
+            _ => return fail(Code::INVALID_VALUE),
+        }
+        Ok(())
+    }
+
+    pub fn pool_get_attribute(
+        &mut self,
+        handle: PoolHandle,
+        attribute: PoolAttribute,
+    ) -> Answer<u64> {
+        let pool = self.pool(handle)?;
+        Ok(match attribute {
+            PoolAttribute::ReuseFollowEventDependencies => pool.reuse[0],
+            PoolAttribute::ReuseAllowOpportunistic => pool.reuse[1],
+            PoolAttribute::ReuseAllowInternalDependencies => pool.reuse[2],
+            PoolAttribute::ReleaseThreshold => pool.release_threshold,
+            PoolAttribute::ReservedCurrent => pool.reserved.current,
+            PoolAttribute::ReservedHigh => pool.reserved.high,
+            PoolAttribute::UsedCurrent => pool.used.current,
+            PoolAttribute::UsedHigh => pool.used.high,
+        })
+    }
+
+    pub fn pool_set_access(&mut self, handle: PoolHandle, descs: &[AccessDesc]) -> Answer {
+        let location = self.pool(handle)?.location;
+        for desc in descs {
+            self.check_pool_grant(desc, location)?;
+        }
+        let of_no_node = |desc: &AccessDesc| desc.location == Location::HostNumaCurrent;
+        if descs.iter().any(of_no_node) {
+            return fail(Code::INVALID_VALUE);
+        }
+        for desc in descs.iter().filter(|desc| desc.access == Access::None) {
+            if desc.location == location && !location.is_host() {
+                return fail(Code::INVALID_DEVICE);
+            }
+            if desc.location.is_host() {
+                return fail(Code::NOT_SUPPORTED);
+            }
+        }
+        let pool = self.pool(handle)?;
+        let before = pool.host;
+        for desc in descs {
+            match desc.location {
+                Location::Device(device) => pool.devices[device as usize] = desc.access,
+                _ => pool.host = desc.access,
+            }
+        }
+        if pool.host != before {
+            for chunk in pool.chunks.values() {
+                let range = &chunk.range;
+                range
+                    .protect(range.start, range.len, pool.host)
+                    .map_err(exhausted)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a location exists and can be granted a pool's memory: pools grant reading and writing
+    /// together.
+    fn check_pool_grant(&self, desc: &AccessDesc, location: Location) -> Answer {
+        let host_of_device = desc.location.is_host() && !location.is_host();
+        if desc.access == Access::Read || (host_of_device && desc.access == Access::None) {
+            return fail(Code::NOT_SUPPORTED);
+        }
+        if let Location::Device(device) = desc.location {
+            self.device(device)?;
+        }
+        self.check_grant(desc, location)
+    }
+
+    pub fn pool_get_access(&mut self, handle: PoolHandle, location: Location) -> Answer<u64> {
+        let known = match location {
+            Location::Device(device) => self.device(device).is_ok(),
+            _ => true,
+        };
+        let pool = self.pool(handle)?;
+        let access = match location {
+            _ if !known => return fail(Code::INVALID_VALUE),
+            Location::Device(device) => pool.devices[device as usize],
+            _ => pool.host,
+        };
+        Ok(access.flags().into())
+    }
+
+    pub fn device_default_pool(&mut self, device: i32) -> Answer<PoolHandle> {
         let index = self.device(device)?;
         if let Some(pool) = self.default_pools[index] {
             return Ok(PoolHandle(pool));
@@ -32,7 +128,7 @@ impl State {
         Ok(handle)
     }
 
-    pub(super) fn device_pool(&mut self, device: i32) -> Answer<PoolHandle> {
+    pub fn device_pool(&mut self, device: i32) -> Answer<PoolHandle> {
         let index = self.device(device)?;
         match self.current_pools[index] {
             Some(pool) => Ok(PoolHandle(pool)),
@@ -40,7 +136,7 @@ impl State {
         }
     }
 
-    pub(super) fn device_set_pool(&mut self, device: i32, handle: PoolHandle) -> Answer<()> {
+    pub fn device_set_pool(&mut self, device: i32, handle: PoolHandle) -> Answer {
         let index = self.device(device)?;
         let host_allowed = self.machine.host_pool_for_device;
         let pool = self.pool(handle)?;
@@ -55,16 +151,12 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn alloc_async(&mut self, size: u64, stream: StreamHandle) -> Answer<DevicePtr> {
+    pub fn alloc_async(&mut self, size: u64, stream: StreamHandle) -> Answer<DevicePtr> {
         let pool = self.device_pool(stream.device)?;
         self.alloc_from_pool_async(pool, size, stream)
     }
 
-    pub(super) fn pool_export(
-        &mut self,
-        handle: PoolHandle,
-        kind: HandleType,
-    ) -> Answer<ShareableHandle> {
+    pub fn pool_export(&mut self, handle: PoolHandle, kind: HandleType) -> Answer<ShareableHandle> {
         let pool = self.pool(handle)?;
         if pool.imported || !pool.handle_types.contains(kind.into()) {
             return fail(Code::INVALID_VALUE);
@@ -76,7 +168,7 @@ impl State {
         Ok(shareable)
     }
 
-    pub(super) fn pool_import(&mut self, handle: &ShareableHandle) -> Answer<PoolHandle> {
+    pub fn pool_import(&mut self, handle: &ShareableHandle) -> Answer<PoolHandle> {
         let memory = match handle {
             ShareableHandle::PosixFd(fd) => {
                 Memory::import(fd.as_fd(), Purpose::Pool).ok_or(Code::INVALID_VALUE)?
@@ -96,7 +188,7 @@ impl State {
         Ok(self.add_pool(pool))
     }
 
-    pub(super) fn pool_export_pointer(&mut self, ptr: DevicePtr) -> Answer<PoolPtrExport> {
+    pub fn pool_export_pointer(&mut self, ptr: DevicePtr) -> Answer<PoolPtrExport> {
         let pool = &self.pools[&self.pool_at(ptr)?];
         let (Some(allocation), true) = (pool.live.get(&ptr.0), pool.exported) else {
             return fail(Code::INVALID_VALUE);
@@ -110,7 +202,7 @@ impl State {
         Ok(PoolPtrExport(bytes))
     }
 
-    pub(super) fn pool_import_pointer(
+    pub fn pool_import_pointer(
         &mut self,
         handle: PoolHandle,
         export: &PoolPtrExport,
