@@ -1,16 +1,16 @@
-//! The state that the driver API and the runtime API share.
+//! The driver's functions, and its devices' primary contexts: retained once per device, made current for a call, and
+//! released.
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Mutex;
+use std::ptr;
+use std::sync::{Mutex, OnceLock};
 
-use super::context::Contexts;
+use super::abi::Opaque;
 use super::library::Library;
 use super::symbols::DriverApi;
-use crate::{
-    AllocationProps, CudaVersion, Error, GranularityKind, HandleTypes, Location, Result, lock,
-    versions,
-};
+use crate::fork::Generation;
+use crate::*;
 
 /// The driver's own name comes first: the other may be the toolkit's stub, which is only for linking.
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
@@ -18,19 +18,34 @@ const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 /// From 12.4 on VMM works without a context on every visible device.
 const VMM_WITHOUT_CONTEXTS: CudaVersion = CudaVersion(12040);
 
-/// The state that both APIs share.
-pub(super) struct Core {
-    pub(super) api: DriverApi,
-    contexts: Contexts,
-    /// Granularities never change, and a query takes over 1 % of the time to create 2 MiB.
-    granularities: Mutex<Granularities>,
+#[derive(Default)]
+struct Device {
+    /// `CUdevice`
+    id: OnceLock<i32>,
+    /// `CUcontext`, as a number so that it can be shared; never dereferenced here.
+    context: OnceLock<usize>,
+    /// The context's number, which the driver gives to no other one.
+    number: OnceLock<u64>,
+    /// The call that showed that the context was destroyed. Its streams and events are gone, and a context that another
+    /// library makes anew may have the same address.
+    destroyed: OnceLock<DriverError>,
 }
 
-pub(super) type Granularities = HashMap<(AllocationProps, GranularityKind), u64>;
+/// The state that both APIs share.
+pub(super) struct Core {
+    pub api: DriverApi,
+    devices: Box<[Device]>,
+    // Held while a context is being retained, so that it is retained only once.
+    retaining: Mutex<()>,
+    // A forked child has a copy of this value, but not of the driver's state.
+    born: Generation,
+    /// Granularities never change, and a query takes over 1 % of the time to create 2 MiB.
+    pub granularities: Mutex<HashMap<(AllocationProps, GranularityKind), u64>>,
+}
 
 impl Core {
-    pub(super) fn open() -> Result<Self> {
-        let mut api = DriverApi::new(load()?);
+    pub fn open() -> Result<Self> {
+        let mut api = DriverApi::new(load()?, PoolApi::Driver, None);
         // SAFETY: the flags must be 0.
         unsafe { api.init(0)? };
         let have = api.learn_version()?;
@@ -41,56 +56,168 @@ impl Core {
                 need: CudaVersion::OLDEST,
             });
         }
+        let mut count = 0;
+        // SAFETY: `count` is a live integer.
+        unsafe { api.device_get_count(&mut count)? };
         let core = Self {
-            contexts: Contexts::new(&api)?,
             api,
+            devices: (0..count).map(|_| Device::default()).collect(),
+            retaining: Mutex::new(()),
+            born: Generation::current(),
             granularities: Mutex::default(),
         };
         if have < VMM_WITHOUT_CONTEXTS {
-            core.contexts.retain_all(&core.api)?;
+            (0..count).try_for_each(|ordinal| core.primary(ordinal).map(drop))?;
         }
         Ok(core)
     }
 
-    pub(super) fn device(&self, ordinal: i32) -> Result<i32> {
-        self.contexts.device(&self.api, ordinal)
-    }
-
-    pub(super) fn on<T>(&self, ordinal: i32, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.contexts.with(&self.api, ordinal, work)
-    }
-
-    pub(super) fn active_device(&self) -> Option<i32> {
-        self.contexts.active(&self.api)
-    }
-
     /// Runs a call that needs no context.
-    pub(super) fn here<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub fn here<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         work()
     }
 
-    /// Runs a pool call: the driver finds the device itself.
-    pub(super) fn at<T>(&self, _ordinal: i32, work: impl FnMut() -> Result<T>) -> Result<T> {
-        self.anywhere(work)
-    }
-
-    pub(super) fn anywhere<T>(&self, work: impl FnMut() -> Result<T>) -> Result<T> {
-        self.contexts.anywhere(&self.api, work)
-    }
-
     /// Replaces the error if a location or handle type is newer than the driver.
-    pub(super) fn age(&self, error: Error, location: Location, handle_types: HandleTypes) -> Error {
+    pub fn age(&self, error: Error, location: Location, handle_types: HandleTypes) -> Error {
         versions::explain(error, self.api.version(), location, handle_types)
     }
 
-    pub(super) fn granularities(&self) -> std::sync::MutexGuard<'_, Granularities> {
-        lock(&self.granularities)
+    fn slot(&self, ordinal: i32) -> Option<&Device> {
+        self.devices.get(usize::try_from(ordinal).ok()?)
+    }
+
+    /// Returns the `CUdevice` of an ordinal. The driver refuses ordinals that do not exist.
+    pub fn device(&self, ordinal: i32) -> Result<i32> {
+        let known = self.slot(ordinal);
+        if let Some(id) = known.and_then(|device| device.id.get()) {
+            return Ok(*id);
+        }
+        let mut id = -1;
+        // SAFETY: `id` is a live integer.
+        unsafe { self.api.device_get(&mut id, ordinal)? };
+        Ok(known.map_or(id, |device| *device.id.get_or_init(|| id)))
+    }
+
+    /// Returns the primary context of an ordinal; retains it on first use.
+    fn primary(&self, ordinal: i32) -> Result<Opaque> {
+        let id = self.device(ordinal)?;
+        let slot = self
+            .slot(ordinal)
+            .ok_or(Error::driver(Call::DeviceGet, Code::INVALID_DEVICE))?;
+        if let Some(context) = slot.context.get() {
+            return Ok(*context as Opaque);
+        }
+        let _retaining = lock(&self.retaining);
+        if let Some(context) = slot.context.get() {
+            return Ok(*context as Opaque);
+        }
+        let mut context = ptr::null_mut();
+        // SAFETY: `context` is a live pointer; `id` is a device; `drop` releases the context retained here.
+        unsafe { self.api.device_primary_ctx_retain(&mut context, id)? };
+        if let Some(number) = number_of(&self.api, context) {
+            let _first = slot.number.set(number);
+        }
+        Ok(*slot.context.get_or_init(|| context as usize) as Opaque)
+    }
+
+    /// Runs `work` with the primary context of `ordinal` current, and restores the caller's. A context that was destroyed is
+    /// never used again.
+    pub fn on<T>(&self, ordinal: i32, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        if let Some(&source) = self.slot(ordinal).and_then(|slot| slot.destroyed.get()) {
+            let device = ordinal;
+            return Err(Error::ContextLost { device, source });
+        }
+        let context = self.primary(ordinal)?;
+        let explain = |error| self.lost(error, ordinal);
+        // The driver crashes where it is given a stream of a context that was reset.
+        if self.is_gone(ordinal, context) {
+            let code = Code::CONTEXT_IS_DESTROYED;
+            return Err(explain(Error::driver(Call::DevicePrimaryCtxGetState, code)));
+        }
+        let _guard = Current::enter(&self.api, context).map_err(explain)?;
+        work().map_err(explain)
+    }
+
+    /// Converts the error if its code means that the device's context is lost, and notes that it was destroyed.
+    fn lost(&self, error: Error, device: i32) -> Error {
+        let Error::Driver(source) = error else {
+            return error;
+        };
+        let is_destroyed = match source.code {
+            Code::CONTEXT_IS_DESTROYED => true,
+            Code::INVALID_CONTEXT => {
+                source.call == Call::CtxPushCurrent
+                    || self
+                        .primary(device)
+                        .is_ok_and(|context| self.is_gone(device, context))
+            }
+            _ => false,
+        };
+        if is_destroyed && let Some(slot) = self.slot(device) {
+            let _first = slot.destroyed.set(source);
+        }
+        match is_destroyed || source.code.loses_context() {
+            true => Error::ContextLost { device, source },
+            false => error,
+        }
+    }
+
+    /// Returns whether the primary context of an ordinal exists in this process; `None` if the driver does not tell.
+    fn is_active(&self, ordinal: i32) -> Option<bool> {
+        let (mut flags, mut active) = (0, 0);
+        let id = self.device(ordinal).ok()?;
+        // SAFETY: both are live integers.
+        unsafe {
+            self.api
+                .device_primary_ctx_get_state(id, &mut flags, &mut active)
+        }
+        .ok()?;
+        Some(active != 0)
+    }
+
+    /// Returns the first ordinal whose primary context exists in this process.
+    pub fn active_device(&self) -> Option<i32> {
+        let mut ordinals = 0..self.devices.len() as i32;
+        ordinals.find(|&ordinal| self.is_active(ordinal) == Some(true))
+    }
+
+    /// Returns whether the driver says that a primary context, which is retained, does not exist or is another one by now.
+    fn is_gone(&self, ordinal: i32, context: Opaque) -> bool {
+        if self.is_active(ordinal) == Some(false) {
+            return true;
+        }
+        let known = self.slot(ordinal).and_then(|slot| slot.number.get());
+        known.is_some_and(|known| number_of(&self.api, context).is_some_and(|now| now != *known))
+    }
+
+    /// Runs `work`, which needs no particular context, in the caller's; in that of the first device that has one, or else
+    /// of the first device, if the driver needs one and the caller has none.
+    pub fn anywhere<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+        match work() {
+            Err(error) if error.code() == Some(Code::INVALID_CONTEXT) => {
+                self.on(self.active_device().unwrap_or(0), work)
+            }
+            result => result,
+        }
     }
 }
 
+/// Releases the retained contexts.
 impl Drop for Core {
     fn drop(&mut self) {
-        self.contexts.release(&self.api);
+        if !self.born.is_current() {
+            return;
+        }
+        for device in &self.devices {
+            if let (Some(id), Some(_)) = (device.id.get(), device.context.get()) {
+                // SAFETY: `primary` retained it once, and no code can use it through this value, which is
+                // being dropped.
+                let released = unsafe { self.api.device_primary_ctx_release(*id) };
+                if let Err(error) = released {
+                    tracing::debug!(%error, "a primary context was not released");
+                }
+            }
+        }
     }
 }
 
@@ -113,32 +240,51 @@ fn load() -> Result<Library> {
     })
 }
 
-/// Defines methods that return the results of one call of `this.api`:
-/// `[kind] method(arguments) -> result { let …; @place(…) function(values) => result expression }`.
-///
-/// The place is a method of the API's state, which runs the call in the context that it needs. The values are safe
-/// expressions: the macro evaluates them in the `unsafe` block of the call.
-macro_rules! methods {
-    (|$this:ident| $(
-        [$($kind:tt)+] $method:ident($($arg:ident: $ty:ty),*) -> $out:ty {
-            $(let $var:pat = $init:expr;)*
-            @$place:ident($($at:expr)?) $function:ident($($value:expr),*) => $result:expr
-        }
-    )*) => {$(
-        $($kind)+ $method(&self, $($arg: $ty),*) -> $crate::Result<$out> {
-            let $this = self;
-            $(let $var = $init;)*
-            // SAFETY: pointers are to live values of the types in CUDA's headers. The call fills or reads them
-            // before it returns and does not keep them. Lengths and counts are those of the values they go with.
-            // A `void` pointer leads to a value at least as wide as the attribute or handle type. Texts end with
-            // a NUL. Flags are 0 or CUDA's own. The driver checks numbers and handles, and looks addresses up
-            // without following them. The caller guarantees, by the contract of `Backend` and `PoolCalls`, that
-            // handles are live, that work is in bounds, and that nothing uses memory that a call removes. The
-            // caller of a launch also guarantees the number and widths of its arguments.
-            $this.$place($($at,)? || unsafe { $this.api.$function($($value),*) })?;
-            Ok($result)
-        }
-    )*};
+/// Returns the number of a retained context; `None` of drivers before 12.0.
+fn number_of(api: &DriverApi, context: Opaque) -> Option<u64> {
+    let mut number = 0;
+    // SAFETY: `number` is a live integer; the primary context is retained.
+    unsafe { api.ctx_get_id(context, &mut number) }.ok()?;
+    Some(number)
 }
 
-pub(super) use methods;
+/// Keeps a context current on this thread until dropped.
+struct Current<'a> {
+    /// `None`: it was current already.
+    api: Option<&'a DriverApi>,
+}
+
+impl<'a> Current<'a> {
+    fn enter(api: &'a DriverApi, context: Opaque) -> Result<Self> {
+        let mut current = ptr::null_mut();
+        // SAFETY: `current` is a live pointer.
+        let known = unsafe { api.ctx_get_current(&mut current) }.is_ok();
+        if known && current == context {
+            return Ok(Self { api: None });
+        }
+        // SAFETY: the context is retained for as long as the backend, which `api` belongs to, lives.
+        let pushed = unsafe { api.ctx_push_current(context) };
+        if let Err(error) = pushed {
+            // The call may report an error of earlier work although it has pushed the context.
+            let mut after = ptr::null_mut();
+            // SAFETY: as above.
+            if known && unsafe { api.ctx_get_current(&mut after) }.is_ok() && after == context {
+                drop(Self { api: Some(api) });
+            }
+            return Err(error);
+        }
+        Ok(Self { api: Some(api) })
+    }
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        let Some(api) = self.api else { return };
+        let mut popped = ptr::null_mut();
+        // SAFETY: `popped` is a live pointer; this thread pushed in `enter`, and everything pushed since has
+        // been popped.
+        if let Err(error) = unsafe { api.ctx_pop_current(&mut popped) } {
+            tracing::debug!(%error, "the context was not popped cleanly");
+        }
+    }
+}

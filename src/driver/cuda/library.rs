@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::{Call, Code, CudaVersion, Error, Result};
 
 /// A loaded CUDA library.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Library {
     // Never closed: CUDA's libraries run their own threads and exit handlers.
     handle: *mut c_void,
-    name: &'static str,
+    pub name: &'static str,
 }
 
 // SAFETY: the loader may be asked for a symbol by any thread, and the handle stays valid: nothing closes it.
@@ -25,7 +25,7 @@ unsafe impl Sync for Library {}
 
 impl Library {
     /// Loads `path`, which errors call `name`; returns the loader's message on failure.
-    pub(super) fn open(path: &Path, name: &'static str) -> std::result::Result<Self, String> {
+    pub fn open(path: &Path, name: &'static str) -> std::result::Result<Self, String> {
         let file = CString::new(path.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
         // SAFETY: the path ends with a NUL. Loading runs the library's initialisers. These are CUDA's own libraries, by
         // name, which are made to be loaded at run time from any thread. An attacker that can replace such a library
@@ -37,19 +37,12 @@ impl Library {
         Ok(Self { handle, name })
     }
 
-    /// Returns the library's name, as errors use it.
-    pub(super) const fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn find(&self, symbols: &[&'static str]) -> Option<*mut c_void> {
-        symbols.iter().find_map(|symbol| {
-            let symbol = CString::new(*symbol).ok()?;
-            // SAFETY: the handle is open, the name ends with a NUL. The address is only stored here; it is called
-            // through the type that `Function::new`'s contract guarantees.
-            let address = unsafe { libc::dlsym(self.handle, symbol.as_ptr()) };
-            (!address.is_null()).then_some(address)
-        })
+    fn find(&self, symbol: &str) -> Option<*mut c_void> {
+        let symbol = CString::new(symbol).ok()?;
+        // SAFETY: the handle is open, the name ends with a NUL. The address is only stored here; it is called
+        // through the type that `Function::new`'s contract guarantees.
+        let address = unsafe { libc::dlsym(self.handle, symbol.as_ptr()) };
+        (!address.is_null()).then_some(address)
     }
 }
 
@@ -67,7 +60,8 @@ fn loader_message() -> String {
 
 /// A function of a library, of type `F`, looked up on first use.
 pub(super) struct Function<F> {
-    call: Call,
+    pub call: Call,
+    /// None: the call's name.
     symbols: &'static [&'static str],
     since: CudaVersion,
     address: AtomicPtr<c_void>,
@@ -75,12 +69,12 @@ pub(super) struct Function<F> {
 }
 
 impl<F: Copy> Function<F> {
-    /// Describes the function for `call`: the first of `symbols` that the library has. Drivers have it from
-    /// version `since` on.
+    /// Describes the function for `call`: the first of `symbols` that the library has, or of the call's name. Drivers have
+    /// it from version `since` on.
     ///
     /// # Safety
-    /// `F` must be the `extern "C"` function pointer type of each of `symbols`.
-    pub(super) const unsafe fn new(
+    /// `F` must be the `extern "C"` function pointer type of each of them, or one that the C ABI passes in the same way.
+    pub const unsafe fn new(
         call: Call,
         symbols: &'static [&'static str],
         since: CudaVersion,
@@ -97,7 +91,7 @@ impl<F: Copy> Function<F> {
 
     /// Returns the function's address in `library`, which belongs to a driver of version `have`.
     #[inline]
-    pub(super) fn get(&self, library: &Library, have: Option<CudaVersion>) -> Result<F> {
+    pub fn get(&self, library: &Library, have: Option<CudaVersion>) -> Result<F> {
         // Relaxed: the code at the address was loaded before any thread could know the address.
         let mut address = self.address.load(Ordering::Relaxed);
         if address.is_null() {
@@ -110,9 +104,11 @@ impl<F: Copy> Function<F> {
 
     #[cold]
     fn look_up(&self, library: &Library, have: Option<CudaVersion>) -> Result<*mut c_void> {
-        let address = library
-            .find(self.symbols)
-            .ok_or_else(|| self.missing(library.name, have))?;
+        let address = match self.symbols {
+            [] => library.find(self.call.name()),
+            symbols => symbols.iter().find_map(|symbol| library.find(symbol)),
+        };
+        let address = address.ok_or_else(|| self.missing(library.name, have))?;
         self.address.store(address, Ordering::Relaxed);
         Ok(address)
     }
@@ -125,7 +121,7 @@ impl<F: Copy> Function<F> {
                 need: self.since,
             },
             _ => Error::MissingSymbol {
-                symbol: self.symbols.first().unwrap_or(&""),
+                symbol: self.symbols.first().unwrap_or(&self.call.name()),
                 library,
             },
         };
@@ -155,41 +151,47 @@ fn failed(call: Call, code: Code) -> Error {
 
 /// Defines a library's functions: a struct with one checked method for each, and a table of them.
 ///
-/// `name = Variant ["symbol", ...] since version (arguments);`. Without symbols, the call's name is the symbol.
+/// `name = Variant ["symbol", ...] since version (arguments);`, and `Variant | RtVariant` where the runtime API has the call
+/// too. Without symbols, the call's name is the symbol.
 macro_rules! functions {
-    (@symbols $call:ident) => { &[$crate::Call::$call.name()] };
-    (@symbols $call:ident $($symbol:literal),+) => { &[$($symbol),+] };
+    (@call $api:ident $call:ident) => { $crate::Call::$call };
+    (@call $api:ident $call:ident $runtime:ident) => {
+        match $api {
+            $crate::PoolApi::Driver => $crate::Call::$call,
+            $crate::PoolApi::Runtime => $crate::Call::$runtime,
+        }
+    };
     (
         $(#[$doc:meta])*
-        $api:ident;
-        $($name:ident = $call:ident $([$($symbol:literal),+])? since $since:literal
+        $table:ident;
+        $($name:ident = $call:ident $(| $runtime:ident)? $([$($symbol:literal),+])? since $since:literal
             ($($arg:ident: $ty:ty),* $(,)?);)*
     ) => {
         $(#[$doc])*
-        pub(super) struct $api {
+        pub(super) struct $table {
             library: $crate::cuda::library::Library,
             version: Option<$crate::CudaVersion>,
             $($name: $crate::cuda::library::Function<
                 unsafe extern "C" fn($($ty),*) -> i32>,)*
         }
 
-        impl $api {
-            pub(super) fn new(library: $crate::cuda::library::Library) -> Self {
-                use $crate::cuda::library::Function;
+        impl $table {
+            pub(super) fn new(
+                library: $crate::cuda::library::Library,
+                _api: $crate::PoolApi,
+                version: Option<$crate::CudaVersion>,
+            ) -> Self {
                 Self {
                     library,
-                    version: None,
-                    $(
-                        // SAFETY: the type is that of CUDA's headers for these symbols.
-                        $name: unsafe {
-                            const SYMBOLS: &[&str] = functions!(@symbols $call $($($symbol),+)?);
-                            Function::new(
-                                $crate::Call::$call,
-                                SYMBOLS,
-                                $crate::CudaVersion($since),
-                            )
-                        },
-                    )*
+                    version,
+                    // SAFETY: the type is that of CUDA's headers for these symbols, or is passed alike.
+                    $($name: unsafe {
+                        $crate::cuda::library::Function::new(
+                            functions!(@call _api $call $($runtime)?),
+                            &[$($($symbol),+)?],
+                            $crate::CudaVersion($since),
+                        )
+                    },)*
                 }
             }
 
@@ -198,26 +200,23 @@ macro_rules! functions {
                 #[inline]
                 pub(super) unsafe fn $name(&self, $($arg: $ty),*) -> $crate::Result<()> {
                     let function = self.$name.get(&self.library, self.version)?;
-                    let _traced = $crate::Call::$call.traced();
+                    let _traced = self.$name.call.traced();
                     // SAFETY: the caller guarantees the arguments, as for the C function.
                     let code = unsafe { function($($arg),*) };
-                    $crate::cuda::library::check($crate::Call::$call, code)
+                    $crate::cuda::library::check(self.$name.call, code)
                 }
             )*
 
             /// The functions' names in the library, and the CUDA versions that first had them.
             #[cfg(test)]
-            pub(super) const TABLE: &'static [(
-                $crate::Call,
-                &'static [&'static str],
-                i32,
-            )] = &[$(($crate::Call::$call, functions!(@symbols $call $($($symbol),+)?), $since),)*];
+            pub(super) const TABLE: &'static [($crate::Call, &'static [&'static str], i32)] =
+                &[$(($crate::Call::$call, &[$($($symbol),+)?], $since),)*];
         }
 
-        impl std::fmt::Debug for $api {
+        impl std::fmt::Debug for $table {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.debug_struct(stringify!($api))
-                    .field("library", &self.library.name())
+                f.debug_struct(stringify!($table))
+                    .field("library", &self.library.name)
                     .field("version", &self.version)
                     .finish()
             }
@@ -226,6 +225,36 @@ macro_rules! functions {
 }
 
 pub(super) use functions;
+
+/// Defines methods that return the results of one call of `this.api`:
+/// `[kind] method(arguments) -> result { let …; @place(…) function(values) => result expression }`.
+///
+/// The place is a method of the API's state, which runs the call in the context that it needs. The values are safe
+/// expressions: the macro evaluates them in the `unsafe` block of the call.
+macro_rules! methods {
+    (|$this:ident| $(
+        [$($kind:tt)+] $method:ident($($arg:ident: $ty:ty),*) -> $out:ty {
+            $(let $var:pat = $init:expr;)*
+            @$place:ident($($at:expr)?) $function:ident($($value:expr),*) => $result:expr
+        }
+    )*) => {$(
+        $($kind)+ $method(&self, $($arg: $ty),*) -> $crate::Result<$out> {
+            let $this = self;
+            $(let $var = $init;)*
+            // SAFETY: pointers are to live values of the types in CUDA's headers. The call fills or reads them
+            // before it returns and does not keep them. Lengths and counts are those of the values they go with.
+            // A `void` pointer leads to a value at least as wide as the attribute or handle type. Texts end with
+            // a NUL. Flags are 0 or CUDA's own. The driver checks numbers and handles, and looks addresses up
+            // without following them. The caller guarantees, by the contract of `Backend` and `PoolCalls`, that
+            // handles are live, that work is in bounds, and that nothing uses memory that a call removes. The
+            // caller of a launch also guarantees the number and widths of its arguments.
+            $this.$place($($at,)? || unsafe { $this.api.$function($($value),*) })?;
+            Ok($result)
+        }
+    )*};
+}
+
+pub(super) use methods;
 
 #[cfg(test)]
 mod tests {

@@ -7,13 +7,10 @@ use std::ffi::{c_char, c_void};
 
 use super::abi::{
     IpcEventBytes, MemAccessDesc, MemAllocationProp, MemLocation, MemPoolProps, MemcpyAttributes,
-    Opaque64,
+    Opaque, Opaque64,
 };
 use super::library::functions;
-
-/// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`, `CUmemoryPool`: pointers to the driver's own
-/// objects, never dereferenced here.
-pub(super) type Opaque = *mut c_void;
+use crate::{CudaVersion, PoolApi, Result};
 
 functions! {
     /// libcuda.
@@ -88,32 +85,6 @@ functions! {
         (device_ptr: *mut u64, ptr: *mut c_void, flags: u32);
     mem_alloc_managed = MemAllocManaged since 6000 (ptr: *mut u64, size: usize, flags: u32);
 
-    pool_create = MemPoolCreate since 11020 (pool: *mut Opaque, props: *const MemPoolProps);
-    pool_destroy = MemPoolDestroy since 11020 (pool: Opaque);
-    pool_set_attribute = MemPoolSetAttribute since 11020
-        (pool: Opaque, attribute: i32, value: *mut c_void);
-    pool_get_attribute = MemPoolGetAttribute since 11020
-        (pool: Opaque, attribute: i32, value: *mut c_void);
-    pool_trim_to = MemPoolTrimTo since 11020 (pool: Opaque, keep: usize);
-    pool_set_access = MemPoolSetAccess since 11020
-        (pool: Opaque, desc: *const MemAccessDesc, count: usize);
-    pool_get_access = MemPoolGetAccess since 11020
-        (flags: *mut u32, pool: Opaque, location: *mut MemLocation);
-    pool_export = MemPoolExportToShareableHandle since 11020
-        (shareable: *mut c_void, pool: Opaque, kind: u32, flags: u64);
-    pool_import = MemPoolImportFromShareableHandle since 11020
-        (pool: *mut Opaque, shareable: *mut c_void, kind: u32, flags: u64);
-    pool_export_pointer = MemPoolExportPointer since 11020 (data: *mut Opaque64, ptr: u64);
-    pool_import_pointer = MemPoolImportPointer since 11020
-        (ptr: *mut u64, pool: Opaque, data: *mut Opaque64);
-    alloc_from_pool_async = MemAllocFromPoolAsync since 11020
-        (ptr: *mut u64, size: usize, pool: Opaque, stream: Opaque);
-    alloc_async = MemAllocAsync since 11020 (ptr: *mut u64, size: usize, stream: Opaque);
-    free_async = MemFreeAsync since 11020 (ptr: u64, stream: Opaque);
-    device_get_default_pool = DeviceGetDefaultMemPool since 11020 (pool: *mut Opaque, device: i32);
-    device_get_pool = DeviceGetMemPool since 11020 (pool: *mut Opaque, device: i32);
-    device_set_pool = DeviceSetMemPool since 11020 (device: i32, pool: Opaque);
-
     stream_create = StreamCreate since 2000 (stream: *mut Opaque, flags: u32);
     stream_destroy = StreamDestroy ["cuStreamDestroy_v2"] since 4000 (stream: Opaque);
     stream_synchronize = StreamSynchronize since 2000 (stream: Opaque);
@@ -150,31 +121,90 @@ functions! {
          extra: *mut *mut c_void);
 }
 
+functions! {
+    /// The pool calls, of libcuda or of libcudart, whose structs, flags and attribute numbers are the same.
+    ///
+    /// The types are libcuda's. Where it has a 64-bit address, libcudart has a pointer, and where an export or import has 64 bits
+    /// of flags, it has 32: on the platforms that CUDA supports these are passed in the same register.
+    PoolFunctions;
+
+    pool_create = MemPoolCreate | RtMemPoolCreate since 11020
+        (pool: *mut Opaque, props: *const MemPoolProps);
+    pool_destroy = MemPoolDestroy | RtMemPoolDestroy since 11020 (pool: Opaque);
+    pool_set_attribute = MemPoolSetAttribute | RtMemPoolSetAttribute since 11020
+        (pool: Opaque, attribute: i32, value: *mut c_void);
+    pool_get_attribute = MemPoolGetAttribute | RtMemPoolGetAttribute since 11020
+        (pool: Opaque, attribute: i32, value: *mut c_void);
+    pool_trim_to = MemPoolTrimTo | RtMemPoolTrimTo since 11020 (pool: Opaque, keep: usize);
+    pool_set_access = MemPoolSetAccess | RtMemPoolSetAccess since 11020
+        (pool: Opaque, desc: *const MemAccessDesc, count: usize);
+    pool_get_access = MemPoolGetAccess | RtMemPoolGetAccess since 11020
+        (flags: *mut u32, pool: Opaque, location: *mut MemLocation);
+    pool_export = MemPoolExportToShareableHandle | RtMemPoolExportToShareableHandle since 11020
+        (shareable: *mut c_void, pool: Opaque, kind: u32, flags: u64);
+    pool_import = MemPoolImportFromShareableHandle | RtMemPoolImportFromShareableHandle since 11020
+        (pool: *mut Opaque, shareable: *mut c_void, kind: u32, flags: u64);
+    pool_export_pointer = MemPoolExportPointer | RtMemPoolExportPointer since 11020
+        (data: *mut Opaque64, ptr: u64);
+    pool_import_pointer = MemPoolImportPointer | RtMemPoolImportPointer since 11020
+        (ptr: *mut u64, pool: Opaque, data: *mut Opaque64);
+    alloc_from_pool_async = MemAllocFromPoolAsync | RtMallocFromPoolAsync since 11020
+        (ptr: *mut u64, size: usize, pool: Opaque, stream: Opaque);
+    alloc_async = MemAllocAsync | RtMallocAsync since 11020
+        (ptr: *mut u64, size: usize, stream: Opaque);
+    free_async = MemFreeAsync | RtFreeAsync since 11020 (ptr: u64, stream: Opaque);
+    device_get_default_pool = DeviceGetDefaultMemPool | RtDeviceGetDefaultMemPool since 11020
+        (pool: *mut Opaque, device: i32);
+    device_get_pool = DeviceGetMemPool | RtDeviceGetMemPool since 11020
+        (pool: *mut Opaque, device: i32);
+    device_set_pool = DeviceSetMemPool | RtDeviceSetMemPool since 11020 (device: i32, pool: Opaque);
+    // Of libcudart alone.
+    get_last_error = RtGetLastError since 2020 ();
+    runtime_get_version = RtRuntimeGetVersion since 2020 (version: *mut i32);
+}
+
+impl PoolFunctions {
+    /// Reads the version of libcudart.
+    pub(super) fn learn_version(&mut self) -> Result<CudaVersion> {
+        let mut version = 0;
+        // SAFETY: `version` is a live integer.
+        unsafe { self.runtime_get_version(&mut version)? };
+        Ok(*self.version.insert(CudaVersion(version)))
+    }
+
+    /// Returns libcudart's version; the oldest driver's if it was not read.
+    pub(super) fn version(&self) -> CudaVersion {
+        self.version.unwrap_or(CudaVersion::OLDEST)
+    }
+}
+
 impl DriverApi {
+    /// Returns the pool calls of libcuda.
+    pub(super) fn pools(&self) -> PoolFunctions {
+        PoolFunctions::new(self.library, PoolApi::Driver, self.version)
+    }
+
     /// Reads the driver's version, which decides whether a missing function is expected.
-    pub(super) fn learn_version(&mut self) -> crate::Result<crate::CudaVersion> {
+    pub(super) fn learn_version(&mut self) -> Result<CudaVersion> {
         let mut version = 0;
         // SAFETY: `version` is a live integer.
         unsafe { self.driver_get_version(&mut version)? };
-        let version = crate::CudaVersion(version);
-        self.version = Some(version);
-        Ok(version)
+        Ok(*self.version.insert(CudaVersion(version)))
     }
 
     /// Returns the driver's version; the oldest until it is known.
-    pub(super) fn version(&self) -> crate::CudaVersion {
-        self.version.unwrap_or(crate::CudaVersion::OLDEST)
+    pub(super) fn version(&self) -> CudaVersion {
+        self.version.unwrap_or(CudaVersion::OLDEST)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::CudaVersion;
 
     #[test]
     fn every_driver_that_is_accepted_has_every_function_but_one() {
-        for (call, _, since) in DriverApi::TABLE {
+        for (call, _, since) in DriverApi::TABLE.iter().chain(PoolFunctions::TABLE) {
             // Its callers have another way.
             if *call == crate::Call::MemcpyBatchAsync {
                 continue;
