@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use super::attributes::*;
+use super::handles::*;
 use super::types::*;
 use super::{Call, CaptureMode, Code};
 use crate::{Error, Result};

@@ -1,11 +1,13 @@
-//! The driver in use: CUDA's, or a simulated one.
+//! The driver in use: CUDA's, or a simulated one. [`Relaxed`] leaves captures of streams into CUDA graphs undisturbed.
 
+use std::cell::Cell;
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 use crate::fork::Generation;
-use crate::{Backend, Error, PoolApi, PoolCalls, Result, cuda};
+use crate::{Backend, CaptureMode, Error, PoolApi, PoolCalls, Result, cuda};
 
 /// A driver: CUDA's, or a simulated one. Cheap to clone; clones are the same driver.
 ///
@@ -126,5 +128,95 @@ impl Deref for Driver {
 impl fmt::Debug for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Driver({})", self.name())
+    }
+}
+
+thread_local! {
+    /// The driver whose mode a value of this thread has relaxed, by its address; `None` if none has.
+    static RELAXED: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// Sets the calling thread's capture mode to [`CaptureMode::RELAXED`] until dropped, on that thread.
+///
+/// ```compile_fail
+/// fn sent<T: Send>() {}
+/// sent::<egmem_driver::Relaxed<'static>>();
+/// ```
+///
+/// Querying an event is one of the calls that a capture forbids: in the default mode it fails while any
+/// thread of the process captures in that mode, and invalidates that capture. A library that queries its own
+/// events must not spoil a graph that it knows nothing of.
+///
+/// Source: `cuThreadExchangeStreamCaptureMode`.
+pub struct Relaxed<'a> {
+    driver: &'a Driver,
+    /// `None`: the mode was not changed.
+    before: Option<CaptureMode>,
+    /// [`RELAXED`] before.
+    outer: Option<usize>,
+    /// Stays on its thread.
+    _not_send: PhantomData<*const ()>,
+}
+
+impl<'a> Relaxed<'a> {
+    /// Sets the mode. Inside the life of another value for the driver this costs no call.
+    pub fn new(driver: &'a Driver) -> Self {
+        let (own, outer) = (Some(driver.address()), RELAXED.get());
+        let mut before = None;
+        if outer != own {
+            // A driver without this call cannot capture either, or the later calls return an error.
+            match driver.thread_exchange_capture_mode(CaptureMode::RELAXED) {
+                Ok(mode) => before = Some(mode),
+                Err(error) => {
+                    tracing::debug!(%error, "the capture mode cannot be relaxed: a capture may fail");
+                }
+            }
+        }
+        if before.is_some() {
+            RELAXED.set(own);
+        }
+        Self {
+            driver,
+            before,
+            outer,
+            _not_send: PhantomData,
+        }
+    }
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        let Some(before) = self.before else { return };
+        RELAXED.set(self.outer);
+        if before == CaptureMode::RELAXED {
+            return;
+        }
+        if let Err(error) = self.driver.thread_exchange_capture_mode(before) {
+            tracing::warn!(%error, "this thread's capture mode stays relaxed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Machine;
+    use crate::{Call, Code};
+
+    #[test]
+    fn the_thread_has_its_mode_back_afterwards() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let swap = |mode| driver.thread_exchange_capture_mode(mode).unwrap();
+        assert_eq!(swap(CaptureMode::THREAD_LOCAL), CaptureMode::GLOBAL);
+        {
+            let _outer = Relaxed::new(&driver);
+            let _inner = Relaxed::new(&driver);
+            assert_eq!(swap(CaptureMode::RELAXED), CaptureMode::RELAXED);
+        }
+        assert_eq!(swap(CaptureMode::THREAD_LOCAL), CaptureMode::THREAD_LOCAL);
+        let sim = driver.sim().unwrap();
+        sim.fail(Call::ThreadExchangeStreamCaptureMode, 1, Code::UNKNOWN);
+        drop(Relaxed::new(&driver));
+        assert_eq!(swap(CaptureMode::GLOBAL), CaptureMode::THREAD_LOCAL);
     }
 }

@@ -27,24 +27,92 @@
 //! Programs depend on the crate `egmem`, which re-exports the items that they need.
 #![deny(missing_docs)]
 
-#[macro_use]
-mod macros;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Implements `Display` for an enum by a text for each variant.
+#[macro_export]
+macro_rules! display_texts {
+    ($type:ty { $($variant:pat => $text:expr,)* }) => {
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(match self {
+                    $($variant => $text,)*
+                })
+            }
+        }
+    };
+}
+
+/// Returns an error from the calling function for the first condition that holds:
+/// `refuse! { error; condition => "format", values; … }`, where `error` makes an error of a text.
+#[macro_export]
+macro_rules! refuse {
+    ($error:expr; $($condition:expr => $why:literal $(, $value:expr)*;)*) => {{
+        let error = $error;
+        $(if $condition {
+            return Err(error(format_args!($why $(, $value)*).to_string()));
+        })*
+    }};
+}
+
+/// Defines the setters of options that are built by value: `name(value: Type) => field = expression;`.
+#[macro_export]
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident($($value:ident: $type:ty)?) => $($field:ident).+ = $new:expr;)*) => {$(
+        $(#[$doc])*
+        pub const fn $name(mut self $(, $value: $type)?) -> Self {
+            self.$($field).+ = $new;
+            self
+        }
+    )*};
+}
+
+/// Defines an error's messages, for a `Display` that escapes them, and its remedies: `pattern => (message), remedy;`.
+#[macro_export]
+macro_rules! error_texts {
+    ($error:ty { $($pattern:pat => ($($message:tt)+), $remedy:expr;)* }) => {
+        impl $error {
+            fn describe(&self, f: &mut $crate::text::Escaping<'_, '_>) -> std::fmt::Result {
+                match self {
+                    $($pattern => std::fmt::Write::write_fmt(f, format_args!($($message)+)),)*
+                }
+            }
+
+            /// Returns what to do about it, in a sentence; nothing where the text says it.
+            #[allow(unused_variables)] // most are in the message alone; `_field`: in the remedy alone
+            pub fn remedy(&self) -> &'static str {
+                match self {
+                    $($pattern => $remedy,)*
+                }
+            }
+        }
+    };
+}
+
+/// Defines what to do about each cause of an error.
+#[macro_export]
+macro_rules! remedies {
+    ($cause:ty { $($variant:pat => $remedy:expr,)* }) => {
+        impl $cause {
+            pub(super) const fn remedy(self) -> &'static str {
+                match self {
+                    $($variant => $remedy,)*
+                }
+            }
+        }
+    };
+}
 
 mod attributes;
 #[macro_use]
 mod backend;
-mod bytes;
 mod call;
-mod capture;
-mod code;
 mod cuda;
 mod driver;
 pub mod error;
 pub mod fork;
-#[cfg(feature = "interop")]
-mod interop;
+mod handles;
 pub mod kernels;
-mod lock;
 pub mod numbers;
 #[cfg(feature = "simulator")]
 pub mod sim;
@@ -55,13 +123,16 @@ pub mod versions;
 
 pub use attributes::*;
 pub use backend::{Backend, PoolCalls, SimulatedHost, SimulatedNode};
-pub use call::Call;
-pub use capture::Relaxed;
-pub use code::Code;
-pub use driver::{Driver, WeakDriver};
-pub use error::{DriverError, Error, Explain, Explained, Language, NoRoom, Result};
-pub use lock::lock;
+pub use call::{Call, Code, DriverError};
+pub use driver::{Driver, Relaxed, WeakDriver};
+pub use error::{Error, Explain, Explained, Language, NoRoom, Result};
+pub use handles::*;
 pub use numbers::random;
 #[cfg(feature = "simulator")]
 pub use sim::Machine;
 pub use types::*;
+
+/// Locks data that is valid even after a panic: an entry is complete or absent.
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

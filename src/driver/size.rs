@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::bytes::Bytes;
+pub use crate::text::Bytes;
 use crate::{Error, Result};
 
 /// The unit in which the driver creates and maps physical memory, in bytes: a power of two.

@@ -1,13 +1,9 @@
-//! The types of the driver trait: locations, access, handle types, properties and handles.
-
-mod exported;
+//! The types of the driver trait: locations, access, handle types, and properties.
 
 use std::fmt;
 use std::ops::{BitOr, BitOrAssign};
 
 use serde::{Deserialize, Serialize};
-
-pub use exported::{FabricHandle, IpcEventHandle, PoolPtrExport, ShareableHandle};
 
 /// Where memory lies, or where accesses come from. Source: `CUmemLocation`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -249,84 +245,6 @@ pub struct PoolProps {
     pub handle_types: HandleTypes,
     /// The most bytes the pool may hold; 0: the driver's own limit. Ignored by drivers before 12.2.
     pub max_size: u64,
-}
-
-macro_rules! handles {
-    ($($(#[$doc:meta])* $name:ident,)*) => {$(
-        $(#[$doc])*
-        ///
-        /// A plain number from the driver: it owns nothing. Using it is unsafe, because it may no longer
-        /// refer to anything.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[repr(transparent)]
-        pub struct $name(pub u64);
-    )*};
-}
-
-handles! {
-    /// Physical memory: `CUmemGenericAllocationHandle`.
-    PhysicalHandle,
-    /// A memory pool: `CUmemoryPool` or `cudaMemPool_t`, the same object.
-    PoolHandle,
-    /// A loaded module: `CUmodule`.
-    ModuleHandle,
-    /// A kernel: `CUfunction`.
-    FunctionHandle,
-}
-
-/// A stream with the device that it belongs to: `CUstream`. A plain value: it owns nothing,
-/// and using it is unsafe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct StreamHandle {
-    /// The device's ordinal.
-    pub device: i32,
-    /// The driver's pointer; 0 is the legacy default stream.
-    pub raw: u64,
-}
-
-/// An event with the device that it belongs to: `CUevent`. A plain value: it owns nothing,
-/// and using it is unsafe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct EventHandle {
-    /// The device's ordinal.
-    pub device: i32,
-    /// The driver's pointer.
-    pub raw: u64,
-}
-
-/// An address in CUDA's unified address space: `CUdeviceptr`.
-///
-/// For host memory it is also the CPU's address.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(transparent)]
-pub struct DevicePtr(pub u64);
-
-impl DevicePtr {
-    /// Returns the address `bytes` further.
-    ///
-    /// # Panics
-    /// In debug builds, if the address would wrap.
-    #[allow(clippy::should_implement_trait)] // `+` would suggest a distance as the result.
-    pub const fn add(self, bytes: u64) -> Self {
-        Self(self.0 + bytes)
-    }
-}
-
-impl fmt::Debug for DevicePtr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DevicePtr({:#x})", self.0)
-    }
-}
-
-/// One copy of a batch, for [`Backend::memcpy_batch_async`](super::Backend::memcpy_batch_async).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemcpyDesc {
-    /// The destination.
-    pub dst: DevicePtr,
-    /// The source.
-    pub src: DevicePtr,
-    /// The number of bytes.
-    pub bytes: u64,
 }
 
 /// Blocks and threads of a kernel launch, in one dimension.

@@ -1,25 +1,20 @@
 //! The crate's error type: what failed, why, and what to do.
 
-mod damage;
-mod driver;
-mod remedy;
-mod room;
+mod heap;
 mod texts;
-mod words;
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
-pub use damage::{
-    BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes, blocks, bytes,
+pub use heap::{
+    BlockInfo, Damage, DamageKind, DamageReport, NoRoom, Seen, Site, WrongBytes, blocks, bytes,
 };
-pub use driver::DriverError;
 #[doc(hidden)]
-pub use remedy::RUN_DOCTOR;
-pub use room::NoRoom;
-pub use words::{Explain, Explained, Language};
+pub use texts::RUN_DOCTOR;
+pub use texts::{Explain, Explained, Language};
 
-use crate::{Access, CudaVersion, Location, NodeId};
+pub use crate::DriverError;
+use crate::{Access, Call, Code, CudaVersion, Location, NodeId};
 
 /// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -278,6 +273,35 @@ pub enum Error {
 }
 
 impl Error {
+    /// Creates the error of a failed driver call.
+    pub const fn driver(call: Call, code: Code) -> Self {
+        Self::Driver(DriverError { call, code })
+    }
+
+    /// Returns the failed driver call behind the error, if any.
+    pub const fn driver_error(&self) -> Option<DriverError> {
+        match self {
+            Self::Driver(source)
+            | Self::NoImexChannel { source, .. }
+            | Self::OutOfMemory { source, .. }
+            | Self::OutOfAddresses { source, .. }
+            | Self::TooManyReferences { source }
+            | Self::TooManyMappings { source, .. }
+            | Self::NoPeerAccess { source, .. }
+            | Self::ContextLost { source, .. } => Some(*source),
+            Self::PlatformUnsupported { source, .. } => *source,
+            _ => None,
+        }
+    }
+
+    /// Returns the result code behind the error, if a driver call failed.
+    pub const fn code(&self) -> Option<Code> {
+        match self.driver_error() {
+            Some(source) => Some(source.code),
+            None => None,
+        }
+    }
+
     /// Creates an error about an invalid argument.
     pub fn invalid(what: &'static str, why: impl Into<String>) -> Self {
         Self::InvalidArgument {

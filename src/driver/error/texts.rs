@@ -1,14 +1,13 @@
-//! The message and the remedy of each error.
+//! The message and the remedy of each error, and how people read them.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::io::ErrorKind;
 
-use super::remedy::{DESTROYED, of_code, of_system};
-use super::room::asked;
-use super::words::list;
-use super::{DriverError, Error};
-use crate::size::Bytes;
-use crate::text::Escaping;
-use crate::{Access, Code};
+use super::Error;
+use super::heap::asked;
+use crate::text::{Bytes, Escaping};
+use crate::{Access, Code, DriverError, NodeId};
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -119,3 +118,218 @@ error_texts! { Error {
         ("this process has no {} of contiguous addresses left", Bytes(*requested)),
         "reserve fewer (a heap reserves addresses for its whole limit), or free other memory";
 } }
+
+fn of_system(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::NotFound => "check the path: it, or a folder above it, does not exist",
+        ErrorKind::PermissionDenied => "check the owner and mode, or run as a user with permission",
+        ErrorKind::AddrInUse => {
+            "choose another address, or end the program that listens there (ss -ltnp and ss -lxp show it)"
+        }
+        ErrorKind::AddrNotAvailable => "choose an address of this machine (ip address lists them)",
+        ErrorKind::AlreadyExists => "remove it, or choose another path",
+        ErrorKind::IsADirectory => "name a file, not a folder",
+        ErrorKind::NotADirectory => "check the path: a part before its end is a file",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            "free space on that file system, or choose another"
+        }
+        ErrorKind::ReadOnlyFilesystem => "choose a path on a file system that can be written",
+        ErrorKind::OutOfMemory => "free memory of this machine",
+        ErrorKind::InvalidData => "check the file: its content is invalid",
+        _ => "check that it exists, its owner and mode, and this process's limits (ulimit -a)",
+    }
+}
+
+/// The remedy for codes without a better one. A report of the doctor has another.
+#[doc(hidden)]
+pub const RUN_DOCTOR: &str = "run `egmem doctor` to see what works on this machine";
+
+const DESTROYED: &str = "restart the process, and let nothing in it reset the GPU: cudaDeviceReset, \
+    cuDevicePrimaryCtxReset, and the teardown of a library that calls one of them, destroy the context that all libraries \
+    of the process share";
+
+fn of_code(code: Code) -> &'static str {
+    match code {
+        Code::NO_DEVICE => "check nvidia-smi and CUDA_VISIBLE_DEVICES",
+        Code::STUB_LIBRARY => "remove the CUDA toolkit's stubs folder from LD_LIBRARY_PATH",
+        Code::SYSTEM_DRIVER_MISMATCH => {
+            "load the libcuda of the kernel module's version: in a container remove the folder of its cuda-compat \
+             library from LD_LIBRARY_PATH and /etc/ld.so.conf.d; after an update of the driver reboot, or reload the \
+             kernel module (`egmem doctor` shows both versions)"
+        }
+        Code::COMPAT_NOT_SUPPORTED_ON_DEVICE => {
+            "remove the folder of the cuda-compat library from LD_LIBRARY_PATH and /etc/ld.so.conf.d: this GPU does not \
+             support it (`egmem doctor` shows which libcuda is loaded)"
+        }
+        Code::DEVICE_UNAVAILABLE => {
+            "end the process that has the GPU for itself, or set its compute mode to DEFAULT (nvidia-smi -c DEFAULT); \
+             with MIG on, create an instance"
+        }
+        Code::OPERATING_SYSTEM => {
+            "check the owner and mode of /dev/nvidia*, the container's device nodes, its filter of system calls, and \
+             this process's limits (ulimit -a)"
+        }
+        Code::UNKNOWN => {
+            "look for NVRM and Xid in the kernel's log (dmesg), and check that /dev/nvidia-uvm exists here; after a \
+             suspend reload the module nvidia_uvm"
+        }
+        Code::SYSTEM_NOT_READY => "start nvidia-fabricmanager (or nvidia-imex) and try again",
+        Code::NOT_PERMITTED => {
+            "check the IMEX channel, the container's device nodes and its capabilities"
+        }
+        Code::INVALID_CONTEXT | Code::CONTEXT_IS_DESTROYED => DESTROYED,
+        Code::OUT_OF_MEMORY => "ask for less, or free memory",
+        Code::INVALID_VALUE | Code::INVALID_DEVICE | Code::INVALID_HANDLE => {
+            "check the arguments of the call: node, GPU, size and handle (`egmem topo` lists nodes and GPUs)"
+        }
+        _ => RUN_DOCTOR,
+    }
+}
+
+fn list(nodes: &[NodeId]) -> String {
+    nodes
+        .iter()
+        .map(NodeId::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// An error of any of egmem's crates, which says what to do about it: for [`Explained`].
+pub trait Explain: fmt::Display {
+    /// Returns what to do about the error, in a sentence; nothing where the error's text says it.
+    fn remedy(&self) -> &'static str;
+
+    /// Returns the failed driver call behind the error, unless the error's text has it.
+    fn untold_call(&self) -> Option<DriverError>;
+}
+
+impl Explain for Error {
+    fn remedy(&self) -> &'static str {
+        self.remedy()
+    }
+
+    fn untold_call(&self) -> Option<DriverError> {
+        match self {
+            Self::Driver(_) | Self::ContextLost { .. } => None,
+            other => other.driver_error(),
+        }
+    }
+}
+
+/// An error with its remedy, for display: `{error}; {remedy}`, or `{error}` without a remedy.
+#[derive(Debug)]
+pub struct Explained<'a, E: ?Sized = Error>(pub &'a E);
+
+impl<E: Explain + ?Sized> Explained<'_, E> {
+    /// Returns the text without the remedy: the error's, and the failed driver call behind it.
+    pub fn message(&self) -> String {
+        match self.0.untold_call() {
+            Some(source) => format!("{} ({source})", self.0),
+            None => self.0.to_string(),
+        }
+    }
+
+    /// Returns the remedy with the names that a language has.
+    pub fn remedy_in(&self, language: Language) -> Cow<'static, str> {
+        language.adapt(self.0.remedy())
+    }
+
+    /// Returns the text with the remedy, for a command line: `{error}; what to do: {remedy}`.
+    pub fn advice(&self) -> String {
+        self.joined("; what to do: ")
+    }
+
+    fn joined(&self, between: &str) -> String {
+        let mut text = self.message();
+        if !self.0.remedy().is_empty() {
+            text = text + between + self.0.remedy();
+        }
+        text
+    }
+}
+
+impl<E: Explain + ?Sized> fmt::Display for Explained<'_, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.joined("; "))
+    }
+}
+
+/// A language besides Rust whose programs read errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Language {
+    /// Python.
+    Python,
+    /// C and C++.
+    C,
+}
+
+/// What remedies call a thing: in Rust and on the command line, in Python, in C. A text that does as well in all of them needs no
+/// row: "a larger limit".
+const NAMES: &[[&str; 3]] = &[
+    [
+        "`Driver::simulated`, `--sim`",
+        "`egmem.simulated(\"gh200\")`",
+        "`egm_driver_simulated`",
+    ],
+    [
+        "`overcommit(true)`",
+        "`overcommit=True`",
+        "`EGM_OVERCOMMIT`",
+    ],
+    [
+        ", or later with `set_access`",
+        ": `access_by`, or `host` for the CPU",
+        ", or later with `egm_buffer_set_access`",
+    ],
+    [
+        "`--server-user` and `share::Peers`",
+        "`server_users`",
+        "`server_user`",
+    ],
+    [
+        "`--expect-peer`, `Tls::expect_peer`",
+        "`expect_peer`",
+        "`expect_peer`",
+    ],
+    // Python connects to other machines with TLS alone.
+    [
+        ", or allow plain TCP, which anyone on the network path can read: `--plain-anywhere`, `plain_anywhere = true` of \
+         `egmem serve`, `Security::PlainAnywhere`",
+        ": `ca`, `cert` and `key`",
+        ", or allow plain TCP, which anyone on the network path can read: `EGM_PLAIN_ANYWHERE`",
+    ],
+    ["`--read-only`", "`mode=\"r\"`", "`EGM_READ_ONLY`"],
+    ["`CopyMethod::Auto`", "`method=\"auto\"`", "`auto`"],
+];
+
+impl Language {
+    /// Returns a remedy with the names that this language has.
+    pub fn adapt(self, remedy: &str) -> Cow<'_, str> {
+        let mut adapted = Cow::Borrowed(remedy);
+        for [rust, python, c] in NAMES {
+            if adapted.contains(rust) {
+                let name = match self {
+                    Self::Python => python,
+                    Self::C => c,
+                };
+                adapted = Cow::Owned(adapted.replace(rust, name));
+            }
+        }
+        adapted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_differ_are_replaced() {
+        let remedy = "choose another node, or allow it with `overcommit(true)`";
+        let python = "choose another node, or allow it with `overcommit=True`";
+        assert_eq!(Language::Python.adapt(remedy), python);
+        assert!(Language::C.adapt(remedy).ends_with("`EGM_OVERCOMMIT`"));
+        assert!(matches!(Language::C.adapt("free blocks"), Cow::Borrowed(_)));
+    }
+}

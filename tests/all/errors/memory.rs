@@ -247,7 +247,7 @@ fn of_memory() -> Vec<Error> {
         NoRoom::Share { most: 1 << 20 },
         NoRoom::SoftLimit { bytes: 32 << 20 },
     ];
-    expect_all("driver/error/room.rs", "NoRoom", &rooms);
+    expect_all("driver/error/heap.rs", "NoRoom", &rooms);
     errors.extend(rooms.map(full));
     errors
 }

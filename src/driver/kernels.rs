@@ -1,13 +1,13 @@
 //! The crate's own GPU kernels: their names, arguments and the pattern they check and write.
 //!
-//! The source is `proof.cu`, compiled to `proof.ptx`; the simulator runs the same in Rust. Every
+//! The source is `kernels/proof.cu`, compiled to `kernels/proof.ptx`; the simulator runs the same in Rust. Every
 //! argument is 64 bits wide; pointers are 8-byte aligned; counts are in 64-bit words.
 
 use std::ffi::CStr;
 
 /// The kernels as PTX, which the driver compiles for its GPU.
 pub const PTX: &CStr =
-    match CStr::from_bytes_with_nul(concat!(include_str!("proof.ptx"), "\0").as_bytes()) {
+    match CStr::from_bytes_with_nul(concat!(include_str!("kernels/proof.ptx"), "\0").as_bytes()) {
         Ok(ptx) => ptx,
         Err(_) => panic!("proof.ptx holds a NUL"),
     };
