@@ -10,11 +10,10 @@ use egmem::memory::CpuView;
 use egmem::share::ImportedBuffer;
 use egmem::{Buffer, Error, Memory, PoolBuffer};
 
-use crate::call::{ask, call};
-use crate::call_site::call_that_allocates;
+use crate::args::{backing, read_backing, read_handle_types};
+use crate::call::{ask, call, make, noted, on, on_mut};
 use crate::failure::{Failure, Outcome};
 use crate::options::{check_flags, read, read_grants};
-use crate::types::{give_backing, read_backing, read_handle_types};
 use crate::{
     EGM_OVERCOMMIT, EGM_ROOM_FOR_PROBES, EGM_SHAREABLE, args, egm_buffer_options, egm_driver,
     egm_grant, egm_location, egm_status, egm_stream,
@@ -24,6 +23,26 @@ use crate::{
 /// server, or from a pool. Any thread may use it, several at a time, except where a function says otherwise.
 pub struct egm_buffer {
     pub(crate) memory: Kind,
+}
+
+impl egm_buffer {
+    pub(crate) fn own(buffer: Buffer) -> Self {
+        let memory = Kind::Own(Arc::new(buffer));
+        Self { memory }
+    }
+
+    /// Returns the memory of a buffer that was allocated here.
+    pub(crate) fn own_memory(&self) -> Outcome<&Arc<Buffer>> {
+        match &self.memory {
+            Kind::Own(buffer) => Ok(buffer),
+            _ => Err(not_own()),
+        }
+    }
+}
+
+fn not_own() -> Failure {
+    let why = "it was not allocated by egm_buffer_create or egm_buffer_near";
+    Failure::invalid("buffer", why)
 }
 
 /// Where a buffer comes from.
@@ -88,16 +107,10 @@ pub unsafe extern "C" fn egm_buffer_create(
     options: *const egm_buffer_options,
     out: *mut *mut egm_buffer,
 ) -> egm_status {
-    call_that_allocates(|| {
-        // SAFETY: the caller's promise.
-        let (driver, options) = unsafe { (args::object(driver, "driver")?, read(options)?) };
-        let out = args::out(out, "out")?;
-        // SAFETY: the caller's promise.
-        let buffer = unsafe { allocate(driver, &options)? };
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, buffer) };
-        Ok(())
-    })
+    // SAFETY: the caller's promise.
+    let create = |driver: &egm_driver| unsafe { allocate(driver, &read(options)?) };
+    // SAFETY: the caller's promise.
+    noted(|| unsafe { make(driver, "driver", out, create) })
 }
 
 /// # Safety
@@ -135,8 +148,7 @@ unsafe fn allocate(driver: &egm_driver, options: &egm_buffer_options) -> Outcome
     if let Some(label) = unsafe { args::optional_text(options.label, "label")? } {
         build = build.label(label);
     }
-    let memory = Kind::Own(Arc::new(build.allocate(&driver.driver)?));
-    Ok(egm_buffer { memory })
+    Ok(egm_buffer::own(build.allocate(&driver.driver)?))
 }
 
 /// Allocates `bytes` on the host node of a GPU, for the CPU and every GPU.
@@ -152,15 +164,9 @@ pub unsafe extern "C" fn egm_buffer_near(
     bytes: u64,
     out: *mut *mut egm_buffer,
 ) -> egm_status {
-    call_that_allocates(|| {
-        // SAFETY: the caller's promise.
-        let driver = unsafe { args::object(driver, "driver")? };
-        let out = args::out(out, "out")?;
-        let memory = Kind::Own(Arc::new(Buffer::near(&driver.driver, gpu, bytes)?));
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, egm_buffer { memory }) };
-        Ok(())
-    })
+    let near = |driver: &egm_driver| Ok(egm_buffer::own(Buffer::near(&driver.driver, gpu, bytes)?));
+    // SAFETY: the caller's promise.
+    noted(|| unsafe { make(driver, "driver", out, near) })
 }
 
 /// Returns the address: the same for every GPU and, where the CPU has access, for the CPU. It is valid until the
@@ -204,9 +210,9 @@ pub unsafe extern "C" fn egm_buffer_location(
     buffer: *const egm_buffer,
     out: *mut egm_location,
 ) -> egm_status {
-    let answer = |buffer: &egm_buffer| Ok(egm_location::of(buffer.memory.memory().location()));
+    let location = |buffer: &egm_buffer| Ok(egm_location::of(buffer.memory.memory().location()));
     // SAFETY: the caller's promise.
-    unsafe { ask(buffer, "buffer", out, answer) }
+    unsafe { ask(buffer, "buffer", out, location) }
 }
 
 /// Returns what the memory is, ::EGM_BACKING_DRIVER or ::EGM_BACKING_REGISTERED, and writes why, as text, to `reason`
@@ -222,20 +228,12 @@ pub unsafe extern "C" fn egm_buffer_backing(
     out: *mut i32,
     reason: *mut *mut c_char,
 ) -> egm_status {
-    call(|| {
+    let answer = |buffer: &egm_buffer| {
         // SAFETY: the caller's promise.
-        let buffer = unsafe { args::object(buffer, "buffer")? };
-        let out = args::out(out, "out")?;
-        let Kind::Own(own) = &buffer.memory else {
-            return Err(Failure::invalid(
-                "buffer",
-                "its memory was not allocated by egm_buffer_create()",
-            ));
-        };
-        // SAFETY: the caller's promise.
-        unsafe { give_backing(own.backing(), out, reason) };
-        Ok(())
-    })
+        Ok(unsafe { backing(buffer.own_memory()?.backing(), reason) })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { ask(buffer, "buffer", out, answer) }
 }
 
 /// Returns a location's access to the memory: one of `EGM_ACCESS_…`.
@@ -248,12 +246,9 @@ pub unsafe extern "C" fn egm_buffer_access(
     who: egm_location,
     out: *mut i32,
 ) -> egm_status {
-    let answer = |buffer: &egm_buffer| {
-        let access = buffer.memory.access(who.read()?)?.flags();
-        Ok(access as i32)
-    };
+    let access = |buffer: &egm_buffer| Ok(buffer.memory.access(who.read()?)?.flags() as i32);
     // SAFETY: the caller's promise.
-    unsafe { ask(buffer, "buffer", out, answer) }
+    unsafe { ask(buffer, "buffer", out, access) }
 }
 
 /// Changes the access of locations of this process to a buffer that was allocated here. GPU work that needs the
@@ -268,16 +263,11 @@ pub unsafe extern "C" fn egm_buffer_set_access(
     grants: *const egm_grant,
     grant_count: usize,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let buffer = unsafe { args::object_mut(buffer, "buffer")? };
+    let set = |buffer: &mut egm_buffer| {
         // SAFETY: the caller's promise.
         let grants = unsafe { read_grants(grants, grant_count)? }.unwrap_or_default();
         let Kind::Own(buffer) = &mut buffer.memory else {
-            return Err(Failure::invalid(
-                "buffer",
-                "it was not allocated by egm_buffer_create or egm_buffer_near",
-            ));
+            return Err(not_own());
         };
         let buffer = Arc::get_mut(buffer).ok_or_else(|| {
             let held = Error::StillHeld {
@@ -287,7 +277,9 @@ pub unsafe extern "C" fn egm_buffer_set_access(
             Failure::from(held).with_remedy("call it again when egm_channel_send has returned")
         })?;
         Ok(buffer.set_access(&grants)?)
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_mut(buffer, "buffer", set) }
 }
 
 /// Copies `len` bytes into the buffer with the CPU.
@@ -305,14 +297,16 @@ pub unsafe extern "C" fn egm_buffer_write(
     from: *const c_void,
     len: usize,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let buffer = unsafe { args::object(buffer, "buffer")? };
+    let write = |buffer: &egm_buffer| {
         // SAFETY: the caller's promise.
         let from = unsafe { args::values(from.cast::<u8>(), len, "from")? };
-        let view = buffer.memory.cpu_at(offset, len as u64)?;
-        Ok(view.write_at(0, from)?)
-    })
+        Ok(buffer
+            .memory
+            .cpu_at(offset, len as u64)?
+            .write_at(0, from)?)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(buffer, "buffer", write) }
 }
 
 /// Copies `len` bytes out of the buffer with the CPU.
@@ -328,9 +322,7 @@ pub unsafe extern "C" fn egm_buffer_read(
     to: *mut c_void,
     len: usize,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let buffer = unsafe { args::object(buffer, "buffer")? };
+    let read = |buffer: &egm_buffer| {
         let view = buffer.memory.cpu_at(offset, len as u64)?;
         if !to.is_null() {
             // The caller's bytes need not be initialised: a slice of them must be.
@@ -340,7 +332,9 @@ pub unsafe extern "C" fn egm_buffer_read(
         // SAFETY: the caller's promise; initialised above.
         let to = unsafe { args::values_mut(to.cast::<u8>(), len, "to")? };
         Ok(view.read_at(0, to)?)
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(buffer, "buffer", read) }
 }
 
 /// Sets `len` bytes from `offset` on to `byte` with the CPU. Fails as egm_buffer_write().
@@ -354,12 +348,12 @@ pub unsafe extern "C" fn egm_buffer_fill(
     len: u64,
     byte: u8,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let buffer = unsafe { args::object(buffer, "buffer")? };
+    let fill = |buffer: &egm_buffer| {
         let view = buffer.memory.cpu_at(offset, len)?;
         Ok(view.fill(0, len, byte)?)
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(buffer, "buffer", fill) }
 }
 
 /// Lets work that is submitted to `stream` from now on use a pool's memory.
@@ -371,13 +365,13 @@ pub unsafe extern "C" fn egm_buffer_use_on(
     buffer: *mut egm_buffer,
     stream: *const egm_stream,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let buffer = unsafe { args::object_mut(buffer, "buffer")? };
+    let use_on = |buffer: &mut egm_buffer| {
         // SAFETY: the caller's promise.
         let stream = unsafe { args::object(stream, "stream")? };
         Ok(buffer.memory.pool_memory()?.use_on(&stream.stream)?)
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_mut(buffer, "buffer", use_on) }
 }
 
 /// Destroys a pool's buffer: its memory is freed after all work submitted so far to `stream` and to every stream that

@@ -1,11 +1,16 @@
-//! The FFI boundary: every function's body runs in [`call`].
+//! The FFI boundary: every function's body runs in [`call`]. A function that allocates takes the line of the program that
+//! calls it, for the ledger: `EGMEM_PS=1` and `EGMEM_LEAKS=1` show it.
 
+use std::cell::Cell;
+use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+use egmem::ledger::{CallSite, called_from};
 
 use crate::args;
 use crate::egm_status;
-use crate::failure::{Failure, Outcome};
-use crate::last_error;
+use crate::failure::{Failure, Outcome, keep};
 
 /// Runs a function's body and returns its status. Keeps a failure for the thread, and a panic as a failure.
 ///
@@ -15,37 +20,171 @@ use crate::last_error;
 pub(crate) fn call(body: impl FnOnce() -> Outcome) -> egm_status {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => egm_status::EGM_OK,
-        Ok(Err(failure)) => last_error::set(failure),
-        Err(payload) => last_error::set(Failure::panicked(&*payload)),
+        Ok(Err(failure)) => keep(failure),
+        Err(payload) => keep(Failure::panicked(&*payload)),
     }
 }
 
-/// Runs a function that asks an object and writes the answer, on success only.
+/// Runs a function that makes something and writes it to `out`, on success only.
 ///
 /// # Safety
-/// `object` is null, or a handle of this library that is not destroyed meanwhile; `out` is null or may be written.
+/// `out` is null or may be written.
 #[inline]
-pub(crate) unsafe fn ask<T, A>(
-    object: *const T,
-    what: &'static str,
-    out: *mut A,
-    answer: impl FnOnce(&T) -> Outcome<A>,
-) -> egm_status {
+pub(crate) unsafe fn answer<A>(out: *mut A, make: impl FnOnce() -> Outcome<A>) -> egm_status {
     call(|| {
-        // SAFETY: the caller's promise.
-        let object = unsafe { args::object(object, what)? };
         let out = args::out(out, "out")?;
-        let answer = answer(object)?;
+        let answer = make()?;
         // SAFETY: the caller's promise.
         unsafe { out.write(answer) };
         Ok(())
     })
 }
 
+/// Runs a function of one object.
+///
+/// # Safety
+/// `object` is null, or a handle of this library that is not destroyed meanwhile.
+#[inline]
+pub(crate) unsafe fn on<T>(
+    object: *const T,
+    what: &'static str,
+    body: impl FnOnce(&T) -> Outcome,
+) -> egm_status {
+    // SAFETY: the caller's promise.
+    call(|| body(unsafe { args::object(object, what)? }))
+}
+
+/// As [`on`], for a function that changes the object.
+///
+/// # Safety
+/// As [`on`]; no other thread uses the handle meanwhile.
+pub(crate) unsafe fn on_mut<T>(
+    object: *mut T,
+    what: &'static str,
+    body: impl FnOnce(&mut T) -> Outcome,
+) -> egm_status {
+    // SAFETY: the caller's promise.
+    call(|| body(unsafe { args::object_mut(object, what)? }))
+}
+
+/// Runs a function that asks an object and writes the answer, on success only.
+///
+/// # Safety
+/// As [`on`] and [`answer`].
+#[inline]
+pub(crate) unsafe fn ask<T, A>(
+    object: *const T,
+    what: &'static str,
+    out: *mut A,
+    body: impl FnOnce(&T) -> Outcome<A>,
+) -> egm_status {
+    // SAFETY: the caller's promise.
+    unsafe { answer(out, || body(args::object(object, what)?)) }
+}
+
+/// Runs a function that makes an object by another one and gives it to the caller, which must destroy it.
+///
+/// # Safety
+/// As [`ask`].
+pub(crate) unsafe fn make<T, M>(
+    object: *const T,
+    what: &'static str,
+    out: *mut *mut M,
+    body: impl FnOnce(&T) -> Outcome<M>,
+) -> egm_status {
+    // SAFETY: the caller's promise.
+    unsafe { ask(object, what, out, |object| body(object).map(args::given)) }
+}
+
+/// Runs a function that takes an object back from the caller and drops it. A null pointer is left alone.
+///
+/// # Safety
+/// As [`args::take`].
+pub(crate) unsafe fn destroy<T>(handle: *mut T) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        drop(unsafe { args::take(handle) });
+        Ok(())
+    })
+}
+
+/// A line as the program gave it.
+#[derive(Clone, Copy)]
+struct Given {
+    file: *const c_char,
+    line: u32,
+    function: *const c_char,
+}
+
+const NONE: Given = Given {
+    file: ptr::null(),
+    line: 0,
+    function: ptr::null(),
+};
+
+thread_local! {
+    /// The line of the thread's next call that allocates.
+    static NEXT: Cell<Given> = const { Cell::new(NONE) };
+}
+
+/// Tells the ledger the line of the program that the thread's next call has: one of egm_buffer_create(),
+/// egm_buffer_near(), egm_heap_create(), egm_pool_alloc(), egm_channel_receive(), egm_client_fetch(),
+/// egm_group_gather(), egm_ring_create(), egm_ring_receive(). In C, the macros at the end of this header call it, and in C++ egmem.hpp does; a binding of another
+/// language calls it itself.
+/// `function` may be null. A null `file` takes the line back.
+///
+/// # Safety
+/// `file` and `function` are null or end with a zero byte, and stay valid until that call returns. Any thread may call
+/// this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_call_site(file: *const c_char, line: u32, function: *const c_char) {
+    NEXT.set(Given {
+        file,
+        line,
+        function,
+    });
+}
+
+/// Runs a call that makes entries of the ledger: they have the line that was given, or none.
+pub(crate) fn noted(call: impl FnOnce() -> egm_status) -> egm_status {
+    let given = NEXT.replace(NONE);
+    // SAFETY: the promise of the caller of `egm_call_site`.
+    let site = unsafe { copied(given.file) }.map(|file| {
+        let site = CallSite::new(file, given.line);
+        // SAFETY: as above.
+        match unsafe { copied(given.function) } {
+            Some(function) => site.function(function),
+            None => site,
+        }
+    });
+    called_from(site, call)
+}
+
+/// # Safety
+/// `text` is null or ends with a zero byte.
+unsafe fn copied(text: *const c_char) -> Option<String> {
+    // SAFETY: the caller's promise.
+    let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) });
+    text.map(|text| text.to_string_lossy().into_owned())
+}
+
+/// Frees a text that a call has given to the caller. A null pointer is left alone.
+///
+/// # Safety
+/// `text` is null, or such a text that was not freed yet. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_string_free(text: *mut c_char) -> egm_status {
+    call(|| {
+        if !text.is_null() {
+            // SAFETY: `given_text` made it, and the caller promises that this is its last use.
+            drop(unsafe { CString::from_raw(text) });
+        }
+        Ok(())
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use std::ffi::CStr;
-
     use super::*;
     use crate::{egm_last_error_message, egm_last_error_remedy};
 

@@ -3,18 +3,16 @@
 use std::ffi::{c_char, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use egmem::driver::Access;
-use egmem::share::{Channel, DEFAULT_TIMEOUT, ImportOptions, Listener, Offer, Peers, Shared};
+use egmem::share::{Channel, DEFAULT_TIMEOUT, ImportOptions, Listener, Peers, Shared};
 
-use crate::args::milliseconds;
+use crate::args::read_access;
+use crate::args::{lock, milliseconds};
 use crate::buffer::Kind;
-use crate::call::call;
-use crate::call_site::call_that_allocates;
+use crate::call::{answer, destroy, make, noted, on};
 use crate::failure::{Failure, Outcome};
-use crate::types::read_access;
 use crate::{args, egm_buffer, egm_driver, egm_event, egm_heap, egm_status};
 
 /// A Unix socket that other processes of this user connect to. Any thread may use it, several at a time.
@@ -42,14 +40,6 @@ impl egm_channel {
         })
     }
 
-    fn send(&self, shared: &Shared, access: Access) -> Outcome {
-        Ok(self.sender().send(shared, access)?)
-    }
-
-    fn receive(&self) -> Outcome<Offer> {
-        Ok(self.receiver().receive()?)
-    }
-
     /// Returns the end that sends, once the calls before have sent.
     pub(crate) fn sender(&self) -> MutexGuard<'_, Channel> {
         self.lock(&self.sender)
@@ -67,10 +57,6 @@ impl egm_channel {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Listens at a path of the file system, which only this user can open. Replaces a socket that a dead process has
 /// left.
 ///
@@ -81,15 +67,14 @@ pub unsafe extern "C" fn egm_listener_bind(
     path: *const c_char,
     out: *mut *mut egm_listener,
 ) -> egm_status {
-    call(|| {
-        let out = args::out(out, "out")?;
+    let bind = || {
         // SAFETY: the caller's promise.
         let path = unsafe { args::text(path, "path")? };
         let listener = Mutex::new(Listener::bind(path, Peers::same_user())?);
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, egm_listener { listener }) };
-        Ok(())
-    })
+        Ok(args::given(egm_listener { listener }))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { answer(out, bind) }
 }
 
 /// Waits at most `timeout_ms` milliseconds, at least 1, for a process that connects.
@@ -104,18 +89,14 @@ pub unsafe extern "C" fn egm_listener_accept(
     timeout_ms: u64,
     out: *mut *mut egm_channel,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let listener = unsafe { args::object(listener, "listener")? };
-        let out = args::out(out, "out")?;
+    let accept = |listener: &egm_listener| {
         let timeout = milliseconds(timeout_ms)?;
         let mut listener = lock(&listener.listener);
         listener.set_timeout(timeout)?;
-        let channel = egm_channel::new(listener.accept()?)?;
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, channel) };
-        Ok(())
-    })
+        egm_channel::new(listener.accept()?)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { make(listener, "listener", out, accept) }
 }
 
 /// Stops listening and removes the socket's file. A null pointer is left alone.
@@ -124,11 +105,8 @@ pub unsafe extern "C" fn egm_listener_accept(
 /// `listener` is null, or a listener that no thread uses during the call or afterwards: not destroyed yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_listener_destroy(listener: *mut egm_listener) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        drop(unsafe { args::take(listener) });
-        Ok(())
-    })
+    // SAFETY: the caller's promise.
+    unsafe { destroy(listener) }
 }
 
 /// Connects to a listener of this user.
@@ -142,15 +120,13 @@ pub unsafe extern "C" fn egm_channel_connect(
     path: *const c_char,
     out: *mut *mut egm_channel,
 ) -> egm_status {
-    call(|| {
-        let out = args::out(out, "out")?;
+    let connect = || {
         // SAFETY: the caller's promise.
         let path = unsafe { args::text(path, "path")? };
-        let channel = egm_channel::new(Channel::connect(path, Peers::same_user())?)?;
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, channel) };
-        Ok(())
-    })
+        egm_channel::new(Channel::connect(path, Peers::same_user())?).map(args::given)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { answer(out, connect) }
 }
 
 /// Makes a channel of a connected Unix stream socket: one end of socketpair(2), or an inherited one. The channel owns
@@ -161,21 +137,17 @@ pub unsafe extern "C" fn egm_channel_connect(
 /// may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_channel_from_fd(fd: i32, out: *mut *mut egm_channel) -> egm_status {
-    call(|| {
-        let out = args::out(out, "out")?;
+    let from_fd = || {
         if fd < 0 {
-            return Err(Failure::invalid(
-                "fd",
-                format!("{fd} is no file descriptor"),
-            ));
+            let why = format!("{fd} is no file descriptor");
+            return Err(Failure::invalid("fd", why));
         }
         // SAFETY: the caller gives an open file descriptor away.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        let channel = egm_channel::new(Channel::new(socket.into(), &Peers::same_user())?)?;
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, channel) };
-        Ok(())
-    })
+        egm_channel::new(Channel::new(socket.into(), &Peers::same_user())?).map(args::given)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { answer(out, from_fd) }
 }
 
 /// Sets how long each call that begins from now on may take, in milliseconds, at least 1; 30 s at first.
@@ -187,13 +159,13 @@ pub unsafe extern "C" fn egm_channel_set_timeout(
     channel: *const egm_channel,
     timeout_ms: u64,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let channel = unsafe { args::object(channel, "channel")? };
+    let set = |channel: &egm_channel| {
         milliseconds(timeout_ms)?;
         channel.timeout_ms.store(timeout_ms, Relaxed);
         Ok(())
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(channel, "channel", set) }
 }
 
 /// Shares a buffer that was allocated here and is shareable with the other process, and asks that process to keep to
@@ -209,21 +181,15 @@ pub unsafe extern "C" fn egm_channel_send(
     buffer: *const egm_buffer,
     access: i32,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let channel = unsafe { args::object(channel, "channel")? };
+    let send = |channel: &egm_channel| {
         // SAFETY: the caller's promise.
         let buffer = unsafe { args::object(buffer, "buffer")? };
         let access = read_access(access)?;
-        let Kind::Own(buffer) = &buffer.memory else {
-            return Err(Failure::invalid(
-                "buffer",
-                "it was not allocated by egm_buffer_create or egm_buffer_near",
-            ));
-        };
-        let shared = Shared::from(Arc::clone(buffer));
-        channel.send(&shared, access)
-    })
+        let shared = Shared::from(Arc::clone(buffer.own_memory()?));
+        Ok(channel.sender().send(&shared, access)?)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(channel, "channel", send) }
 }
 
 /// Shares a block of a heap that is shareable. The other process gets the block's usable bytes, but could access all
@@ -242,14 +208,14 @@ pub unsafe extern "C" fn egm_channel_send_block(
     block: *const c_void,
     access: i32,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let channel = unsafe { args::object(channel, "channel")? };
+    let send = |channel: &egm_channel| {
         // SAFETY: the caller's promise.
         let heap = unsafe { args::object(heap, "heap")? };
         let access = read_access(access)?;
-        heap.with_shared(block, |shared| channel.send(shared, access))
-    })
+        heap.with_shared(block, |shared| Ok(channel.sender().send(shared, access)?))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(channel, "channel", send) }
 }
 
 /// Waits for memory from the other process and maps it, for the CPU and every GPU that can reach it, as far as the
@@ -267,18 +233,15 @@ pub unsafe extern "C" fn egm_channel_receive(
     driver: *const egm_driver,
     out: *mut *mut egm_buffer,
 ) -> egm_status {
-    call_that_allocates(|| {
-        // SAFETY: the caller's promise.
-        let channel = unsafe { args::object(channel, "channel")? };
+    let receive = |channel: &egm_channel| {
         // SAFETY: the caller's promise.
         let driver = unsafe { args::object(driver, "driver")? };
-        let out = args::out(out, "out")?;
-        let offer = channel.receive()?;
+        let offer = channel.receiver().receive()?;
         let memory = Kind::Imported(offer.import(&driver.driver, ImportOptions::new())?);
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, egm_buffer { memory }) };
-        Ok(())
-    })
+        Ok(egm_buffer { memory })
+    };
+    // SAFETY: the caller's promise.
+    noted(|| unsafe { make(channel, "channel", out, receive) })
 }
 
 /// Lends an event, made by egm_event_create_interprocess(), to the other process, which may record it and make its streams
@@ -293,13 +256,13 @@ pub unsafe extern "C" fn egm_channel_send_event(
     channel: *const egm_channel,
     event: *const egm_event,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let channel = unsafe { args::object(channel, "channel")? };
+    let send = |channel: &egm_channel| {
         // SAFETY: the caller's promise.
         let event = unsafe { args::object(event, "event")? };
-        Ok(channel.lock(&channel.sender).send_event(&event.event)?)
-    })
+        Ok(channel.sender().send_event(&event.event)?)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(channel, "channel", send) }
 }
 
 /// Waits for an event from the other process, and opens it for the same GPU, whatever its ordinal here. The other process is
@@ -318,18 +281,15 @@ pub unsafe extern "C" fn egm_channel_receive_event(
     driver: *const egm_driver,
     out: *mut *mut egm_event,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let channel = unsafe { args::object(channel, "channel")? };
+    let receive = |channel: &egm_channel| {
         // SAFETY: the caller's promise.
         let driver = unsafe { args::object(driver, "driver")? };
-        let out = args::out(out, "out")?;
-        let mut channel = channel.receiver();
-        let event = channel.receive_event(&driver.driver)?;
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, egm_event::of(event)) };
-        Ok(())
-    })
+        Ok(egm_event::of(
+            channel.receiver().receive_event(&driver.driver)?,
+        ))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { make(channel, "channel", out, receive) }
 }
 
 /// Closes a channel. Memory that was sent or received stays. A null pointer is left alone.
@@ -338,11 +298,8 @@ pub unsafe extern "C" fn egm_channel_receive_event(
 /// `channel` is null, or a channel that no thread uses during the call or afterwards: not destroyed yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_channel_destroy(channel: *mut egm_channel) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        drop(unsafe { args::take(channel) });
-        Ok(())
-    })
+    // SAFETY: the caller's promise.
+    unsafe { destroy(channel) }
 }
 
 #[cfg(test)]

@@ -1,19 +1,24 @@
-//! Memory by name, from `egmem serve` and other servers of the exchange.
+//! Memory by name, from `egmem serve` and other servers of the exchange: fetched, created, listed, awaited and deleted.
 
 use std::ffi::c_char;
 use std::time::Duration;
 
+use egmem::driver::{Location, NodeId};
 use egmem::exchange::blocking::Client;
-use egmem::exchange::{Address, Client as Connection, Owner, Security, Tls, TlsFiles};
+use egmem::exchange::protocol::Entry;
+use egmem::exchange::{
+    Address, Client as Connection, CreateOptions, Owner, Security, Tls, TlsFiles,
+};
 use egmem::share::Peers;
 
+use crate::args::{milliseconds, write};
 use crate::buffer::Kind;
-use crate::call::call;
-use crate::call_site::call_that_allocates;
-use crate::failure::{Failure, Outcome};
-use crate::options::{check_flags, read};
+use crate::call::{ask, destroy, make, noted, on};
+use crate::failure::{Failure, Outcome, given_json, given_text};
+use crate::options::{check_flags, read_or_zeros};
 use crate::{
-    EGM_PLAIN_ANYWHERE, EGM_READ_ONLY, args, egm_buffer, egm_client_options, egm_driver, egm_status,
+    EGM_EXIST_OK, EGM_LOCATION_HOST_NUMA, EGM_PLAIN_ANYWHERE, EGM_READ_ONLY, args, egm_buffer,
+    egm_client_options, egm_create_options, egm_driver, egm_entry, egm_location, egm_status,
 };
 
 /// A connection to a server, from which memory is fetched by name, and which creates memory. Any thread may use it, several
@@ -39,23 +44,14 @@ pub unsafe extern "C" fn egm_client_connect(
     options: *const egm_client_options,
     out: *mut *mut egm_client,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let driver = unsafe { args::object(driver, "driver")? };
-        let out = args::out(out, "out")?;
+    let connect = |driver: &egm_driver| {
         // SAFETY: the caller's promise.
         let address: Address = unsafe { args::text(address, "address")? }.parse()?;
-        let options = match options.is_null() {
-            true => None,
-            // SAFETY: the caller's promise.
-            false => Some(unsafe { read(options)? }),
-        };
         // SAFETY: the caller's promise.
-        let client = unsafe { connect(driver, address, options.as_ref())? };
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, client) };
-        Ok(())
-    })
+        unsafe { connect(driver, address, &read_or_zeros(options)?) }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { make(driver, "driver", out, connect) }
 }
 
 /// # Safety
@@ -63,26 +59,24 @@ pub unsafe extern "C" fn egm_client_connect(
 unsafe fn connect(
     driver: &egm_driver,
     address: Address,
-    options: Option<&egm_client_options>,
+    options: &egm_client_options,
 ) -> Outcome<egm_client> {
-    let mut peers = Peers::same_user().and_user(0);
-    let mut build = Connection::options(address);
-    let mut read_only = false;
-    if let Some(options) = options {
-        check_flags(options.flags, EGM_PLAIN_ANYWHERE | EGM_READ_ONLY)?;
-        read_only = options.flags & EGM_READ_ONLY != 0;
-        peers = peers.and_user(options.server_user);
-        if options.timeout_ms != 0 {
-            build = build.timeout(Duration::from_millis(options.timeout_ms));
-        }
-        // SAFETY: the caller's promise.
-        if let Some(owner) = unsafe { args::optional_text(options.expect_owner, "expect_owner")? } {
-            build = build.expect_owner(owner.parse::<Owner>()?);
-        }
-        // SAFETY: the caller's promise.
-        build = build.security(unsafe { security(options)? });
+    check_flags(options.flags, EGM_PLAIN_ANYWHERE | EGM_READ_ONLY)?;
+    let peers = Peers::same_user().and_user(0);
+    // SAFETY: the caller's promise.
+    let security = unsafe { security(options)? };
+    let mut build = Connection::options(address)
+        .peers(peers.and_user(options.server_user))
+        .security(security);
+    if options.timeout_ms != 0 {
+        build = build.timeout(Duration::from_millis(options.timeout_ms));
     }
-    let client = Client::connect(build.peers(peers), &driver.driver)?;
+    // SAFETY: the caller's promise.
+    if let Some(owner) = unsafe { args::optional_text(options.expect_owner, "expect_owner")? } {
+        build = build.expect_owner(owner.parse::<Owner>()?);
+    }
+    let client = Client::connect(build, &driver.driver)?;
+    let read_only = options.flags & EGM_READ_ONLY != 0;
     Ok(egm_client { client, read_only })
 }
 
@@ -93,17 +87,11 @@ unsafe fn security(options: &egm_client_options) -> Outcome<Security> {
         // SAFETY: the caller's promise.
         unsafe { args::optional_text(path, what) }
     };
-    let files = (
-        file(options.ca, "ca")?,
-        file(options.cert, "cert")?,
-        file(options.key, "key")?,
-    );
-    let (crl, expect) = (
-        file(options.crl, "crl")?,
-        file(options.expect_peer, "expect_peer")?,
-    );
+    let (ca, cert) = (file(options.ca, "ca")?, file(options.cert, "cert")?);
+    let (key, crl) = (file(options.key, "key")?, file(options.crl, "crl")?);
+    let expect = file(options.expect_peer, "expect_peer")?;
     let plain_anywhere = options.flags & EGM_PLAIN_ANYWHERE != 0;
-    match files {
+    match (ca, cert, key) {
         (Some(ca), Some(cert), Some(key)) if !plain_anywhere => {
             let tls = Tls::load(TlsFiles {
                 ca: ca.into(),
@@ -116,10 +104,10 @@ unsafe fn security(options: &egm_client_options) -> Outcome<Security> {
                 None => tls,
             }))
         }
-        (None, None, None) if crl.is_none() && expect.is_none() => Ok(match plain_anywhere {
-            true => Security::PlainAnywhere,
-            false => Security::Plain,
-        }),
+        (None, None, None) if crl.is_none() && expect.is_none() && plain_anywhere => {
+            Ok(Security::PlainAnywhere)
+        }
+        (None, None, None) if crl.is_none() && expect.is_none() => Ok(Security::Plain),
         _ => Err(Failure::invalid(
             "certificates",
             "ca, cert and key go together; crl and expect_peer need them, and EGM_PLAIN_ANYWHERE excludes them",
@@ -143,23 +131,20 @@ pub unsafe extern "C" fn egm_client_fetch(
     name: *const c_char,
     out: *mut *mut egm_buffer,
 ) -> egm_status {
-    call_that_allocates(|| {
-        // SAFETY: the caller's promise.
-        let client = unsafe { args::object(client, "client")? };
+    let fetch = |client: &egm_client| {
         // SAFETY: the caller's promise.
         let name = unsafe { args::text(name, "name")? };
-        let out = args::out(out, "out")?;
-        let fetched = client
-            .client
-            .fetch_with(name, |options| match client.read_only {
-                true => options.read_only(),
-                false => options,
-            })?;
-        let memory = Kind::Fetched(fetched);
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, egm_buffer { memory }) };
-        Ok(())
-    })
+        let memory = Kind::Fetched(client.client.fetch_with(name, |options| {
+            if client.read_only {
+                options.read_only()
+            } else {
+                options
+            }
+        })?);
+        Ok(egm_buffer { memory })
+    };
+    // SAFETY: the caller's promise.
+    noted(|| unsafe { make(client, "client", out, fetch) })
 }
 
 /// Destroys a client. Fetched memory and its leases stay until the buffers are destroyed. A null pointer is left
@@ -169,9 +154,186 @@ pub unsafe extern "C" fn egm_client_fetch(
 /// `client` is null, or a client that no thread uses during the call or afterwards: not destroyed yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_client_destroy(client: *mut egm_client) -> egm_status {
-    call(|| {
+    // SAFETY: the caller's promise.
+    unsafe { destroy(client) }
+}
+
+impl From<&Entry> for egm_entry {
+    fn from(entry: &Entry) -> Self {
+        let first = entry.memory.parts.first().map(|part| part.location);
+        Self {
+            bytes: entry.memory.len,
+            location: egm_location::of(first.unwrap_or(Location::Host)),
+            leases: entry.leases,
+            reserved: 0,
+        }
+    }
+}
+
+/// Has `egmem serve` create memory of `bytes` under a name. It stays until it is deleted, and outlives this process:
+/// fetch it by egm_client_fetch(). `options` may be null: a node of the server's choice, for this peer only. `out` may be
+/// null.
+///
+/// A server lets a peer create only names under its prefixes: by default those that begin with the text of
+/// egm_client_peer_name() and a slash. The call takes 5 minutes at most; drivers create 4 to 6 GB a second.
+///
+/// Fails with ::EGM_REFUSED for a name outside the prefixes, one that exists, and a quota; with ::EGM_EXIST_OK with
+/// ::EGM_MISMATCHED if the name has another owner, size or node; ::EGM_INVALID_ARGUMENT, ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
+///
+/// # Safety
+/// `client` is null or a client; `name` is null or a string; `options` is null or points to as many bytes as its first field
+/// says; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_client_create(
+    client: *const egm_client,
+    name: *const c_char,
+    bytes: u64,
+    options: *const egm_create_options,
+    out: *mut egm_entry,
+) -> egm_status {
+    let create = |client: &egm_client| {
         // SAFETY: the caller's promise.
-        drop(unsafe { args::take(client) });
+        let name = unsafe { args::text(name, "name")? };
+        // SAFETY: the caller's promise.
+        let options = unsafe { read_or_zeros(options)? };
+        // SAFETY: the caller's promise.
+        let create = unsafe { with_options(CreateOptions::new(name, bytes), &options)? };
+        let entry = if options.flags & EGM_EXIST_OK != 0 {
+            client.client.create_or_get(create)?
+        } else {
+            client.client.create(create)?
+        };
+        // SAFETY: the caller's promise.
+        unsafe { write(out, egm_entry::from(&entry)) };
         Ok(())
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(client, "client", create) }
+}
+
+/// Returns the request with a program's options.
+///
+/// # Safety
+/// The pointers in `options` are null or valid.
+unsafe fn with_options(
+    mut create: CreateOptions,
+    options: &egm_create_options,
+) -> Outcome<CreateOptions> {
+    check_flags(options.flags, EGM_EXIST_OK)?;
+    match options.location.kind {
+        0 => {}
+        EGM_LOCATION_HOST_NUMA => create = create.node(NodeId(options.location.id)),
+        kind => {
+            let why = format!("its kind {kind} is neither 0 nor EGM_LOCATION_HOST_NUMA");
+            return Err(Failure::invalid("location", why));
+        }
+    }
+    // SAFETY: the caller's promise.
+    let peers = unsafe { args::values(options.share_with, options.share_count, "share_with")? };
+    for &peer in peers {
+        // SAFETY: the caller's promise.
+        create = create.share_with(unsafe { args::text(peer, "share_with")? });
+    }
+    Ok(create)
+}
+
+/// Deletes memory that this peer has created, and waits at most `timeout_ms` milliseconds, at least 1, for the processes
+/// that hold it.
+///
+/// Fails with ::EGM_TIMED_OUT if it is still held: it is then being withdrawn, and no process can fetch it any more. Fails with
+/// ::EGM_REFUSED if there is no such name or another peer has created it; ::EGM_PEER_LOST.
+///
+/// # Safety
+/// `client` is null or a client; `name` is null or a string. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_client_delete(
+    client: *const egm_client,
+    name: *const c_char,
+    timeout_ms: u64,
+) -> egm_status {
+    let delete = |client: &egm_client| {
+        // SAFETY: the caller's promise.
+        let name = unsafe { args::text(name, "name")? };
+        Ok(client.client.delete(name, milliseconds(timeout_ms)?)?)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(client, "client", delete) }
+}
+
+/// Waits at most `timeout_ms` milliseconds, at least 1, until there is memory under a name that this peer may fetch. `out`
+/// may be null.
+///
+/// Fails with ::EGM_TIMED_OUT if there is none by then; ::EGM_PEER_LOST.
+///
+/// # Safety
+/// `client` is null or a client; `name` is null or a string; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_client_wait(
+    client: *const egm_client,
+    name: *const c_char,
+    timeout_ms: u64,
+    out: *mut egm_entry,
+) -> egm_status {
+    let wait = |client: &egm_client| {
+        // SAFETY: the caller's promise.
+        let name = unsafe { args::text(name, "name")? };
+        let entry = client.client.wait(name, milliseconds(timeout_ms)?)?;
+        // SAFETY: the caller's promise.
+        unsafe { write(out, egm_entry::from(&entry)) };
+        Ok(())
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(client, "client", wait) }
+}
+
+/// Gives the names that begin with `prefix` and that this peer may fetch, as a JSON array of objects with `name`,
+/// `bytes`, `access`, `locations`, `leases` and `owner` (null: the server itself), in the order of the names. Free the
+/// text by egm_string_free().
+///
+/// Fails with ::EGM_LIMIT_REACHED for very many names; ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
+///
+/// # Safety
+/// `client` is null or a client; `prefix` is null or a string, "" for all names; `out` is null or may be written. Any
+/// thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_client_list_json(
+    client: *const egm_client,
+    prefix: *const c_char,
+    out: *mut *mut c_char,
+) -> egm_status {
+    let list = |client: &egm_client| {
+        // SAFETY: the caller's promise.
+        let prefix = unsafe { args::text(prefix, "prefix")? };
+        let entries = client.client.list(prefix)?;
+        given_json(&entries.iter().map(as_json).collect::<Vec<_>>())
+    };
+    // SAFETY: the caller's promise.
+    unsafe { ask(client, "client", out, list) }
+}
+
+/// As `egmem ls --json` has it.
+fn as_json(entry: &Entry) -> serde_json::Value {
+    serde_json::json!({
+        "name": entry.name,
+        "bytes": entry.memory.len,
+        "access": entry.memory.access,
+        "locations": entry.memory.locations(),
+        "leases": entry.leases,
+        "owner": entry.owner.peer().map(ToString::to_string),
     })
+}
+
+/// Gives the server's name for this peer: that of its certificate, or "uid:1000" over a Unix socket. Free the text by
+/// egm_string_free().
+///
+/// # Safety
+/// `client` is null or a client; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_client_peer_name(
+    client: *const egm_client,
+    out: *mut *mut c_char,
+) -> egm_status {
+    let answer = |client: &egm_client| Ok(given_text(client.client.name()));
+    // SAFETY: the caller's promise.
+    unsafe { ask(client, "client", out, answer) }
 }

@@ -1,11 +1,15 @@
-//! Drivers.
+//! Drivers, their machines' GPUs and host nodes, and what works there.
 
 use std::ffi::c_char;
 
-use egmem::{Driver, Machine};
+use egmem::capability::Capabilities;
+use egmem::doctor::{InProcess, Report};
+use egmem::driver::NodeId;
+use egmem::topology::{Gpu, LinkKind, NumaNode};
+use egmem::{Driver, Error, Machine, Topology};
 
-use crate::call::{ask, call};
-use crate::failure::{Failure, Outcome};
+use crate::call::{answer, ask, destroy, make};
+use crate::failure::{Failure, Outcome, given_json};
 use crate::{args, egm_status};
 
 /// A driver: CUDA's, or a simulated one. Everything that was made from it keeps it alive, so it may be destroyed
@@ -25,14 +29,12 @@ pub struct egm_driver {
 /// `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_driver_open(out: *mut *mut egm_driver) -> egm_status {
-    call(|| {
-        let out = args::out(out, "out")?;
-        let driver = Driver::open()?;
-        let machine = None;
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, egm_driver { driver, machine }) };
-        Ok(())
-    })
+    let open = || {
+        let (driver, machine) = (Driver::open()?, None);
+        Ok(args::given(egm_driver { driver, machine }))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { answer(out, open) }
 }
 
 /// Makes a driver that simulates a machine: "gh200", "gh200x4", "gb200", "h200x8", or a description as JSON, which
@@ -47,23 +49,24 @@ pub unsafe extern "C" fn egm_driver_simulated(
     machine: *const c_char,
     out: *mut *mut egm_driver,
 ) -> egm_status {
-    call(|| {
-        let out = args::out(out, "out")?;
+    let simulate = || {
         // SAFETY: the caller's promise.
         let machine = read_machine(unsafe { args::text(machine, "machine")? })?;
         let driver = Driver::simulated(machine.clone())?;
         let machine = Some(machine);
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, egm_driver { driver, machine }) };
-        Ok(())
-    })
+        Ok(args::given(egm_driver { driver, machine }))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { answer(out, simulate) }
 }
 
 fn read_machine(text: &str) -> Outcome<Machine> {
-    match text.trim_start().starts_with('{') {
-        true => serde_json::from_str(text)
-            .map_err(|error| Failure::invalid("machine description", error.to_string())),
-        false => Ok(Machine::preset(text)?),
+    if text.trim_start().starts_with('{') {
+        let fault =
+            |error: serde_json::Error| Failure::invalid("machine description", error.to_string());
+        serde_json::from_str(text).map_err(fault)
+    } else {
+        Ok(Machine::preset(text)?)
     }
 }
 
@@ -87,29 +90,214 @@ pub unsafe extern "C" fn egm_driver_is_simulated(
 /// `driver` is null, or a driver that no thread uses during the call or afterwards: not destroyed yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_driver_destroy(driver: *mut egm_driver) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        drop(unsafe { args::take(driver) });
-        Ok(())
-    })
+    // SAFETY: the caller's promise.
+    unsafe { destroy(driver) }
 }
 
-/// Makes an object by a driver and gives it to the caller, which must destroy it.
+/// The GPUs and host nodes of a machine, read once. Any thread may use it, several at a time.
+pub struct egm_topology {
+    topology: Topology,
+}
+
+/// The link between a GPU and the CPU is unknown.
+pub const EGM_LINK_UNKNOWN: i32 = 0;
+/// The link between a GPU and the CPU is NVLink-C2C: coherent.
+pub const EGM_LINK_NVLINK_C2C: i32 = 1;
+/// The link between a GPU and the CPU is PCI Express.
+pub const EGM_LINK_PCIE: i32 = 2;
+
+/// A GPU. egm_topology_json() has the rest: its name, its UUID, its links to other GPUs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct egm_gpu {
+    /// The CUDA ordinal.
+    pub ordinal: i32,
+    /// The nearest host node, where its Extended GPU Memory belongs; -1 if unknown.
+    pub host_node: i32,
+    /// The NUMA node that its own memory forms; -1 if it forms none.
+    pub memory_node: i32,
+    /// The compute capability's major part; 0 if unknown.
+    pub compute_major: i32,
+    /// The compute capability's minor part.
+    pub compute_minor: i32,
+    /// One of `EGM_LINK_…`.
+    pub link: i32,
+    /// 1 if GPU and CPU share page tables, otherwise 0.
+    pub coherent: i32,
+    /// 0.
+    pub reserved: i32,
+    /// Its own memory in bytes.
+    pub memory: u64,
+}
+
+impl From<&Gpu> for egm_gpu {
+    fn from(gpu: &Gpu) -> Self {
+        let id = |node: Option<NodeId>| node.map_or(-1, |node| node.0);
+        let (compute_major, compute_minor) = gpu.compute_capability.unwrap_or_default();
+        Self {
+            ordinal: gpu.ordinal,
+            host_node: id(gpu.host_numa),
+            memory_node: id(gpu.memory_node),
+            compute_major,
+            compute_minor,
+            link: match gpu.link {
+                LinkKind::NvlinkC2c => EGM_LINK_NVLINK_C2C,
+                LinkKind::Pcie => EGM_LINK_PCIE,
+                _ => EGM_LINK_UNKNOWN,
+            },
+            coherent: gpu.coherent.into(),
+            reserved: 0,
+            memory: gpu.memory,
+        }
+    }
+}
+
+/// A host NUMA node.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct egm_node {
+    /// The operating system's number.
+    pub id: i32,
+    /// The number of GPUs for which it is the nearest.
+    pub gpus: i32,
+    /// Its memory in bytes; 0 if unknown.
+    pub memory_total: u64,
+    /// Bytes that an allocation could get when the topology was read; UINT64_MAX if unknown.
+    pub memory_free: u64,
+}
+
+impl From<&NumaNode> for egm_node {
+    fn from(node: &NumaNode) -> Self {
+        Self {
+            id: node.id.0,
+            gpus: i32::try_from(node.gpus.len()).unwrap_or(i32::MAX),
+            memory_total: node.memory_total,
+            memory_free: node.memory_free.unwrap_or(u64::MAX),
+        }
+    }
+}
+
+/// Reads the topology of a driver's machine.
 ///
 /// # Safety
-/// `driver` is null or a driver; `out` is null or may be written.
-pub(crate) unsafe fn create<T>(
+/// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_topology_discover(
     driver: *const egm_driver,
-    out: *mut *mut T,
-    make: impl FnOnce(&Driver) -> Outcome<T>,
+    out: *mut *mut egm_topology,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let driver = unsafe { args::object(driver, "driver")? };
-        let out = args::out(out, "out")?;
-        let made = make(&driver.driver)?;
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, made) };
-        Ok(())
-    })
+    let discover = |driver: &egm_driver| {
+        let topology = Topology::discover(&driver.driver)?;
+        Ok(egm_topology { topology })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { make(driver, "driver", out, discover) }
+}
+
+/// Returns the number of GPUs; their ordinals count from 0.
+///
+/// # Safety
+/// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_topology_gpu_count(
+    topology: *const egm_topology,
+    out: *mut usize,
+) -> egm_status {
+    // SAFETY: the caller's promise.
+    unsafe { ask(topology, "topology", out, |it| Ok(it.topology.gpus().len())) }
+}
+
+/// Returns the GPU with this CUDA ordinal. Fails with ::EGM_NO_SUCH_GPU.
+///
+/// # Safety
+/// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_topology_gpu(
+    topology: *const egm_topology,
+    ordinal: i32,
+    out: *mut egm_gpu,
+) -> egm_status {
+    let answer = |it: &egm_topology| Ok(it.topology.gpu(ordinal)?.into());
+    // SAFETY: the caller's promise.
+    unsafe { ask(topology, "topology", out, answer) }
+}
+
+/// Returns the number of host nodes. Nodes of GPUs' own memory do not count.
+///
+/// # Safety
+/// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_topology_node_count(
+    topology: *const egm_topology,
+    out: *mut usize,
+) -> egm_status {
+    let answer = |it: &egm_topology| Ok(it.topology.nodes().len());
+    // SAFETY: the caller's promise.
+    unsafe { ask(topology, "topology", out, answer) }
+}
+
+/// Returns a host node by its place in the list, which begins at 0 and ascends by the nodes' ids.
+///
+/// # Safety
+/// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_topology_node(
+    topology: *const egm_topology,
+    index: usize,
+    out: *mut egm_node,
+) -> egm_status {
+    let node = |topology: &egm_topology| {
+        let (nodes, at) = (topology.topology.nodes(), index as u64);
+        let none = || Error::invalid_index("host node", at, nodes.len() as u64);
+        Ok(nodes.get(index).ok_or_else(none)?.into())
+    };
+    // SAFETY: the caller's promise.
+    unsafe { ask(topology, "topology", out, node) }
+}
+
+/// Gives the whole topology as JSON, as `egmem topo --json` prints it. Free the text by egm_string_free().
+///
+/// # Safety
+/// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_topology_json(
+    topology: *const egm_topology,
+    out: *mut *mut c_char,
+) -> egm_status {
+    // SAFETY: the caller's promise.
+    unsafe { ask(topology, "topology", out, |it| given_json(&it.topology)) }
+}
+
+/// Destroys a topology. A null pointer is left alone.
+///
+/// # Safety
+/// `topology` is null, or a topology that no thread uses during the call or afterwards: not destroyed yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_topology_destroy(topology: *mut egm_topology) -> egm_status {
+    // SAFETY: the caller's promise.
+    unsafe { destroy(topology) }
+}
+
+/// Tries the capabilities of this machine, and gives the report as JSON, as `egmem doctor --json` prints it: the
+/// trials, the reasons for failures, and their remedies. Free the text by egm_string_free().
+///
+/// The trials run in this process and take milliseconds each: a driver that crashes in one ends the process. `egmem
+/// doctor` runs each in a process of its own.
+///
+/// # Safety
+/// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_capabilities_json(
+    driver: *const egm_driver,
+    out: *mut *mut c_char,
+) -> egm_status {
+    let report = |driver: &egm_driver| {
+        let mut prober = InProcess(Capabilities::of(&driver.driver));
+        given_json(&match &driver.machine {
+            Some(machine) => Report::gather_simulated(&mut prober, machine),
+            None => Report::gather(&mut prober),
+        })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { ask(driver, "driver", out, report) }
 }

@@ -8,8 +8,8 @@ use egmem::exchange::{Error, Result};
 use egmem::share::Shared;
 
 use crate::buffer::Kind;
-use crate::call_site::call_that_allocates;
-use crate::failure::{Failure, Outcome};
+use crate::call::{noted, on};
+use crate::failure::Failure;
 use crate::{args, egm_buffer, egm_driver, egm_status};
 
 /// The function of [`egm_ranks::all_gather`].
@@ -117,54 +117,42 @@ pub unsafe extern "C" fn egm_group_gather(
     ranks: *const egm_ranks,
     out: *mut *mut egm_buffer,
 ) -> egm_status {
-    call_that_allocates(|| {
-        // SAFETY: the caller's promise.
-        let driver = unsafe { args::object(driver, "driver")? };
+    let gather = |driver: &egm_driver| {
         // SAFETY: the caller's promise.
         let ranks = *unsafe { args::object(ranks, "ranks")? };
         let out = args::out(out, "out")?;
         // SAFETY: the caller's promise.
-        let own = unsafe { buffer.as_ref() }.map(shared).transpose()?;
+        let own = unsafe { buffer.as_ref() }.map(egm_buffer::own_memory);
+        let own = own.transpose()?.map(|own| Shared::from(Arc::clone(own)));
         // SAFETY: the caller's promise.
         let secret = unsafe { args::optional_text(ranks.secret, "secret")? };
         let secret = secret.map(GroupSecret::new).transpose()?;
-        if ranks.rank >= ranks.size || ranks.size > MAX_RANKS {
-            let why = format!(
-                "rank {} of {}, of at most {MAX_RANKS}",
-                ranks.rank, ranks.size
-            );
+        let (rank, size) = (ranks.rank, ranks.size);
+        if rank >= size || size > MAX_RANKS {
+            let why = format!("rank {rank} of {size}, of at most {MAX_RANKS}");
             return Err(Failure::invalid("ranks", why));
         }
-        let function = ranks.all_gather;
-        let function =
-            function.ok_or_else(|| Failure::invalid("all_gather", "it is a null pointer"))?;
+        let none = || Failure::invalid("all_gather", "it is a null pointer");
+        let function = ranks.all_gather.ok_or_else(none)?;
         let mut all: Box<dyn AllGather> = Box::new(Ranks(ranks, function));
         if let Some(secret) = &secret {
             all = Box::new(Sealed::new(all, secret)?);
         }
         let gathered = group::gather_memory(&mut *all, own, &driver.driver)?;
-        for rank in 0..ranks.size {
+        for rank in 0..size {
             let buffer = gathered
                 .rank(rank)
                 .map_or(std::ptr::null_mut(), |imported| {
                     let memory = Kind::Imported(imported.clone());
-                    Box::into_raw(Box::new(egm_buffer { memory }))
+                    args::given(egm_buffer { memory })
                 });
             // SAFETY: the caller's promise: there is room for a pointer for each rank.
             unsafe { out.add(rank as usize).write(buffer) };
         }
         Ok(())
-    })
-}
-
-fn shared(buffer: &egm_buffer) -> Outcome<Shared> {
-    match &buffer.memory {
-        Kind::Own(buffer) => Ok(Shared::from(Arc::clone(buffer))),
-        _ => Err(Failure::invalid(
-            "buffer",
-            "it was not allocated by egm_buffer_create or egm_buffer_near",
-        )),
-    }
+    };
+    // SAFETY: the caller's promise.
+    noted(|| unsafe { on(driver, "driver", gather) })
 }
 
 #[cfg(test)]

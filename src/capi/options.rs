@@ -206,6 +206,19 @@ pub(crate) unsafe fn read<T: Options>(options: *const T) -> Outcome<T> {
     Ok(unsafe { value.assume_init() })
 }
 
+/// As [`read`], but at a null pointer all fields are 0.
+///
+/// # Safety
+/// As [`read`].
+pub(crate) unsafe fn read_or_zeros<T: Options>(options: *const T) -> Outcome<T> {
+    if options.is_null() {
+        // SAFETY: every pattern is a value.
+        return Ok(unsafe { MaybeUninit::zeroed().assume_init() });
+    }
+    // SAFETY: the caller's promise.
+    unsafe { read(options) }
+}
+
 /// Checks that only some bits are set.
 pub(crate) fn check_flags(flags: u32, known: u32) -> Outcome {
     match flags & !known {

@@ -10,8 +10,7 @@ use egmem::shapes::{Consumer, Producer, Ring};
 use egmem::share::ImportOptions;
 
 use crate::buffer::pointer;
-use crate::call::{ask, call};
-use crate::call_site::call_that_allocates;
+use crate::call::{ask, destroy, make, noted, on, on_mut};
 use crate::failure::{Failure, Outcome};
 use crate::options::{Options, check_flags, read};
 use crate::{EGM_SHAREABLE, args, egm_channel, egm_driver, egm_location, egm_status};
@@ -107,10 +106,6 @@ fn deadline(timeout_ms: u64) -> Instant {
     end.unwrap_or_else(|| now + Duration::from_secs(1 << 32))
 }
 
-fn side(kind: Kind) -> egm_ring_side {
-    egm_ring_side { kind }
-}
-
 /// Creates a ring and gives both sides. A null pointer instead of `producer` or `consumer` drops that side, so that
 /// egm_ring_share() can send it to another process.
 ///
@@ -127,9 +122,7 @@ pub unsafe extern "C" fn egm_ring_create(
     producer: *mut *mut egm_ring_side,
     consumer: *mut *mut egm_ring_side,
 ) -> egm_status {
-    call_that_allocates(|| {
-        // SAFETY: the caller's promise.
-        let driver = unsafe { args::object(driver, "driver")? };
+    let create = |driver: &egm_driver| {
         // SAFETY: the caller's promise.
         let options = unsafe { read(options)? };
         check_flags(options.flags, EGM_SHAREABLE)?;
@@ -152,13 +145,15 @@ pub unsafe extern "C" fn egm_ring_create(
         let ring = ring.create(&driver.driver)?;
         let kinds = [Kind::Producer(ring.producer), Kind::Consumer(ring.consumer)];
         for (out, kind) in [producer, consumer].into_iter().zip(kinds) {
-            if let Ok(out) = args::out(out, "out") {
+            if !out.is_null() {
                 // SAFETY: the caller's promise.
-                unsafe { args::give(out, side(kind)) };
+                unsafe { out.write(args::given(egm_ring_side { kind })) };
             }
         }
         Ok(())
-    })
+    };
+    // SAFETY: the caller's promise.
+    noted(|| unsafe { on(driver, "driver", create) })
 }
 
 /// Waits until `records` have room, at most `timeout_ms` milliseconds; 0 asks once. `*out` is the address of the first for
@@ -176,9 +171,7 @@ pub unsafe extern "C" fn egm_ring_reserve(
     timeout_ms: u64,
     out: *mut *mut c_void,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let side = unsafe { args::object_mut(side, "side")? };
+    let reserve = |side: &mut egm_ring_side| {
         let out = args::out(out, "out")?;
         let producer = side.kind.producer()?;
         let batch = producer.reserve_until(records, deadline(timeout_ms))?;
@@ -186,7 +179,9 @@ pub unsafe extern "C" fn egm_ring_reserve(
         // SAFETY: the caller's promise.
         unsafe { out.write(pointer(address.0)) };
         Ok(())
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_mut(side, "side", reserve) }
 }
 
 /// Lets the consumer have the next `records`, all at once: at most as many as egm_ring_reserve() gave room for last.
@@ -195,14 +190,12 @@ pub unsafe extern "C" fn egm_ring_reserve(
 /// `side` is null or a side that no other call uses. Work of GPUs that writes the records has ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_ring_commit(side: *mut egm_ring_side, records: usize) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let side = unsafe { args::object_mut(side, "side")? };
-        match side.kind.producer()?.try_reserve(records)? {
-            Some(batch) => Ok(batch.commit()?),
-            None => Err(too_many("records", records)),
-        }
-    })
+    let commit = |side: &mut egm_ring_side| {
+        let batch = side.kind.producer()?.try_reserve(records)?;
+        Ok(batch.ok_or_else(|| too_many(records))?.commit()?)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_mut(side, "side", commit) }
 }
 
 /// Waits until there is a record, at most `timeout_ms` milliseconds; 0 asks once. `*out` is the address of the oldest one for
@@ -221,9 +214,7 @@ pub unsafe extern "C" fn egm_ring_peek(
     out: *mut *const c_void,
     count: *mut usize,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let side = unsafe { args::object_mut(side, "side")? };
+    let peek = |side: &mut egm_ring_side| {
         let (out, count) = (args::out(out, "out")?, args::out(count, "count")?);
         let consumer = side.kind.consumer()?;
         let records = consumer.peek_until(most, deadline(timeout_ms))?;
@@ -233,7 +224,9 @@ pub unsafe extern "C" fn egm_ring_peek(
             count.write(records.len());
         }
         Ok(())
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_mut(side, "side", peek) }
 }
 
 /// Gives the room of the oldest `records` to the producer: at most as many as egm_ring_peek() has found last.
@@ -242,19 +235,23 @@ pub unsafe extern "C" fn egm_ring_peek(
 /// `side` is null or a side that no other call uses. Work of GPUs that reads the records has ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_ring_release(side: *mut egm_ring_side, records: usize) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let side = unsafe { args::object_mut(side, "side")? };
+    let release = |side: &mut egm_ring_side| {
         let found = side.kind.consumer()?.peek(records)?;
         if found.len() < records {
-            return Err(too_many("records", records));
+            return Err(too_many(records));
         }
         Ok(found.release()?)
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_mut(side, "side", release) }
 }
 
-fn too_many(what: &'static str, records: usize) -> Failure {
-    Failure::invalid(what, format!("{records} are more than there are"))
+fn too_many(records: usize) -> Failure {
+    Failure::invalid("records", format!("{records} are more than there are"))
+}
+
+fn lost() -> Failure {
+    Kind::Lost.refused("one that was not lost")
 }
 
 /// Hands a side to kernels: `*out` is what they pass to egmem_ring_open_producer() or egmem_ring_open_consumer(). Until
@@ -268,9 +265,7 @@ pub unsafe extern "C" fn egm_ring_to_gpu(
     side: *mut egm_ring_side,
     out: *mut *mut c_void,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let side = unsafe { args::object_mut(side, "side")? };
+    let to_gpu = |side: &mut egm_ring_side| {
         let out = args::out(out, "out")?;
         side.kind = match mem::replace(&mut side.kind, Kind::Lost) {
             Kind::Producer(side) => Kind::GpuProducer(side.into_gpu()),
@@ -280,12 +275,14 @@ pub unsafe extern "C" fn egm_ring_to_gpu(
         let address = match &side.kind {
             Kind::GpuProducer(side) => side.device_ptr(),
             Kind::GpuConsumer(side) => side.device_ptr(),
-            other => return Err(other.refused("one that was not lost")),
+            _ => return Err(lost()),
         };
         // SAFETY: the caller's promise.
         unsafe { out.write(pointer(address.0)) };
         Ok(())
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_mut(side, "side", to_gpu) }
 }
 
 /// Gives a side back to the CPU. No kernel may use it any more.
@@ -297,9 +294,7 @@ pub unsafe extern "C" fn egm_ring_to_gpu(
 /// `side` is null or a side that no other call uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_ring_to_cpu(side: *mut egm_ring_side) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let side = unsafe { args::object_mut(side, "side")? };
+    let to_cpu = |side: &mut egm_ring_side| {
         match &side.kind {
             Kind::GpuProducer(side) => side.expect_cpu()?,
             Kind::GpuConsumer(side) => side.expect_cpu()?,
@@ -308,11 +303,13 @@ pub unsafe extern "C" fn egm_ring_to_cpu(side: *mut egm_ring_side) -> egm_status
         side.kind = match mem::replace(&mut side.kind, Kind::Lost) {
             Kind::GpuProducer(side) => Kind::Producer(side.into_cpu()?),
             Kind::GpuConsumer(side) => Kind::Consumer(side.into_cpu()?),
-            Kind::Lost => return Err(Kind::Lost.refused("one that was not lost")),
+            Kind::Lost => return Err(lost()),
             cpu => cpu,
         };
         Ok(())
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_mut(side, "side", to_cpu) }
 }
 
 /// Says whether the other side was destroyed, or the process that has it has ended: no record will come, or be released. Records
@@ -325,18 +322,15 @@ pub unsafe extern "C" fn egm_ring_is_alone(
     side: *const egm_ring_side,
     out: *mut bool,
 ) -> egm_status {
-    let answer = |side: &egm_ring_side| {
-        let is_alone = match &side.kind {
-            Kind::Producer(side) => side.is_alone(),
-            Kind::Consumer(side) => side.is_alone(),
-            Kind::GpuProducer(side) => side.is_alone(),
-            Kind::GpuConsumer(side) => side.is_alone(),
-            lost @ Kind::Lost => return Err(lost.refused("one that was not lost")),
-        };
-        Ok(is_alone)
+    let is_alone = |side: &egm_ring_side| match &side.kind {
+        Kind::Producer(side) => Ok(side.is_alone()),
+        Kind::Consumer(side) => Ok(side.is_alone()),
+        Kind::GpuProducer(side) => Ok(side.is_alone()),
+        Kind::GpuConsumer(side) => Ok(side.is_alone()),
+        Kind::Lost => Err(lost()),
     };
     // SAFETY: the caller's promise.
-    unsafe { ask(side, "side", out, answer) }
+    unsafe { ask(side, "side", out, is_alone) }
 }
 
 /// Tells what a side knows. The CPU has it.
@@ -348,21 +342,21 @@ pub unsafe extern "C" fn egm_ring_get_info(
     side: *const egm_ring_side,
     out: *mut egm_ring_info,
 ) -> egm_status {
-    let answer = |side: &egm_ring_side| {
+    let info = |side: &egm_ring_side| {
         let (record_bytes, records, count) = match &side.kind {
             Kind::Producer(side) => (side.record_bytes(), side.capacity(), side.committed()),
             Kind::Consumer(side) => (side.record_bytes(), side.capacity(), side.released()),
             other => return Err(other.refused("one that the CPU has")),
         };
-        let info = egm_ring_info {
+        let records = records as u64;
+        Ok(egm_ring_info {
             record_bytes,
-            records: records as u64,
+            records,
             count,
-        };
-        Ok(info)
+        })
     };
     // SAFETY: the caller's promise.
-    unsafe { ask(side, "side", out, answer) }
+    unsafe { ask(side, "side", out, info) }
 }
 
 /// Sends the other side of a ring, which nobody has, to another process, which calls egm_ring_receive(). The side was given no
@@ -379,21 +373,20 @@ pub unsafe extern "C" fn egm_ring_share(
     side: *mut egm_ring_side,
     channel: *const egm_channel,
 ) -> egm_status {
-    call(|| {
+    let share = |side: &mut egm_ring_side| {
         // SAFETY: the caller's promise.
-        let side = unsafe { args::object_mut(side, "side")? };
-        // SAFETY: the caller's promise.
-        let channel = unsafe { args::object(channel, "channel")? };
-        let mut channel = channel.sender();
+        let mut channel = unsafe { args::object(channel, "channel")? }.sender();
         match &mut side.kind {
             Kind::Producer(side) => side.share_consumer(&mut channel)?,
             Kind::GpuProducer(side) => side.share_consumer(&mut channel)?,
             Kind::Consumer(side) => side.share_producer(&mut channel)?,
             Kind::GpuConsumer(side) => side.share_producer(&mut channel)?,
-            lost @ Kind::Lost => return Err(lost.refused("one that was not lost")),
+            Kind::Lost => return Err(lost()),
         }
         Ok(())
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_mut(side, "side", share) }
 }
 
 /// Waits for a side of a ring from another process, of the kind `which`: ::EGM_RING_PRODUCER or ::EGM_RING_CONSUMER. It is mapped
@@ -411,14 +404,10 @@ pub unsafe extern "C" fn egm_ring_receive(
     which: i32,
     out: *mut *mut egm_ring_side,
 ) -> egm_status {
-    call_that_allocates(|| {
+    let receive = |channel: &egm_channel| {
         // SAFETY: the caller's promise.
-        let channel = unsafe { args::object(channel, "channel")? };
-        // SAFETY: the caller's promise.
-        let driver = unsafe { args::object(driver, "driver")? };
-        let out = args::out(out, "out")?;
-        let (driver, options) = (&driver.driver, ImportOptions::new());
-        let mut channel = channel.receiver();
+        let driver = &unsafe { args::object(driver, "driver")? }.driver;
+        let (options, mut channel) = (ImportOptions::new(), channel.receiver());
         let kind = match which {
             EGM_RING_PRODUCER => {
                 Kind::Producer(Producer::receive_untyped(driver, &mut channel, options)?)
@@ -431,10 +420,10 @@ pub unsafe extern "C" fn egm_ring_receive(
                 return Err(Failure::invalid("which", why));
             }
         };
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, side(kind)) };
-        Ok(())
-    })
+        Ok(egm_ring_side { kind })
+    };
+    // SAFETY: the caller's promise.
+    noted(|| unsafe { make(channel, "channel", out, receive) })
 }
 
 /// Drops a side: the other one is alone then. Records that were committed stay in the ring. A null pointer is left alone.
@@ -444,9 +433,6 @@ pub unsafe extern "C" fn egm_ring_receive(
 /// ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_ring_destroy(side: *mut egm_ring_side) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        drop(unsafe { args::take(side) });
-        Ok(())
-    })
+    // SAFETY: the caller's promise.
+    unsafe { destroy(side) }
 }

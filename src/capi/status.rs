@@ -1,6 +1,6 @@
 //! The result codes of calls.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::c_char;
 
 use egmem::Error;
 use egmem::exchange::{Error as ExchangeError, Refusal};
@@ -176,51 +176,22 @@ impl From<&ExchangeError> for egm_status {
     }
 }
 
-const NAMES: &[(egm_status, &CStr)] = &[
-    (EGM_OK, c"EGM_OK"),
-    (EGM_INVALID_ARGUMENT, c"EGM_INVALID_ARGUMENT"),
-    (EGM_OUT_OF_RANGE, c"EGM_OUT_OF_RANGE"),
-    (EGM_NO_DRIVER, c"EGM_NO_DRIVER"),
-    (EGM_DRIVER_TOO_OLD, c"EGM_DRIVER_TOO_OLD"),
-    (EGM_MISSING_LIBRARY, c"EGM_MISSING_LIBRARY"),
-    (EGM_DRIVER_FAILED, c"EGM_DRIVER_FAILED"),
-    (EGM_CONTEXT_LOST, c"EGM_CONTEXT_LOST"),
-    (EGM_UNSUPPORTED, c"EGM_UNSUPPORTED"),
-    (EGM_NO_IMEX_CHANNEL, c"EGM_NO_IMEX_CHANNEL"),
-    (EGM_OUT_OF_MEMORY, c"EGM_OUT_OF_MEMORY"),
-    (EGM_NODE_TOO_FULL, c"EGM_NODE_TOO_FULL"),
-    (EGM_HEAP_FULL, c"EGM_HEAP_FULL"),
-    (EGM_OUT_OF_ADDRESSES, c"EGM_OUT_OF_ADDRESSES"),
-    (EGM_TOO_MANY_REFERENCES, c"EGM_TOO_MANY_REFERENCES"),
-    (EGM_NODE_UNKNOWN, c"EGM_NODE_UNKNOWN"),
-    (EGM_NO_SUCH_NODE, c"EGM_NO_SUCH_NODE"),
-    (EGM_NO_SUCH_GPU, c"EGM_NO_SUCH_GPU"),
-    (EGM_NO_PEER_ACCESS, c"EGM_NO_PEER_ACCESS"),
-    (EGM_NOT_ACCESSIBLE, c"EGM_NOT_ACCESSIBLE"),
-    (EGM_WRONG_BYTES, c"EGM_WRONG_BYTES"),
-    (EGM_SYSTEM, c"EGM_SYSTEM"),
-    (EGM_TOPOLOGY, c"EGM_TOPOLOGY"),
-    (EGM_STILL_HELD, c"EGM_STILL_HELD"),
-    (EGM_DAMAGED, c"EGM_DAMAGED"),
-    (EGM_PROBE_DIED, c"EGM_PROBE_DIED"),
-    (EGM_NOT_TRUSTED, c"EGM_NOT_TRUSTED"),
-    (EGM_UNREACHABLE, c"EGM_UNREACHABLE"),
-    (EGM_PEER_LOST, c"EGM_PEER_LOST"),
-    (EGM_PROTOCOL, c"EGM_PROTOCOL"),
-    (EGM_TIMED_OUT, c"EGM_TIMED_OUT"),
-    (EGM_INSECURE, c"EGM_INSECURE"),
-    (EGM_TLS, c"EGM_TLS"),
-    (EGM_REFUSED, c"EGM_REFUSED"),
-    (EGM_MISMATCHED, c"EGM_MISMATCHED"),
-    (EGM_STALE, c"EGM_STALE"),
-    (EGM_IMPORT_FAILED, c"EGM_IMPORT_FAILED"),
-    (EGM_DATA_PLANE, c"EGM_DATA_PLANE"),
-    (EGM_NO_COMMON_HANDLE, c"EGM_NO_COMMON_HANDLE"),
-    (EGM_LIMIT_REACHED, c"EGM_LIMIT_REACHED"),
-    (EGM_DIRECTORY, c"EGM_DIRECTORY"),
-    (EGM_OTHER, c"EGM_OTHER"),
-    (EGM_INTERNAL, c"EGM_INTERNAL"),
-];
+/// Pairs each status with its name, which ends with a zero byte.
+macro_rules! names {
+    ($($status:ident)*) => {
+        &[$(($status, concat!(stringify!($status), "\0"))),*]
+    };
+}
+
+const NAMES: &[(egm_status, &str)] = names! {
+    EGM_OK EGM_INVALID_ARGUMENT EGM_OUT_OF_RANGE EGM_NO_DRIVER EGM_DRIVER_TOO_OLD EGM_MISSING_LIBRARY
+    EGM_DRIVER_FAILED EGM_CONTEXT_LOST EGM_UNSUPPORTED EGM_NO_IMEX_CHANNEL EGM_OUT_OF_MEMORY EGM_NODE_TOO_FULL
+    EGM_HEAP_FULL EGM_OUT_OF_ADDRESSES EGM_TOO_MANY_REFERENCES EGM_NODE_UNKNOWN EGM_NO_SUCH_NODE EGM_NO_SUCH_GPU
+    EGM_NO_PEER_ACCESS EGM_NOT_ACCESSIBLE EGM_WRONG_BYTES EGM_SYSTEM EGM_TOPOLOGY EGM_STILL_HELD EGM_DAMAGED
+    EGM_PROBE_DIED EGM_NOT_TRUSTED EGM_UNREACHABLE EGM_PEER_LOST EGM_PROTOCOL EGM_TIMED_OUT EGM_INSECURE EGM_TLS
+    EGM_REFUSED EGM_MISMATCHED EGM_STALE EGM_IMPORT_FAILED EGM_DATA_PLANE EGM_NO_COMMON_HANDLE EGM_LIMIT_REACHED
+    EGM_DIRECTORY EGM_OTHER EGM_INTERNAL
+};
 
 /// Returns the name of a status, such as "EGM_HEAP_FULL"; "EGM_OTHER" for a value that this version does not know.
 ///
@@ -228,7 +199,10 @@ const NAMES: &[(egm_status, &CStr)] = &[
 #[unsafe(no_mangle)]
 pub extern "C" fn egm_status_name(status: i32) -> *const c_char {
     let known = NAMES.iter().find(|(known, _)| *known as i32 == status);
-    known.map_or(c"EGM_OTHER", |(_, name)| name).as_ptr()
+    known
+        .map_or("EGM_OTHER\0", |(_, name)| name)
+        .as_ptr()
+        .cast()
 }
 
 #[cfg(test)]
@@ -242,14 +216,14 @@ mod tests {
         let (statuses, _) = after.split_once('}').unwrap();
         let lines = statuses.lines().map(str::trim);
         let declared = lines.filter_map(|line| line.strip_prefix("EGM_")?.split_once(" = "));
-        let names = NAMES.iter().map(|(_, name)| name.to_str().unwrap());
-        assert!(declared.map(|(name, _)| format!("EGM_{name}")).eq(names));
+        let names = NAMES.iter().map(|(_, name)| *name);
+        assert!(declared.map(|(name, _)| format!("EGM_{name}\0")).eq(names));
     }
 
     #[test]
     fn every_status_has_its_own_name_and_number() {
         for (index, (status, name)) in NAMES.iter().enumerate() {
-            assert_eq!(name.to_str().unwrap(), format!("{status:?}"));
+            assert_eq!(*name, format!("{status:?}\0"));
             for (other, _) in &NAMES[..index] {
                 assert!((*other as i32) < *status as i32);
             }

@@ -1,15 +1,17 @@
-//! Streams and events.
+//! Streams, events, and stream-ordered pools.
 
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use egmem::driver::StreamHandle;
-use egmem::{Driver, Error, Event, Stream};
+use egmem::driver::{Location, StreamHandle};
+use egmem::{Error, Event, Pool, Stream};
 
-use crate::buffer::pointer;
-use crate::call::call;
-use crate::driver::create;
-use crate::{args, egm_driver, egm_status};
+use crate::args::read_handle_types;
+use crate::buffer::{Kind, pointer};
+use crate::call::{ask, destroy, make, noted, on};
+use crate::failure::Outcome;
+use crate::options::{check_flags, read};
+use crate::{EGM_OVERCOMMIT, args, egm_buffer, egm_driver, egm_pool_options, egm_status};
 
 /// A stream: orders the work of one GPU. Any thread may use it, several at a time.
 pub struct egm_stream {
@@ -38,13 +40,12 @@ pub unsafe extern "C" fn egm_stream_create(
     gpu: i32,
     out: *mut *mut egm_stream,
 ) -> egm_status {
-    let make = |driver: &Driver| {
-        Ok(egm_stream {
-            stream: Stream::new(driver, gpu)?,
-        })
+    let create = |driver: &egm_driver| {
+        let stream = Stream::new(&driver.driver, gpu)?;
+        Ok(egm_stream { stream })
     };
     // SAFETY: the caller's promise.
-    unsafe { create(driver, out, make) }
+    unsafe { make(driver, "driver", out, create) }
 }
 
 /// Names a stream of the program's own.
@@ -66,15 +67,15 @@ pub unsafe extern "C" fn egm_stream_borrow(
     handle: *mut c_void,
     out: *mut *mut egm_stream,
 ) -> egm_status {
-    let make = |driver: &Driver| {
-        Error::expect_gpu(gpu, driver.device_count()?)?;
+    let borrow = |driver: &egm_driver| {
+        Error::expect_gpu(gpu, driver.driver.device_count()?)?;
         let handle = borrowed_handle(gpu, handle);
         // SAFETY: the caller's promise.
-        let stream = unsafe { Stream::borrowed(driver, handle) };
+        let stream = unsafe { Stream::borrowed(&driver.driver, handle) };
         Ok(egm_stream { stream })
     };
     // SAFETY: the caller's promise.
-    unsafe { create(driver, out, make) }
+    unsafe { make(driver, "driver", out, borrow) }
 }
 
 /// Returns the driver's handle, for calls of CUDA: a `CUstream`. It is valid until the stream is destroyed.
@@ -86,14 +87,9 @@ pub unsafe extern "C" fn egm_stream_handle(
     stream: *const egm_stream,
     out: *mut *mut c_void,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let stream = unsafe { args::object(stream, "stream")? };
-        let out = args::out(out, "out")?;
-        // SAFETY: the caller's promise.
-        unsafe { out.write(pointer(stream.stream.handle().raw)) };
-        Ok(())
-    })
+    let answer = |stream: &egm_stream| Ok(pointer(stream.stream.handle().raw));
+    // SAFETY: the caller's promise.
+    unsafe { ask(stream, "stream", out, answer) }
 }
 
 /// Waits until all work on the stream is done. Fails with the error of earlier work.
@@ -102,11 +98,9 @@ pub unsafe extern "C" fn egm_stream_handle(
 /// `stream` is null or a stream. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_stream_synchronize(stream: *const egm_stream) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let stream = unsafe { args::object(stream, "stream")? };
-        Ok(stream.stream.synchronize()?)
-    })
+    let body = |stream: &egm_stream| Ok(stream.stream.synchronize()?);
+    // SAFETY: the caller's promise.
+    unsafe { on(stream, "stream", body) }
 }
 
 /// Tells whether all work on the stream is done. Fails with the error of earlier work.
@@ -118,15 +112,9 @@ pub unsafe extern "C" fn egm_stream_is_done(
     stream: *const egm_stream,
     out: *mut bool,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let stream = unsafe { args::object(stream, "stream")? };
-        let out = args::out(out, "out")?;
-        let done = stream.stream.is_done()?;
-        // SAFETY: the caller's promise.
-        unsafe { out.write(done) };
-        Ok(())
-    })
+    let answer = |stream: &egm_stream| Ok(stream.stream.is_done()?);
+    // SAFETY: the caller's promise.
+    unsafe { ask(stream, "stream", out, answer) }
 }
 
 /// Destroys a stream; work in flight continues, and pool memory that was allocated on it keeps it. A null pointer is
@@ -136,11 +124,8 @@ pub unsafe extern "C" fn egm_stream_is_done(
 /// `stream` is null, or a stream that no thread uses during the call or afterwards: not destroyed yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_stream_destroy(stream: *mut egm_stream) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        drop(unsafe { args::take(stream) });
-        Ok(())
-    })
+    // SAFETY: the caller's promise.
+    unsafe { destroy(stream) }
 }
 
 /// Creates an event on a GPU.
@@ -153,9 +138,9 @@ pub unsafe extern "C" fn egm_event_create(
     gpu: i32,
     out: *mut *mut egm_event,
 ) -> egm_status {
-    let make = |driver: &Driver| Ok(egm_event::of(Event::new(driver, gpu, false)?));
+    let create = |driver: &egm_driver| Ok(egm_event::of(Event::new(&driver.driver, gpu, false)?));
     // SAFETY: the caller's promise.
-    unsafe { create(driver, out, make) }
+    unsafe { make(driver, "driver", out, create) }
 }
 
 /// Creates an event on a GPU that can be sent to other processes by egm_channel_send_event(), so that GPU work of one waits
@@ -170,9 +155,9 @@ pub unsafe extern "C" fn egm_event_create_interprocess(
     gpu: i32,
     out: *mut *mut egm_event,
 ) -> egm_status {
-    let make = |driver: &Driver| Ok(egm_event::of(Event::interprocess(driver, gpu)?));
+    let create = |driver: &egm_driver| Ok(egm_event::of(Event::interprocess(&driver.driver, gpu)?));
     // SAFETY: the caller's promise.
-    unsafe { create(driver, out, make) }
+    unsafe { make(driver, "driver", out, create) }
 }
 
 /// Makes work submitted to a stream from now on wait for an event: for its last record before this call, by any process
@@ -188,13 +173,13 @@ pub unsafe extern "C" fn egm_stream_wait_event(
     stream: *const egm_stream,
     event: *const egm_event,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let stream = unsafe { args::object(stream, "stream")? };
+    let wait = |stream: &egm_stream| {
         // SAFETY: the caller's promise.
         let event = unsafe { args::object(event, "event")? };
         Ok(stream.stream.wait(&event.event)?)
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(stream, "stream", wait) }
 }
 
 /// Marks the work submitted to a stream so far. Fails while blocks wait for the work that the event marks now, and as
@@ -207,13 +192,13 @@ pub unsafe extern "C" fn egm_event_record(
     event: *const egm_event,
     stream: *const egm_stream,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let event = unsafe { args::object(event, "event")? };
+    let record = |event: &egm_event| {
         // SAFETY: the caller's promise.
         let stream = unsafe { args::object(stream, "stream")? };
         Ok(event.event.record(&stream.stream)?)
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(event, "event", record) }
 }
 
 /// Waits until the marked work is done; at once if the event was never recorded. Fails with ::EGM_SYSTEM for an event of
@@ -223,11 +208,8 @@ pub unsafe extern "C" fn egm_event_record(
 /// `event` is null or an event. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_event_synchronize(event: *const egm_event) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let event = unsafe { args::object(event, "event")? };
-        Ok(event.event.synchronize()?)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { on(event, "event", |event| Ok(event.event.synchronize()?)) }
 }
 
 /// Destroys an event; blocks that wait for it keep it, and so do processes that it was sent to. A null pointer is left alone.
@@ -236,9 +218,132 @@ pub unsafe extern "C" fn egm_event_synchronize(event: *const egm_event) -> egm_s
 /// `event` is null, or an event that no thread uses during the call or afterwards: not destroyed yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_event_destroy(event: *mut egm_event) -> egm_status {
-    call(|| {
+    // SAFETY: the caller's promise.
+    unsafe { destroy(event) }
+}
+
+/// A memory pool, whose allocations happen in the order of a stream. Any thread may use it, several at a time.
+pub struct egm_pool {
+    pool: Pool,
+}
+
+/// The bytes of a pool.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct egm_pool_stats {
+    /// Held from the system now.
+    pub reserved: u64,
+    /// The most that was ever held.
+    pub reserved_high: u64,
+    /// Allocated now.
+    pub used: u64,
+    /// The most that was ever allocated.
+    pub used_high: u64,
+}
+
+/// Creates a pool and grants access. It takes no memory before the first allocation.
+///
+/// # Safety
+/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null
+/// or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_pool_create(
+    driver: *const egm_driver,
+    options: *const egm_pool_options,
+    out: *mut *mut egm_pool,
+) -> egm_status {
+    let create = |driver: &egm_driver| {
         // SAFETY: the caller's promise.
-        drop(unsafe { args::take(event) });
-        Ok(())
-    })
+        unsafe { create_pool(driver, &read(options)?) }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { make(driver, "driver", out, create) }
+}
+
+/// # Safety
+/// The pointers in `options` are null or valid.
+unsafe fn create_pool(driver: &egm_driver, options: &egm_pool_options) -> Outcome<egm_pool> {
+    check_flags(options.flags, EGM_OVERCOMMIT)?;
+    let mut build = Pool::options(options.location.read()?)
+        .max_size(options.max_size)
+        .release_threshold(options.release_threshold)
+        .handle_types(read_handle_types(options.handle_types)?)
+        .overcommit(options.flags & EGM_OVERCOMMIT != 0);
+    // SAFETY: the caller's promise.
+    let gpus = unsafe { args::values(options.gpus, options.gpu_count, "gpus")? };
+    if !options.gpus.is_null() {
+        build = build.access_by(gpus.iter().copied().map(Location::Device));
+    }
+    // SAFETY: the caller's promise.
+    if let Some(label) = unsafe { args::optional_text(options.label, "label")? } {
+        build = build.label(label);
+    }
+    let pool = build.create(&driver.driver)?;
+    Ok(egm_pool { pool })
+}
+
+/// Allocates `bytes`, usable by work that is submitted to `stream` from now on. Destroy the buffer by
+/// egm_buffer_free_on(), or by egm_buffer_destroy().
+///
+/// Fails with ::EGM_INVALID_ARGUMENT for 0 bytes, ::EGM_NODE_TOO_FULL, ::EGM_OUT_OF_MEMORY.
+///
+/// # Safety
+/// `pool` is null or a pool; `stream` is null or a stream; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_pool_alloc(
+    pool: *const egm_pool,
+    bytes: u64,
+    stream: *const egm_stream,
+    out: *mut *mut egm_buffer,
+) -> egm_status {
+    let allocate = |pool: &egm_pool| {
+        // SAFETY: the caller's promise.
+        let stream = unsafe { args::object(stream, "stream")? };
+        let memory = Kind::Pool(pool.pool.allocate(bytes, &stream.stream)?);
+        Ok(egm_buffer { memory })
+    };
+    // SAFETY: the caller's promise.
+    noted(|| unsafe { make(pool, "pool", out, allocate) })
+}
+
+/// Returns the pool's bytes.
+///
+/// # Safety
+/// `pool` is null or a pool; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_pool_get_stats(
+    pool: *const egm_pool,
+    out: *mut egm_pool_stats,
+) -> egm_status {
+    let stats = |pool: &egm_pool| {
+        let stats = pool.pool.stats()?;
+        Ok(egm_pool_stats {
+            reserved: stats.reserved,
+            reserved_high: stats.reserved_high,
+            used: stats.used,
+            used_high: stats.used_high,
+        })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { ask(pool, "pool", out, stats) }
+}
+
+/// Gives free memory back to the system until `keep` bytes are held, or no more is free.
+///
+/// # Safety
+/// `pool` is null or a pool. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_pool_trim(pool: *const egm_pool, keep: u64) -> egm_status {
+    // SAFETY: the caller's promise.
+    unsafe { on(pool, "pool", |pool| Ok(pool.pool.trim_to(keep)?)) }
+}
+
+/// Destroys a pool; its buffers keep its memory until they are destroyed. A null pointer is left alone.
+///
+/// # Safety
+/// `pool` is null, or a pool that no thread uses during the call or afterwards: not destroyed yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_pool_destroy(pool: *mut egm_pool) -> egm_status {
+    // SAFETY: the caller's promise.
+    unsafe { destroy(pool) }
 }

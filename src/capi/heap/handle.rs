@@ -8,13 +8,13 @@ use std::sync::Arc;
 use egmem::driver::Location;
 use egmem::heap::{DebugOptions, NotFreed, RawBlock};
 use egmem::share::Shared;
-use egmem::{Block, Driver, Error, Event, Heap, Stream};
+use egmem::{Block, Driver, Error, Heap};
 
+use crate::args::{read_backing, read_handle_types};
 use crate::blocks::Blocks;
 use crate::buffer::pointer;
 use crate::failure::{Failure, Outcome};
 use crate::options::{check_flags, read_grants};
-use crate::types::{read_backing, read_handle_types};
 use crate::{
     EGM_DEBUG, EGM_OVERCOMMIT, EGM_SCRUB_ON_FREE, EGM_SHAREABLE, EGM_WAIT_FOR_GPU, args,
     egm_heap_options,
@@ -159,42 +159,25 @@ impl egm_heap {
         }
     }
 
+    /// Takes a block from the program and frees it by `free`. Where that fails, the program has it again. A null pointer is left
+    /// alone.
+    ///
     /// # Safety
-    /// No thread and no GPU uses the block at `block`, if there is one.
+    /// No thread uses the block at `block`, if there is one, and no GPU beside the work that `free` waits for.
     #[inline]
-    pub(super) unsafe fn free(&self, block: *mut c_void) -> Outcome {
-        // SAFETY: the caller's promise.
-        drop(unsafe { self.take(block)? });
-        Ok(())
-    }
-
-    /// # Safety
-    /// Only work submitted to `stream` uses the block.
-    pub(super) unsafe fn free_after(&self, block: *mut c_void, stream: &Stream) -> Outcome {
-        // SAFETY: the caller's promise.
-        let taken = unsafe { self.take(block)? };
-        taken
-            .free_after(stream)
-            .or_else(|refused| self.not_freed(refused))
-    }
-
-    /// # Safety
-    /// Only work that `event` marks uses the block.
-    pub(super) unsafe fn free_after_event(
+    pub(super) unsafe fn free(
         &self,
         block: *mut c_void,
-        event: &Arc<Event>,
+        free: impl FnOnce(Block) -> Result<(), NotFreed>,
     ) -> Outcome {
+        if block.is_null() {
+            return Ok(());
+        }
         // SAFETY: the caller's promise.
-        let taken = unsafe { self.take(block)? };
-        let freed = taken.free_after_event(Arc::clone(event));
-        freed.or_else(|refused| self.not_freed(refused))
-    }
-
-    /// Gives a block that was not freed back to the program.
-    fn not_freed(&self, refused: NotFreed) -> Outcome {
-        self.keep(refused.block)?;
-        Err((*refused.error).into())
+        free(unsafe { self.take(block)? }).or_else(|refused| {
+            self.keep(refused.block)?;
+            Err((*refused.error).into())
+        })
     }
 
     /// # Safety
@@ -255,6 +238,13 @@ impl egm_heap {
     }
 }
 
+/// Frees a block that nothing uses.
+#[inline]
+pub(super) fn free_now(block: Block) -> Result<(), NotFreed> {
+    drop(block);
+    Ok(())
+}
+
 #[cold]
 fn wrong_layout(size: usize, align: usize) -> Failure {
     match align.is_power_of_two() {
@@ -306,7 +296,7 @@ mod tests {
         assert_eq!(heap.heap.stats().live_blocks, 1, "the program has it");
         ok(heap.with_shared(block, |_| Ok(())));
         // SAFETY: nothing uses the block.
-        ok(unsafe { heap.free(block) });
+        ok(unsafe { heap.free(block, free_now) });
         assert_eq!(heap.heap.stats().live_blocks, 0);
     }
 }

@@ -1,23 +1,23 @@
 //! Heaps: blocks of any size in nanoseconds.
 
 mod handle;
-mod stats;
 
 use std::ffi::{c_char, c_void};
 use std::mem;
+use std::ptr::NonNull;
+use std::sync::Arc;
 
-use egmem::{Error, Stream};
+use egmem::{Block, Error, Stream};
 
-use crate::call::{ask, call};
-use crate::call_site::call_that_allocates;
-use crate::failure::Failure;
+use crate::args::backing;
+use crate::call::{ask, call, make, noted, on};
+use crate::failure::{Failure, Outcome, given_json};
 use crate::options::read;
 use crate::stream::borrowed_handle;
-use crate::types::give_backing;
 use crate::{args, egm_driver, egm_event, egm_heap_options, egm_status, egm_stream};
 
 pub use handle::egm_heap;
-pub use stats::{egm_heap_get_stats, egm_heap_stats, egm_heap_stats_json};
+use handle::free_now;
 
 /// Creates a heap. It reserves addresses for its limit at once, and adds memory as needed.
 ///
@@ -30,16 +30,12 @@ pub unsafe extern "C" fn egm_heap_create(
     options: *const egm_heap_options,
     out: *mut *mut egm_heap,
 ) -> egm_status {
-    call_that_allocates(|| {
+    let create = |driver: &egm_driver| {
         // SAFETY: the caller's promise.
-        let (driver, options) = unsafe { (args::object(driver, "driver")?, read(options)?) };
-        let out = args::out(out, "out")?;
-        // SAFETY: the caller's promise.
-        let heap = unsafe { egm_heap::create(&driver.driver, &options)? };
-        // SAFETY: the caller's promise.
-        unsafe { args::give(out, heap) };
-        Ok(())
-    })
+        unsafe { egm_heap::create(&driver.driver, &read(options)?) }
+    };
+    // SAFETY: the caller's promise.
+    noted(|| unsafe { make(driver, "driver", out, create) })
 }
 
 /// Allocates a block of `size` bytes, at least 1, at a multiple of `align`: a power of two, or 0 for 16. The bytes
@@ -58,15 +54,8 @@ pub unsafe extern "C" fn egm_heap_alloc(
     align: usize,
     out: *mut *mut c_void,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let heap = unsafe { args::object(heap, "heap")? };
-        let out = args::out(out, "out")?;
-        let block = heap.allocate(size, align)?;
-        // SAFETY: the caller's promise.
-        unsafe { out.write(block) };
-        Ok(())
-    })
+    // SAFETY: the caller's promise.
+    unsafe { ask(heap, "heap", out, |heap| heap.allocate(size, align)) }
 }
 
 /// As egm_heap_alloc(), with every byte 0. The CPU writes the zeros, or a GPU if the CPU may not write.
@@ -80,12 +69,8 @@ pub unsafe extern "C" fn egm_heap_alloc_zeroed(
     align: usize,
     out: *mut *mut c_void,
 ) -> egm_status {
-    let answer = |heap: &egm_heap| {
-        let block = heap.allocate_zeroed(size, align)?;
-        Ok(block)
-    };
     // SAFETY: the caller's promise.
-    unsafe { ask(heap, "heap", out, answer) }
+    unsafe { ask(heap, "heap", out, |heap| heap.allocate_zeroed(size, align)) }
 }
 
 /// Frees a block. The heap may hand it out again at once, to any thread: GPU work that uses it has ended. A null
@@ -100,15 +85,10 @@ pub unsafe extern "C" fn egm_heap_alloc_zeroed(
 /// than the one that allocated the block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_free(heap: *const egm_heap, block: *mut c_void) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let heap = unsafe { args::object(heap, "heap")? };
-        if block.is_null() {
-            return Ok(());
-        }
-        // SAFETY: the caller's promise.
-        unsafe { heap.free(block) }
-    })
+    // SAFETY: the caller's promise.
+    let free = |heap: &egm_heap| unsafe { heap.free(block, free_now) };
+    // SAFETY: the caller's promise.
+    unsafe { on(heap, "heap", free) }
 }
 
 /// Frees a block once all work submitted to `stream` so far has run. The call does not wait. A null block is left
@@ -125,17 +105,14 @@ pub unsafe extern "C" fn egm_heap_free_after(
     block: *mut c_void,
     stream: *const egm_stream,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let heap = unsafe { args::object(heap, "heap")? };
+    let free = |heap: &egm_heap| {
         // SAFETY: the caller's promise.
         let stream = unsafe { args::object(stream, "stream")? };
-        if block.is_null() {
-            return Ok(());
-        }
         // SAFETY: the caller's promise.
-        unsafe { heap.free_after(block, &stream.stream) }
-    })
+        unsafe { heap.free(block, |block| block.free_after(&stream.stream)) }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(heap, "heap", free) }
 }
 
 /// As egm_heap_free_after(), for a stream of the program's own, a `CUstream` or `cudaStream_t`.
@@ -149,21 +126,18 @@ pub unsafe extern "C" fn egm_heap_free_after_cuda_stream(
     gpu: i32,
     handle: *mut c_void,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let heap = unsafe { args::object(heap, "heap")? };
-        if block.is_null() {
-            return Ok(());
-        }
-        let handle = borrowed_handle(gpu, handle);
+    let free = |heap: &egm_heap| {
+        let (driver, handle) = (heap.heap().driver(), borrowed_handle(gpu, handle));
         // SAFETY: the caller promises a stream, which is used within this call only: the heap keeps an event.
-        let stream = unsafe { Stream::borrowed(heap.heap().driver(), handle) };
+        let stream = unsafe { Stream::borrowed(driver, handle) };
         // SAFETY: the caller's promise.
-        unsafe { heap.free_after(block, &stream) }.map_err(|failure| {
-            let count = heap.heap().driver().device_count().unwrap_or(i32::MAX);
+        unsafe { heap.free(block, |block| block.free_after(&stream)) }.map_err(|failure| {
+            let count = driver.device_count().unwrap_or(i32::MAX);
             Error::expect_gpu(gpu, count).map_or_else(Failure::from, |()| failure)
         })
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(heap, "heap", free) }
 }
 
 /// Frees a block once the work that `event` currently marks has run. Do not record the event again before then. As
@@ -180,17 +154,15 @@ pub unsafe extern "C" fn egm_heap_free_after_event(
     block: *mut c_void,
     event: *const egm_event,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let heap = unsafe { args::object(heap, "heap")? };
+    let free = |heap: &egm_heap| {
         // SAFETY: the caller's promise.
         let event = unsafe { args::object(event, "event")? };
-        if block.is_null() {
-            return Ok(());
-        }
+        let after = |block: Block| block.free_after_event(Arc::clone(&event.event));
         // SAFETY: the caller's promise.
-        unsafe { heap.free_after_event(block, &event.event) }
-    })
+        unsafe { heap.free(block, after) }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(heap, "heap", free) }
 }
 
 /// Resizes a block in place and tells by `out` whether that was possible; otherwise nothing changes. Added bytes are
@@ -208,16 +180,8 @@ pub unsafe extern "C" fn egm_heap_resize(
     size: usize,
     out: *mut bool,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let heap = unsafe { args::object(heap, "heap")? };
-        let out = args::out(out, "out")?;
-        // SAFETY: the caller's promise.
-        let resized = unsafe { heap.resize(block, size)? };
-        // SAFETY: the caller's promise.
-        unsafe { out.write(resized) };
-        Ok(())
-    })
+    // SAFETY: the caller's promise.
+    unsafe { ask(heap, "heap", out, |heap| heap.resize(block, size)) }
 }
 
 /// Returns the number of bytes that may be used at a block: at least as many as were asked for.
@@ -233,10 +197,7 @@ pub unsafe extern "C" fn egm_heap_usable_size(
     block: *const c_void,
     out: *mut usize,
 ) -> egm_status {
-    let answer = |heap: &egm_heap| {
-        let raw = heap.find(block)?;
-        Ok(raw.bytes as usize)
-    };
+    let answer = |heap: &egm_heap| Ok(heap.find(block)?.bytes as usize);
     // SAFETY: the caller's promise.
     unsafe { ask(heap, "heap", out, answer) }
 }
@@ -252,14 +213,10 @@ pub unsafe extern "C" fn egm_heap_backing(
     out: *mut i32,
     reason: *mut *mut c_char,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let heap = unsafe { args::object(heap, "heap")? };
-        let out = args::out(out, "out")?;
-        // SAFETY: the caller's promise.
-        unsafe { give_backing(heap.heap().backing(), out, reason) };
-        Ok(())
-    })
+    // SAFETY: the caller's promise.
+    let answer = |heap: &egm_heap| Ok(unsafe { backing(heap.heap().backing(), reason) });
+    // SAFETY: the caller's promise.
+    unsafe { ask(heap, "heap", out, answer) }
 }
 
 /// Adds memory until at least `bytes` are free. Fails as egm_heap_alloc() for a heap that has to grow.
@@ -268,11 +225,8 @@ pub unsafe extern "C" fn egm_heap_backing(
 /// `heap` is null or a heap. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_reserve(heap: *const egm_heap, bytes: u64) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let heap = unsafe { args::object(heap, "heap")? };
-        Ok(heap.heap().reserve(bytes)?)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { on(heap, "heap", |heap| Ok(heap.heap().reserve(bytes)?)) }
 }
 
 /// Gives unused memory back in whole chunks, but leaves at least `keep` bytes free if there are as many; returns the
@@ -286,16 +240,14 @@ pub unsafe extern "C" fn egm_heap_trim(
     keep: u64,
     out: *mut u64,
 ) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let heap = unsafe { args::object(heap, "heap")? };
+    let trim = |heap: &egm_heap| {
         let given = heap.heap().trim_to(keep)?;
         // SAFETY: the caller's promise.
-        if let Some(out) = unsafe { out.as_mut() } {
-            *out = given;
-        }
+        unsafe { args::write(out, given) };
         Ok(())
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(heap, "heap", trim) }
 }
 
 /// Takes blocks back that were freed after GPU work which has ended by now. With `wait`, waits for the others first:
@@ -305,15 +257,16 @@ pub unsafe extern "C" fn egm_heap_trim(
 /// `heap` is null or a heap. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_collect(heap: *const egm_heap, wait: bool) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let heap = unsafe { args::object(heap, "heap")? };
-        match wait {
-            true => heap.heap().collect_all()?,
-            false => heap.heap().collect()?,
-        };
+    let collect = |heap: &egm_heap| {
+        if wait {
+            heap.heap().collect_all()?;
+        } else {
+            heap.heap().collect()?;
+        }
         Ok(())
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on(heap, "heap", collect) }
 }
 
 /// In a heap with ::EGM_DEBUG, checks the guards of all blocks and all freed blocks in quarantine.
@@ -325,11 +278,8 @@ pub unsafe extern "C" fn egm_heap_collect(heap: *const egm_heap, wait: bool) -> 
 /// `heap` is null or a heap. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_check(heap: *const egm_heap) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let heap = unsafe { args::object(heap, "heap")? };
-        Ok(heap.heap().check()?)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { on(heap, "heap", |heap| Ok(heap.heap().check()?)) }
 }
 
 /// Destroys a heap. Its memory is given back once the GPU work that blocks were freed after has ended, for which the
@@ -357,4 +307,110 @@ pub unsafe extern "C" fn egm_heap_destroy(heap: *mut egm_heap) -> egm_status {
         }
         Ok(())
     })
+}
+
+/// A heap's statistics at one moment, in bytes and numbers. Set `struct_size` to sizeof(egm_heap_stats) before the
+/// call.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct egm_heap_stats {
+    /// The size of this structure, by which the library knows the program's version.
+    pub struct_size: usize,
+    /// Blocks in use.
+    pub live_blocks: u64,
+    /// Bytes of these blocks. A block of up to 2 KiB counts with its usable size.
+    pub live: u64,
+    /// Bytes taken by these blocks and the deferred ones, including rounding.
+    pub used: u64,
+    /// Bytes in threads' caches.
+    pub cached: u64,
+    /// Freed blocks whose GPU work has not ended.
+    pub deferred_blocks: u64,
+    /// Free bytes outside slabs of small blocks.
+    pub free: u64,
+    /// The largest free range.
+    pub largest_free: u64,
+    /// The memory that the heap has.
+    pub backed: u64,
+    /// The most memory that the heap ever had.
+    pub backed_high_water: u64,
+    /// The most memory that the heap may have.
+    pub limit: u64,
+    /// The size of the heap's tables, in the process's ordinary memory; with the most that the table of this
+    /// interface can have.
+    pub metadata: u64,
+    /// Blocks allocated since the heap was made.
+    pub allocated_blocks: u64,
+    /// Blocks freed since then.
+    pub freed_blocks: u64,
+    /// Allocations that failed.
+    pub failed: u64,
+}
+
+/// Returns the heap's statistics. Set `out->struct_size` to sizeof(egm_heap_stats) before the call.
+///
+/// Takes microseconds or, with much memory in small blocks, longer. Threads that need more than their caches hold
+/// wait meanwhile.
+///
+/// # Safety
+/// `heap` is null or a heap; `out` is null or points to as many bytes as its first field says. Any thread may call
+/// this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_get_stats(
+    heap: *const egm_heap,
+    out: *mut egm_heap_stats,
+) -> egm_status {
+    // SAFETY: the caller's promise.
+    unsafe { on(heap, "heap", |heap| write(args::out(out, "out")?, heap)) }
+}
+
+/// Gives all statistics as JSON, those of each size class too. Free the text by egm_string_free().
+///
+/// # Safety
+/// `heap` is null or a heap; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_stats_json(
+    heap: *const egm_heap,
+    out: *mut *mut c_char,
+) -> egm_status {
+    // SAFETY: the caller's promise.
+    unsafe { ask(heap, "heap", out, |heap| given_json(&heap.heap().stats())) }
+}
+
+/// Writes the statistics, as far as the program's structure has room.
+///
+/// # Safety
+/// `out` points to as many bytes as its first field says.
+unsafe fn write(out: NonNull<egm_heap_stats>, heap: &egm_heap) -> Outcome {
+    // SAFETY: the caller promises its first field.
+    let size = unsafe { out.cast::<usize>().read() };
+    if size < size_of::<usize>() || size > 1 << 16 {
+        let why = format!("{size}: set it to the size of the structure before the call");
+        return Err(Failure::invalid("struct_size", why));
+    }
+    let known = size.min(size_of::<egm_heap_stats>());
+    let found = heap.heap().stats();
+    let stats = egm_heap_stats {
+        struct_size: known,
+        live_blocks: found.live_blocks,
+        live: found.live,
+        used: found.used,
+        cached: found.cached,
+        deferred_blocks: found.deferred_blocks,
+        free: found.free,
+        largest_free: found.largest_free,
+        backed: found.backed,
+        backed_high_water: found.backed_high_water,
+        limit: found.limit,
+        metadata: found.metadata + heap.metadata(found.backed_high_water),
+        allocated_blocks: found.allocated_blocks,
+        freed_blocks: found.freed_blocks,
+        failed: found.failed,
+    };
+    // SAFETY: the caller promises `size` bytes, and `stats` has no padding: its fields are words.
+    unsafe {
+        out.cast::<u8>()
+            .copy_from_nonoverlapping(NonNull::from(&stats).cast(), known);
+    }
+    Ok(())
 }

@@ -18,48 +18,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-/// For `flags`: shareable as widely as the machine allows.
-#define EGM_SHAREABLE 1
-
-/// For `flags`: ask the driver for more memory than the node has free.
-#define EGM_OVERCOMMIT 2
-
-/// For `flags` of a buffer: with room for the proof that importers see the same memory.
-#define EGM_ROOM_FOR_PROBES 4
-
-/// For `flags` of a heap: overwrite blocks with zeros when they are freed.
-#define EGM_SCRUB_ON_FREE 8
-
-/// For `flags` of a heap: an allocation that would fail waits for the GPU work that blocks were freed after.
-#define EGM_WAIT_FOR_GPU 16
-
-/// For `flags` of a heap: find writes beside blocks and to freed blocks. For tests: it is slow.
-#define EGM_DEBUG 32
-
-/// For `flags` of a client: connect to other machines without TLS. Anyone on the network path can read the handles.
-#define EGM_PLAIN_ANYWHERE 64
-
-/// For `flags` of a client: memory is fetched read-only.
-#define EGM_READ_ONLY 128
-
-/// For `flags` of a creation: memory that this peer created before with the same size and node will do.
-#define EGM_EXIST_OK 256
-
-/// A side that writes records.
-#define EGM_RING_PRODUCER 1
-
-/// A side that reads records.
-#define EGM_RING_CONSUMER 2
-
-/// The link between a GPU and the CPU is unknown.
-#define EGM_LINK_UNKNOWN 0
-
-/// The link between a GPU and the CPU is NVLink-C2C: coherent.
-#define EGM_LINK_NVLINK_C2C 1
-
-/// The link between a GPU and the CPU is PCI Express.
-#define EGM_LINK_PCIE 2
-
 /// The major version of this interface in the upper 16 bits, the minor one in the lower. A program that was built for
 /// a version runs with a library of the same major version and the same or a higher minor version. These are not the
 /// library's numbers: a new soname has a new major version.
@@ -101,6 +59,48 @@
 
 /// Registered pages where they are as good or better, else the driver's memory.
 #define EGM_BACKING_AUTO 3
+
+/// The link between a GPU and the CPU is unknown.
+#define EGM_LINK_UNKNOWN 0
+
+/// The link between a GPU and the CPU is NVLink-C2C: coherent.
+#define EGM_LINK_NVLINK_C2C 1
+
+/// The link between a GPU and the CPU is PCI Express.
+#define EGM_LINK_PCIE 2
+
+/// For `flags`: shareable as widely as the machine allows.
+#define EGM_SHAREABLE 1
+
+/// For `flags`: ask the driver for more memory than the node has free.
+#define EGM_OVERCOMMIT 2
+
+/// For `flags` of a buffer: with room for the proof that importers see the same memory.
+#define EGM_ROOM_FOR_PROBES 4
+
+/// For `flags` of a heap: overwrite blocks with zeros when they are freed.
+#define EGM_SCRUB_ON_FREE 8
+
+/// For `flags` of a heap: an allocation that would fail waits for the GPU work that blocks were freed after.
+#define EGM_WAIT_FOR_GPU 16
+
+/// For `flags` of a heap: find writes beside blocks and to freed blocks. For tests: it is slow.
+#define EGM_DEBUG 32
+
+/// For `flags` of a client: connect to other machines without TLS. Anyone on the network path can read the handles.
+#define EGM_PLAIN_ANYWHERE 64
+
+/// For `flags` of a client: memory is fetched read-only.
+#define EGM_READ_ONLY 128
+
+/// For `flags` of a creation: memory that this peer created before with the same size and node will do.
+#define EGM_EXIST_OK 256
+
+/// A side that writes records.
+#define EGM_RING_PRODUCER 1
+
+/// A side that reads records.
+#define EGM_RING_CONSUMER 2
 
 /// The result of a call: ::EGM_OK, or the reason for a failure. The values never change; later versions may add some.
 ///
@@ -314,6 +314,67 @@ typedef struct egm_client_options {
     const char *expect_owner;
 } egm_client_options;
 
+/// Options of memory that a server creates. Set `struct_size` to sizeof(egm_create_options), and the fields that you do not
+/// need to 0.
+typedef struct egm_create_options {
+    /// The size of this structure, by which the library knows the program's version.
+    size_t struct_size;
+    /// The host node: of kind ::EGM_LOCATION_HOST_NUMA; of kind 0: one of the server's choice.
+    struct egm_location location;
+    /// `share_count` peers that may fetch the memory besides this one: a certificate's name, "uid:1000", or "*" for all.
+    const char *const *share_with;
+    /// The number of peers.
+    size_t share_count;
+    /// Bits: ::EGM_EXIST_OK.
+    uint32_t flags;
+} egm_create_options;
+
+/// Memory under a name at a server.
+typedef struct egm_entry {
+    /// Its size in bytes.
+    uint64_t bytes;
+    /// Where its first part lies.
+    struct egm_location location;
+    /// The number of leases on it.
+    uint32_t leases;
+    /// 0.
+    uint32_t reserved;
+} egm_entry;
+
+/// A GPU. egm_topology_json() has the rest: its name, its UUID, its links to other GPUs.
+typedef struct egm_gpu {
+    /// The CUDA ordinal.
+    int32_t ordinal;
+    /// The nearest host node, where its Extended GPU Memory belongs; -1 if unknown.
+    int32_t host_node;
+    /// The NUMA node that its own memory forms; -1 if it forms none.
+    int32_t memory_node;
+    /// The compute capability's major part; 0 if unknown.
+    int32_t compute_major;
+    /// The compute capability's minor part.
+    int32_t compute_minor;
+    /// One of `EGM_LINK_…`.
+    int32_t link;
+    /// 1 if GPU and CPU share page tables, otherwise 0.
+    int32_t coherent;
+    /// 0.
+    int32_t reserved;
+    /// Its own memory in bytes.
+    uint64_t memory;
+} egm_gpu;
+
+/// A host NUMA node.
+typedef struct egm_node {
+    /// The operating system's number.
+    int32_t id;
+    /// The number of GPUs for which it is the nearest.
+    int32_t gpus;
+    /// Its memory in bytes; 0 if unknown.
+    uint64_t memory_total;
+    /// Bytes that an allocation could get when the topology was read; UINT64_MAX if unknown.
+    uint64_t memory_free;
+} egm_node;
+
 /// The ranks of a job: see egm_group_gather().
 typedef struct egm_ranks {
     /// This process's rank, below `size`.
@@ -397,32 +458,35 @@ typedef struct egm_heap_stats {
     uint64_t failed;
 } egm_heap_stats;
 
-/// Options of memory that a server creates. Set `struct_size` to sizeof(egm_create_options), and the fields that you do not
-/// need to 0.
-typedef struct egm_create_options {
+/// Options of a ring. Set `struct_size` to sizeof(egm_ring_options), and the fields that you do not need to 0.
+typedef struct egm_ring_options {
     /// The size of this structure, by which the library knows the program's version.
     size_t struct_size;
-    /// The host node: of kind ::EGM_LOCATION_HOST_NUMA; of kind 0: one of the server's choice.
+    /// Where the memory lies: on a host node if the CPU has a side.
     struct egm_location location;
-    /// `share_count` peers that may fetch the memory besides this one: a certificate's name, "uid:1000", or "*" for all.
-    const char *const *share_with;
-    /// The number of peers.
-    size_t share_count;
-    /// Bits: ::EGM_EXIST_OK.
+    /// The size of a record in bytes, at least 1.
+    uint64_t record_bytes;
+    /// The most records that the ring holds; 0: as many as 2 MiB have room for. All together have at most 2 GiB.
+    uint64_t records;
+    /// `gpu_count` ordinals of the GPUs that may read and write. A null pointer: every GPU that can reach the memory.
+    const int32_t *gpus;
+    /// The number of ordinals.
+    size_t gpu_count;
+    /// Bits: ::EGM_SHAREABLE, so that a side can be sent to another process.
     uint32_t flags;
-} egm_create_options;
+    /// The memory's name in the ledger; may be null.
+    const char *label;
+} egm_ring_options;
 
-/// Memory under a name at a server.
-typedef struct egm_entry {
-    /// Its size in bytes.
-    uint64_t bytes;
-    /// Where its first part lies.
-    struct egm_location location;
-    /// The number of leases on it.
-    uint32_t leases;
-    /// 0.
-    uint32_t reserved;
-} egm_entry;
+/// What a side of a ring knows.
+typedef struct egm_ring_info {
+    /// The size of a record in bytes.
+    uint64_t record_bytes;
+    /// The most records that the ring holds.
+    uint64_t records;
+    /// How many records were committed, or released, by this side and by those that had it before in other processes.
+    uint64_t count;
+} egm_ring_info;
 
 /// Options of a pool. Set `struct_size` to sizeof(egm_pool_options), and the fields that you do not need to 0.
 typedef struct egm_pool_options {
@@ -459,73 +523,15 @@ typedef struct egm_pool_stats {
     uint64_t used_high;
 } egm_pool_stats;
 
-/// Options of a ring. Set `struct_size` to sizeof(egm_ring_options), and the fields that you do not need to 0.
-typedef struct egm_ring_options {
-    /// The size of this structure, by which the library knows the program's version.
-    size_t struct_size;
-    /// Where the memory lies: on a host node if the CPU has a side.
-    struct egm_location location;
-    /// The size of a record in bytes, at least 1.
-    uint64_t record_bytes;
-    /// The most records that the ring holds; 0: as many as 2 MiB have room for. All together have at most 2 GiB.
-    uint64_t records;
-    /// `gpu_count` ordinals of the GPUs that may read and write. A null pointer: every GPU that can reach the memory.
-    const int32_t *gpus;
-    /// The number of ordinals.
-    size_t gpu_count;
-    /// Bits: ::EGM_SHAREABLE, so that a side can be sent to another process.
-    uint32_t flags;
-    /// The memory's name in the ledger; may be null.
-    const char *label;
-} egm_ring_options;
-
-/// What a side of a ring knows.
-typedef struct egm_ring_info {
-    /// The size of a record in bytes.
-    uint64_t record_bytes;
-    /// The most records that the ring holds.
-    uint64_t records;
-    /// How many records were committed, or released, by this side and by those that had it before in other processes.
-    uint64_t count;
-} egm_ring_info;
-
-/// A GPU. egm_topology_json() has the rest: its name, its UUID, its links to other GPUs.
-typedef struct egm_gpu {
-    /// The CUDA ordinal.
-    int32_t ordinal;
-    /// The nearest host node, where its Extended GPU Memory belongs; -1 if unknown.
-    int32_t host_node;
-    /// The NUMA node that its own memory forms; -1 if it forms none.
-    int32_t memory_node;
-    /// The compute capability's major part; 0 if unknown.
-    int32_t compute_major;
-    /// The compute capability's minor part.
-    int32_t compute_minor;
-    /// One of `EGM_LINK_…`.
-    int32_t link;
-    /// 1 if GPU and CPU share page tables, otherwise 0.
-    int32_t coherent;
-    /// 0.
-    int32_t reserved;
-    /// Its own memory in bytes.
-    uint64_t memory;
-} egm_gpu;
-
-/// A host NUMA node.
-typedef struct egm_node {
-    /// The operating system's number.
-    int32_t id;
-    /// The number of GPUs for which it is the nearest.
-    int32_t gpus;
-    /// Its memory in bytes; 0 if unknown.
-    uint64_t memory_total;
-    /// Bytes that an allocation could get when the topology was read; UINT64_MAX if unknown.
-    uint64_t memory_free;
-} egm_node;
-
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+/// Returns ::EGM_ABI_VERSION of the library that runs. Any thread may call this.
+uint32_t egm_abi_version(void);
+
+/// Returns the library's version, such as "0.1.0". The text is valid for ever. Any thread may call this.
+const char *egm_version(void);
 
 /// Allocates, maps and grants memory. If a step fails, the steps before it are undone.
 ///
@@ -649,6 +655,12 @@ egm_status egm_buffer_destroy(struct egm_buffer *buffer);
 void egm_call_site(const char *file,
                    uint32_t line,
                    const char *function);
+
+/// Frees a text that a call has given to the caller. A null pointer is left alone.
+///
+/// Contract:
+/// `text` is null, or such a text that was not freed yet. Any thread may call this.
+egm_status egm_string_free(char *text);
 
 /// Listens at a path of the file system, which only this user can open. Replaces a socket that a dead process has
 /// left.
@@ -792,6 +804,67 @@ egm_status egm_client_fetch(const struct egm_client *client, const char *name, s
 /// `client` is null, or a client that no thread uses during the call or afterwards: not destroyed yet.
 egm_status egm_client_destroy(struct egm_client *client);
 
+/// Has `egmem serve` create memory of `bytes` under a name. It stays until it is deleted, and outlives this process:
+/// fetch it by egm_client_fetch(). `options` may be null: a node of the server's choice, for this peer only. `out` may be
+/// null.
+///
+/// A server lets a peer create only names under its prefixes: by default those that begin with the text of
+/// egm_client_peer_name() and a slash. The call takes 5 minutes at most; drivers create 4 to 6 GB a second.
+///
+/// Fails with ::EGM_REFUSED for a name outside the prefixes, one that exists, and a quota; with ::EGM_EXIST_OK with
+/// ::EGM_MISMATCHED if the name has another owner, size or node; ::EGM_INVALID_ARGUMENT, ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
+///
+/// Contract:
+/// `client` is null or a client; `name` is null or a string; `options` is null or points to as many bytes as its first field
+/// says; `out` is null or may be written. Any thread may call this.
+egm_status egm_client_create(const struct egm_client *client,
+                             const char *name,
+                             uint64_t bytes,
+                             const struct egm_create_options *options,
+                             struct egm_entry *out);
+
+/// Deletes memory that this peer has created, and waits at most `timeout_ms` milliseconds, at least 1, for the processes
+/// that hold it.
+///
+/// Fails with ::EGM_TIMED_OUT if it is still held: it is then being withdrawn, and no process can fetch it any more. Fails with
+/// ::EGM_REFUSED if there is no such name or another peer has created it; ::EGM_PEER_LOST.
+///
+/// Contract:
+/// `client` is null or a client; `name` is null or a string. Any thread may call this.
+egm_status egm_client_delete(const struct egm_client *client,
+                             const char *name,
+                             uint64_t timeout_ms);
+
+/// Waits at most `timeout_ms` milliseconds, at least 1, until there is memory under a name that this peer may fetch. `out`
+/// may be null.
+///
+/// Fails with ::EGM_TIMED_OUT if there is none by then; ::EGM_PEER_LOST.
+///
+/// Contract:
+/// `client` is null or a client; `name` is null or a string; `out` is null or may be written. Any thread may call this.
+egm_status egm_client_wait(const struct egm_client *client,
+                           const char *name,
+                           uint64_t timeout_ms,
+                           struct egm_entry *out);
+
+/// Gives the names that begin with `prefix` and that this peer may fetch, as a JSON array of objects with `name`,
+/// `bytes`, `access`, `locations`, `leases` and `owner` (null: the server itself), in the order of the names. Free the
+/// text by egm_string_free().
+///
+/// Fails with ::EGM_LIMIT_REACHED for very many names; ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
+///
+/// Contract:
+/// `client` is null or a client; `prefix` is null or a string, "" for all names; `out` is null or may be written. Any
+/// thread may call this.
+egm_status egm_client_list_json(const struct egm_client *client, const char *prefix, char **out);
+
+/// Gives the server's name for this peer: that of its certificate, or "uid:1000" over a Unix socket. Free the text by
+/// egm_string_free().
+///
+/// Contract:
+/// `client` is null or a client; `out` is null or may be written. Any thread may call this.
+egm_status egm_client_peer_name(const struct egm_client *client, char **out);
+
 /// Opens the CUDA driver of this machine and initialises it. No library of CUDA is needed to build a program.
 ///
 /// Fails with ::EGM_NO_DRIVER without a usable libcuda.so.1, ::EGM_DRIVER_TOO_OLD before CUDA 12.2,
@@ -821,6 +894,73 @@ egm_status egm_driver_is_simulated(const struct egm_driver *driver, bool *out);
 /// Contract:
 /// `driver` is null, or a driver that no thread uses during the call or afterwards: not destroyed yet.
 egm_status egm_driver_destroy(struct egm_driver *driver);
+
+/// Reads the topology of a driver's machine.
+///
+/// Contract:
+/// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
+egm_status egm_topology_discover(const struct egm_driver *driver, struct egm_topology **out);
+
+/// Returns the number of GPUs; their ordinals count from 0.
+///
+/// Contract:
+/// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
+egm_status egm_topology_gpu_count(const struct egm_topology *topology, size_t *out);
+
+/// Returns the GPU with this CUDA ordinal. Fails with ::EGM_NO_SUCH_GPU.
+///
+/// Contract:
+/// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
+egm_status egm_topology_gpu(const struct egm_topology *topology, int32_t ordinal, struct egm_gpu *out);
+
+/// Returns the number of host nodes. Nodes of GPUs' own memory do not count.
+///
+/// Contract:
+/// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
+egm_status egm_topology_node_count(const struct egm_topology *topology, size_t *out);
+
+/// Returns a host node by its place in the list, which begins at 0 and ascends by the nodes' ids.
+///
+/// Contract:
+/// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
+egm_status egm_topology_node(const struct egm_topology *topology, size_t index, struct egm_node *out);
+
+/// Gives the whole topology as JSON, as `egmem topo --json` prints it. Free the text by egm_string_free().
+///
+/// Contract:
+/// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
+egm_status egm_topology_json(const struct egm_topology *topology, char **out);
+
+/// Destroys a topology. A null pointer is left alone.
+///
+/// Contract:
+/// `topology` is null, or a topology that no thread uses during the call or afterwards: not destroyed yet.
+egm_status egm_topology_destroy(struct egm_topology *topology);
+
+/// Tries the capabilities of this machine, and gives the report as JSON, as `egmem doctor --json` prints it: the
+/// trials, the reasons for failures, and their remedies. Free the text by egm_string_free().
+///
+/// The trials run in this process and take milliseconds each: a driver that crashes in one ends the process. `egmem
+/// doctor` runs each in a process of its own.
+///
+/// Contract:
+/// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
+egm_status egm_capabilities_json(const struct egm_driver *driver, char **out);
+
+/// Returns the message of the calling thread's last failed call, with its cause: one line without a full stop. ""
+/// before the first failure.
+///
+/// A call that succeeds changes nothing. The text is valid until the next call of the thread that fails, and until
+/// the thread ends. Never null.
+const char *egm_last_error_message(void);
+
+/// Returns the remedy for the calling thread's last failed call, or "" where the message says what is valid, as for most
+/// arguments. Valid as long as egm_last_error_message()'s text. Never null.
+const char *egm_last_error_remedy(void);
+
+/// Returns the result (`CUresult`) of the driver call behind the calling thread's last failed call, or 0 if there was
+/// none.
+int32_t egm_last_error_cuda_code(void);
 
 /// Gives this rank's memory to all ranks of a job, and maps that of all others. All ranks call it together.
 ///
@@ -984,131 +1124,6 @@ egm_status egm_heap_get_stats(const struct egm_heap *heap, struct egm_heap_stats
 /// Contract:
 /// `heap` is null or a heap; `out` is null or may be written. Any thread may call this.
 egm_status egm_heap_stats_json(const struct egm_heap *heap, char **out);
-
-/// Returns the message of the calling thread's last failed call, with its cause: one line without a full stop. ""
-/// before the first failure.
-///
-/// A call that succeeds changes nothing. The text is valid until the next call of the thread that fails, and until
-/// the thread ends. Never null.
-const char *egm_last_error_message(void);
-
-/// Returns the remedy for the calling thread's last failed call, or "" where the message says what is valid, as for most
-/// arguments. Valid as long as egm_last_error_message()'s text. Never null.
-const char *egm_last_error_remedy(void);
-
-/// Returns the result (`CUresult`) of the driver call behind the calling thread's last failed call, or 0 if there was
-/// none.
-int32_t egm_last_error_cuda_code(void);
-
-/// Has `egmem serve` create memory of `bytes` under a name. It stays until it is deleted, and outlives this process:
-/// fetch it by egm_client_fetch(). `options` may be null: a node of the server's choice, for this peer only. `out` may be
-/// null.
-///
-/// A server lets a peer create only names under its prefixes: by default those that begin with the text of
-/// egm_client_peer_name() and a slash. The call takes 5 minutes at most; drivers create 4 to 6 GB a second.
-///
-/// Fails with ::EGM_REFUSED for a name outside the prefixes, one that exists, and a quota; with ::EGM_EXIST_OK with
-/// ::EGM_MISMATCHED if the name has another owner, size or node; ::EGM_INVALID_ARGUMENT, ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
-///
-/// Contract:
-/// `client` is null or a client; `name` is null or a string; `options` is null or points to as many bytes as its first field
-/// says; `out` is null or may be written. Any thread may call this.
-egm_status egm_client_create(const struct egm_client *client,
-                             const char *name,
-                             uint64_t bytes,
-                             const struct egm_create_options *options,
-                             struct egm_entry *out);
-
-/// Deletes memory that this peer has created, and waits at most `timeout_ms` milliseconds, at least 1, for the processes
-/// that hold it.
-///
-/// Fails with ::EGM_TIMED_OUT if it is still held: it is then being withdrawn, and no process can fetch it any more. Fails with
-/// ::EGM_REFUSED if there is no such name or another peer has created it; ::EGM_PEER_LOST.
-///
-/// Contract:
-/// `client` is null or a client; `name` is null or a string. Any thread may call this.
-egm_status egm_client_delete(const struct egm_client *client,
-                             const char *name,
-                             uint64_t timeout_ms);
-
-/// Waits at most `timeout_ms` milliseconds, at least 1, until there is memory under a name that this peer may fetch. `out`
-/// may be null.
-///
-/// Fails with ::EGM_TIMED_OUT if there is none by then; ::EGM_PEER_LOST.
-///
-/// Contract:
-/// `client` is null or a client; `name` is null or a string; `out` is null or may be written. Any thread may call this.
-egm_status egm_client_wait(const struct egm_client *client,
-                           const char *name,
-                           uint64_t timeout_ms,
-                           struct egm_entry *out);
-
-/// Gives the names that begin with `prefix` and that this peer may fetch, as a JSON array of objects with `name`,
-/// `bytes`, `access`, `locations`, `leases` and `owner` (null: the server itself), in the order of the names. Free the
-/// text by egm_string_free().
-///
-/// Fails with ::EGM_LIMIT_REACHED for very many names; ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
-///
-/// Contract:
-/// `client` is null or a client; `prefix` is null or a string, "" for all names; `out` is null or may be written. Any
-/// thread may call this.
-egm_status egm_client_list_json(const struct egm_client *client, const char *prefix, char **out);
-
-/// Gives the server's name for this peer: that of its certificate, or "uid:1000" over a Unix socket. Free the text by
-/// egm_string_free().
-///
-/// Contract:
-/// `client` is null or a client; `out` is null or may be written. Any thread may call this.
-egm_status egm_client_peer_name(const struct egm_client *client, char **out);
-
-/// Creates a pool and grants access. It takes no memory before the first allocation.
-///
-/// Contract:
-/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null
-/// or may be written. Any thread may call this.
-egm_status egm_pool_create(const struct egm_driver *driver,
-                           const struct egm_pool_options *options,
-                           struct egm_pool **out);
-
-/// Allocates `bytes`, usable by work that is submitted to `stream` from now on. Destroy the buffer by
-/// egm_buffer_free_on(), or by egm_buffer_destroy().
-///
-/// Fails with ::EGM_INVALID_ARGUMENT for 0 bytes, ::EGM_NODE_TOO_FULL, ::EGM_OUT_OF_MEMORY.
-///
-/// Contract:
-/// `pool` is null or a pool; `stream` is null or a stream; `out` is null or may be written. Any thread may call this.
-egm_status egm_pool_alloc(const struct egm_pool *pool,
-                          uint64_t bytes,
-                          const struct egm_stream *stream,
-                          struct egm_buffer **out);
-
-/// Returns the pool's bytes.
-///
-/// Contract:
-/// `pool` is null or a pool; `out` is null or may be written. Any thread may call this.
-egm_status egm_pool_get_stats(const struct egm_pool *pool, struct egm_pool_stats *out);
-
-/// Gives free memory back to the system until `keep` bytes are held, or no more is free.
-///
-/// Contract:
-/// `pool` is null or a pool. Any thread may call this.
-egm_status egm_pool_trim(const struct egm_pool *pool, uint64_t keep);
-
-/// Destroys a pool; its buffers keep its memory until they are destroyed. A null pointer is left alone.
-///
-/// Contract:
-/// `pool` is null, or a pool that no thread uses during the call or afterwards: not destroyed yet.
-egm_status egm_pool_destroy(struct egm_pool *pool);
-
-/// Tries the capabilities of this machine, and gives the report as JSON, as `egmem doctor --json` prints it: the
-/// trials, the reasons for failures, and their remedies. Free the text by egm_string_free().
-///
-/// The trials run in this process and take milliseconds each: a driver that crashes in one ends the process. `egmem
-/// doctor` runs each in a process of its own.
-///
-/// Contract:
-/// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
-egm_status egm_capabilities_json(const struct egm_driver *driver, char **out);
 
 /// Creates a ring and gives both sides. A null pointer instead of `producer` or `consumer` drops that side, so that
 /// egm_ring_share() can send it to another process.
@@ -1318,59 +1333,44 @@ egm_status egm_event_synchronize(const struct egm_event *event);
 /// `event` is null, or an event that no thread uses during the call or afterwards: not destroyed yet.
 egm_status egm_event_destroy(struct egm_event *event);
 
-/// Frees a text that a call has given to the caller. A null pointer is left alone.
+/// Creates a pool and grants access. It takes no memory before the first allocation.
 ///
 /// Contract:
-/// `text` is null, or such a text that was not freed yet. Any thread may call this.
-egm_status egm_string_free(char *text);
+/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null
+/// or may be written. Any thread may call this.
+egm_status egm_pool_create(const struct egm_driver *driver,
+                           const struct egm_pool_options *options,
+                           struct egm_pool **out);
 
-/// Reads the topology of a driver's machine.
+/// Allocates `bytes`, usable by work that is submitted to `stream` from now on. Destroy the buffer by
+/// egm_buffer_free_on(), or by egm_buffer_destroy().
+///
+/// Fails with ::EGM_INVALID_ARGUMENT for 0 bytes, ::EGM_NODE_TOO_FULL, ::EGM_OUT_OF_MEMORY.
 ///
 /// Contract:
-/// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
-egm_status egm_topology_discover(const struct egm_driver *driver, struct egm_topology **out);
+/// `pool` is null or a pool; `stream` is null or a stream; `out` is null or may be written. Any thread may call this.
+egm_status egm_pool_alloc(const struct egm_pool *pool,
+                          uint64_t bytes,
+                          const struct egm_stream *stream,
+                          struct egm_buffer **out);
 
-/// Returns the number of GPUs; their ordinals count from 0.
+/// Returns the pool's bytes.
 ///
 /// Contract:
-/// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
-egm_status egm_topology_gpu_count(const struct egm_topology *topology, size_t *out);
+/// `pool` is null or a pool; `out` is null or may be written. Any thread may call this.
+egm_status egm_pool_get_stats(const struct egm_pool *pool, struct egm_pool_stats *out);
 
-/// Returns the GPU with this CUDA ordinal. Fails with ::EGM_NO_SUCH_GPU.
+/// Gives free memory back to the system until `keep` bytes are held, or no more is free.
 ///
 /// Contract:
-/// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
-egm_status egm_topology_gpu(const struct egm_topology *topology, int32_t ordinal, struct egm_gpu *out);
+/// `pool` is null or a pool. Any thread may call this.
+egm_status egm_pool_trim(const struct egm_pool *pool, uint64_t keep);
 
-/// Returns the number of host nodes. Nodes of GPUs' own memory do not count.
+/// Destroys a pool; its buffers keep its memory until they are destroyed. A null pointer is left alone.
 ///
 /// Contract:
-/// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
-egm_status egm_topology_node_count(const struct egm_topology *topology, size_t *out);
-
-/// Returns a host node by its place in the list, which begins at 0 and ascends by the nodes' ids.
-///
-/// Contract:
-/// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
-egm_status egm_topology_node(const struct egm_topology *topology, size_t index, struct egm_node *out);
-
-/// Gives the whole topology as JSON, as `egmem topo --json` prints it. Free the text by egm_string_free().
-///
-/// Contract:
-/// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
-egm_status egm_topology_json(const struct egm_topology *topology, char **out);
-
-/// Destroys a topology. A null pointer is left alone.
-///
-/// Contract:
-/// `topology` is null, or a topology that no thread uses during the call or afterwards: not destroyed yet.
-egm_status egm_topology_destroy(struct egm_topology *topology);
-
-/// Returns ::EGM_ABI_VERSION of the library that runs. Any thread may call this.
-uint32_t egm_abi_version(void);
-
-/// Returns the library's version, such as "0.1.0". The text is valid for ever. Any thread may call this.
-const char *egm_version(void);
+/// `pool` is null, or a pool that no thread uses during the call or afterwards: not destroyed yet.
+egm_status egm_pool_destroy(struct egm_pool *pool);
 
 #ifdef __cplusplus
 }  // extern "C"

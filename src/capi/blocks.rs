@@ -1,0 +1,238 @@
+//! The blocks of a heap that a C program has, by their offset: one entry for each page of the heap, read and written without a
+//! lock.
+//!
+//! A C program frees a block by its address alone, so the other fields of [`RawBlock`] are kept here. At most one
+//! large block begins in a page, or small ones with one key and one size, as [`RawBlock::PAGE`] says. So a page's
+//! entry has the key and the size once, and one bit for each place where a block can begin. A bit is set exactly
+//! while a block that begins there is in use: a free of any other address, and a second free, find no bit.
+//!
+//! Entries of one page are written by the threads that allocate and free its blocks. The thread that gets a large
+//! block is alone in its page, so it stores the bit; all other changes of bits are atomic operations. Key and size
+//! are written before a bit is set, with release, and read after it was seen, with acquire: a program that frees a
+//! block twice, in a race with an allocation, gets the key of the block whose bit it takes.
+
+use std::collections::HashMap;
+use std::io;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use egmem::heap::RawBlock;
+
+use crate::args::lock;
+
+/// The blocks in use, by their offset.
+pub(crate) enum Blocks {
+    /// Of a heap as usual.
+    Plain(Table),
+    /// Of a heap in debug mode, where pages do not tell blocks apart.
+    Debug(Listed),
+}
+
+/// All blocks of a heap in debug mode. Its functions stay out of line, to keep the inlined ones of
+/// [`Blocks`] short.
+#[derive(Default)]
+pub(crate) struct Listed(Mutex<HashMap<u64, RawBlock>>);
+
+impl Listed {
+    #[cold]
+    #[inline(never)]
+    fn put(&self, raw: RawBlock) {
+        lock(&self.0).insert(raw.offset, raw);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take(&self, offset: u64) -> Option<RawBlock> {
+        lock(&self.0).remove(&offset)
+    }
+}
+
+impl Blocks {
+    /// Creates a table for a heap of `limit` bytes.
+    pub(crate) fn new(limit: u64, debug: bool) -> io::Result<Self> {
+        Ok(match debug {
+            true => Self::Debug(Listed::default()),
+            false => Self::Plain(Table::new(limit)?),
+        })
+    }
+
+    /// Returns whether the heap is in debug mode.
+    #[inline]
+    pub(crate) fn is_debug(&self) -> bool {
+        matches!(self, Self::Debug(_))
+    }
+
+    /// Notes a block, which is in use from now on. Returns `false` if it is not below the limit.
+    #[inline]
+    #[must_use]
+    pub(crate) fn put(&self, raw: RawBlock) -> bool {
+        match self {
+            Self::Plain(table) => table.put(raw),
+            Self::Debug(all) => {
+                all.put(raw);
+                true
+            }
+        }
+    }
+
+    /// Returns the block in use that begins at `offset`.
+    pub(crate) fn get(&self, offset: u64) -> Option<RawBlock> {
+        match self {
+            Self::Plain(table) => table.get(offset),
+            Self::Debug(all) => lock(&all.0).get(&offset).copied(),
+        }
+    }
+
+    /// Removes the block in use that begins at `offset`, and returns it.
+    #[inline]
+    pub(crate) fn take(&self, offset: u64) -> Option<RawBlock> {
+        match self {
+            Self::Plain(table) => table.take(offset),
+            Self::Debug(all) => all.take(offset),
+        }
+    }
+
+    /// Returns the most bytes of memory that the table has for a heap that had `backed` bytes at once; 0 in debug
+    /// mode.
+    pub(crate) fn metadata(&self, backed: u64) -> u64 {
+        match self {
+            Self::Plain(_) => Table::metadata(backed),
+            Self::Debug(_) => 0,
+        }
+    }
+}
+
+/// A page's blocks.
+#[derive(Default)]
+#[repr(align(32))]
+struct Page {
+    /// A bit for each multiple of [`RawBlock::MIN_ALIGN`] in the page: whether a block in use begins there.
+    begins: [AtomicU64; 2],
+    key: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Page {
+    /// Returns the block that begins at `offset`, whose bit the caller has seen set.
+    #[inline]
+    fn block(&self, offset: u64) -> RawBlock {
+        #[cfg(test)]
+        tests::before_an_entry_is_read();
+        RawBlock {
+            offset,
+            bytes: self.bytes.load(Relaxed),
+            key: self.key.load(Relaxed),
+        }
+    }
+}
+
+/// The table: an entry for each page, found by one addition, because every free looks it up. It is a mapping of its own: all
+/// zero at first, and without memory until entries are written.
+pub(crate) struct Table {
+    first: NonNull<Page>,
+    count: usize,
+}
+
+// SAFETY: it owns its pages, which are atomic numbers that threads may share.
+unsafe impl Send for Table {}
+// SAFETY: as above; a reference lends references only.
+unsafe impl Sync for Table {}
+
+/// A place in a page: the word with its bit, and the bit.
+#[inline]
+fn bit_of(offset: u64) -> (usize, u64) {
+    let unit = offset % RawBlock::PAGE / RawBlock::MIN_ALIGN;
+    ((unit / 64) as usize, 1 << (unit % 64))
+}
+
+impl Table {
+    /// Creates a table for offsets below `limit`, in bytes. It has addresses for all entries, and memory for those
+    /// that are written.
+    fn new(limit: u64) -> io::Result<Self> {
+        let count = usize::try_from(limit.div_ceil(RawBlock::PAGE).max(1)).unwrap_or(usize::MAX);
+        let bytes = count.checked_mul(size_of::<Page>());
+        let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping, which replaces none.
+        let first = unsafe { libc::mmap(null_mut(), bytes, access, kind, -1, 0) };
+        if first == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let first = NonNull::new(first.cast()).ok_or(io::ErrorKind::Other)?;
+        Ok(Self { first, count })
+    }
+
+    /// Returns a page's entry, unless it is beyond the limit.
+    #[inline]
+    fn get_page(&self, number: usize) -> Option<&Page> {
+        // SAFETY: the mapping has `count` pages, at a page's start, so aligned; zeros are atomic numbers, and it lives as
+        // long as `self`.
+        (number < self.count).then(|| unsafe { self.first.add(number).as_ref() })
+    }
+
+    /// Notes a block, which is in use from now on. Returns `false` if it is not below the limit.
+    #[inline]
+    fn put(&self, raw: RawBlock) -> bool {
+        let number = (raw.offset / RawBlock::PAGE) as usize;
+        let Some(page) = self.get_page(number) else {
+            return false;
+        };
+        let (word, bit) = bit_of(raw.offset);
+        page.key.store(raw.key, Relaxed);
+        page.bytes.store(raw.bytes, Relaxed);
+        match raw.is_small() {
+            true => {
+                page.begins[word].fetch_or(bit, Release);
+            }
+            false => page.begins[word].store(bit, Release),
+        }
+        true
+    }
+
+    /// Returns the block in use that begins at `offset`.
+    #[inline]
+    fn get(&self, offset: u64) -> Option<RawBlock> {
+        let page = self.page(offset)?;
+        let (word, bit) = bit_of(offset);
+        let in_use = page.begins[word].load(Acquire) & bit != 0;
+        in_use.then(|| page.block(offset))
+    }
+
+    #[inline]
+    fn page(&self, offset: u64) -> Option<&Page> {
+        if !offset.is_multiple_of(RawBlock::MIN_ALIGN) {
+            return None;
+        }
+        self.get_page((offset / RawBlock::PAGE) as usize)
+    }
+
+    /// Removes the block in use that begins at `offset`, and returns it.
+    ///
+    /// Of two threads that free it at once, one finds no bit. Key and size are read after the bit was taken: until
+    /// then the page may be another block's, if an earlier free of this one was followed by an allocation.
+    #[inline]
+    fn take(&self, offset: u64) -> Option<RawBlock> {
+        let page = self.page(offset)?;
+        let (word, bit) = bit_of(offset);
+        let before = page.begins[word].fetch_and(!bit, Acquire);
+        (before & bit != 0).then(|| page.block(offset))
+    }
+
+    /// Returns the most bytes of memory that the table has for a heap that had `backed` bytes at once.
+    fn metadata(backed: u64) -> u64 {
+        backed.div_ceil(RawBlock::PAGE) * size_of::<Page>() as u64
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped with this size, and nothing borrows from it.
+        unsafe { libc::munmap(self.first.as_ptr().cast(), self.count * size_of::<Page>()) };
+    }
+}
+
+#[cfg(test)]
+mod tests;
