@@ -4,10 +4,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use super::fault::{Answer, exhausted, fail};
-use super::memory::{Memory, Purpose};
+use super::memory::{Memory, read_own, write_own};
 use super::space::GRANULARITY;
 use super::state::{Allocator, Kind, Mapping, Region, State};
 use crate::*;
+
+/// The part of a copy that is in flight at a time.
+const BOUNCE: usize = 256 << 10;
 
 /// A part of a range.
 #[derive(Clone, Debug)]
@@ -125,12 +128,7 @@ impl Piece {
     pub fn read(&self, bytes: &mut [u8]) -> Result<(), Code> {
         match &self.memory {
             Some(memory) => memory.read(self.at, bytes),
-            None => {
-                let len = bytes.len() as u64;
-                let scratch = scratch(len)?;
-                scratch.copy_from_address(0, self.at, len)?;
-                scratch.read(0, bytes)
-            }
+            None => read_own(self.at, bytes),
         }
     }
 
@@ -141,12 +139,8 @@ impl Piece {
     pub unsafe fn write(&self, bytes: &[u8]) -> Result<(), Code> {
         match &self.memory {
             Some(memory) => memory.write(self.at, bytes),
-            None => {
-                let scratch = scratch(bytes.len() as u64)?;
-                scratch.write(0, bytes)?;
-                // SAFETY: the caller's promise.
-                unsafe { scratch.copy_to_address(0, self.at, bytes.len() as u64) }
-            }
+            // SAFETY: the caller's promise.
+            None => unsafe { write_own(self.at, bytes) },
         }
     }
 
@@ -154,16 +148,15 @@ impl Piece {
     ///
     /// # Safety
     /// As for [`Self::write`].
-    pub unsafe fn fill(&self, value: u8) -> Result<(), Code> {
-        match &self.memory {
-            Some(memory) => memory.fill(self.at, value, self.len),
-            None => {
-                let scratch = scratch(self.len)?;
-                scratch.fill(0, value, self.len)?;
-                // SAFETY: the caller's promise.
-                unsafe { scratch.copy_to_address(0, self.at, self.len) }
-            }
+    pub unsafe fn fill(mut self, value: u8) -> Result<(), Code> {
+        let pattern = vec![value; BOUNCE.min(self.len as usize)];
+        while self.len > 0 {
+            let n = BOUNCE.min(self.len as usize);
+            // SAFETY: the caller's promise.
+            unsafe { self.write(&pattern[..n]) }?;
+            self = self.after(n as u64);
         }
+        Ok(())
     }
 }
 
@@ -174,32 +167,19 @@ impl Piece {
 pub(super) unsafe fn copy(dst: Vec<Piece>, src: Vec<Piece>) -> Result<(), Code> {
     let (mut dst, mut src) = (dst.into_iter(), src.into_iter());
     let (mut to, mut from) = (dst.next(), src.next());
+    let mut bounce = Vec::new();
     while let (Some(into), Some(of)) = (&to, &from) {
-        let n = into.len.min(of.len);
-        match (&into.memory, &of.memory) {
-            (Some(memory), Some(from)) => memory.copy_from(into.at, from, of.at, n)?,
-            (Some(memory), None) => memory.copy_from_address(into.at, of.at, n)?,
-            // SAFETY: the caller's promise.
-            (None, Some(memory)) => unsafe { memory.copy_to_address(of.at, into.at, n) }?,
-            (None, None) => {
-                let scratch = scratch(n)?;
-                scratch.copy_from_address(0, of.at, n)?;
-                // SAFETY: the caller's promise.
-                unsafe { scratch.copy_to_address(0, into.at, n) }?;
-            }
-        }
+        let n = into.len.min(of.len).min(BOUNCE as u64);
+        bounce.resize(n as usize, 0);
+        of.read(&mut bounce)?;
+        // SAFETY: the caller's promise.
+        unsafe { into.write(&bounce) }?;
         let rest = |piece: &Piece| (piece.len > n).then(|| piece.after(n));
         let (more_to, more_from) = (rest(into), rest(of));
         to = more_to.or_else(|| dst.next());
         from = more_from.or_else(|| src.next());
     }
     Ok(())
-}
-
-/// Creates memory to pass bytes through, so that the kernel checks the addresses.
-fn scratch(len: u64) -> Result<Memory, Code> {
-    let (purpose, location) = (Purpose::Physical, Location::Host);
-    Memory::create(purpose, location, HandleTypes::NONE, len, None).map_err(|_| Code::OUT_OF_MEMORY)
 }
 
 /// The allocation or mapping at a pointer.

@@ -14,16 +14,16 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals,
     fcntl_getfl, memfd_create,
 };
+use serde::{Deserialize, Serialize};
 
 use super::capacity::{Bytes, Charge};
 use crate::{Code, HandleTypes, Location, random};
 
-/// The part of a copy that is in flight at a time.
-const BOUNCE: usize = 256 << 10;
-const MARK: &str = "egmem-sim-1";
+/// What a memfd's name begins with; a label in JSON follows.
+const MARK: &str = "egmem-sim-2 ";
 
 /// The use of a memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Purpose {
     /// One handle's memory, of a fixed size.
     Physical,
@@ -32,7 +32,7 @@ pub(super) enum Purpose {
 }
 
 /// The information in a memfd's name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Label {
     pub purpose: Purpose,
     pub location: Location,
@@ -42,41 +42,12 @@ pub(super) struct Label {
 }
 
 impl Label {
-    fn to_name(self) -> String {
-        let purpose = match self.purpose {
-            Purpose::Physical => "physical",
-            Purpose::Pool => "pool",
-        };
-        let location = match self.location {
-            Location::Device(ordinal) => format!("device:{ordinal}"),
-            Location::HostNuma(node) => format!("node:{node}"),
-            Location::Host | Location::HostNumaCurrent => "host".into(),
-        };
-        let types = self.handle_types.bits();
-        format!("{MARK} {purpose} {location} {types:x} {:032x}", self.id)
+    fn to_name(self) -> io::Result<String> {
+        Ok(format!("{MARK}{}", serde_json::to_string(&self)?))
     }
 
     fn from_name(name: &str) -> Option<Self> {
-        let mut words = name.split(' ');
-        let purpose = match (words.next()?, words.next()?) {
-            (MARK, "physical") => Purpose::Physical,
-            (MARK, "pool") => Purpose::Pool,
-            _ => return None,
-        };
-        let location = match words.next()?.split_once(':') {
-            Some(("device", ordinal)) => Location::Device(ordinal.parse().ok()?),
-            Some(("node", node)) => Location::HostNuma(node.parse().ok()?),
-            Some(_) => return None,
-            None => Location::Host,
-        };
-        let handle_types = HandleTypes::from_bits(u32::from_str_radix(words.next()?, 16).ok()?);
-        let id = u128::from_str_radix(words.next()?, 16).ok()?;
-        words.next().is_none().then_some(Self {
-            purpose,
-            location,
-            handle_types,
-            id,
-        })
+        serde_json::from_str(name.strip_prefix(MARK)?).ok()
     }
 }
 
@@ -108,7 +79,7 @@ impl Memory {
             id: u128::from_ne_bytes(random()?),
         };
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = File::from(memfd_create(label.to_name(), flags)?);
+        let file = File::from(memfd_create(label.to_name()?, flags)?);
         if size > 0 {
             file.set_len(size)?;
         }
@@ -186,7 +157,7 @@ impl Memory {
         if fallocate(&self.file, mode, offset, len).is_err() {
             // If the kernel refuses, the pages stay until the pool dies, but the bytes must still become
             // zero.
-            let _ = self.fill(offset, 0, len);
+            let _ = self.write(offset, &vec![0; len as usize]);
         }
     }
 
@@ -197,74 +168,6 @@ impl Memory {
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Code> {
         self.file.write_all_at(bytes, offset).map_err(|_| FAULT)
     }
-
-    /// Sets `len` bytes to `value`.
-    pub fn fill(&self, offset: u64, value: u8, len: u64) -> Result<(), Code> {
-        let pattern = vec![value; BOUNCE.min(len as usize)];
-        pieces(len, |at, n| self.write(offset + at, &pattern[..n]))
-    }
-
-    /// Copies `len` bytes from other memory, or from another offset of this.
-    pub fn copy_from(
-        &self,
-        offset: u64,
-        from: &Self,
-        from_offset: u64,
-        len: u64,
-    ) -> Result<(), Code> {
-        let mut bounce = vec![0; BOUNCE.min(len as usize)];
-        pieces(len, |at, n| {
-            from.read(from_offset + at, &mut bounce[..n])?;
-            self.write(offset + at, &bounce[..n])
-        })
-    }
-
-    /// Copies `len` bytes from an address of this process. The kernel does it, so a wrong address is an
-    /// error, not a fault.
-    pub fn copy_from_address(&self, offset: u64, address: u64, len: u64) -> Result<(), Code> {
-        self.transfer(offset, address, len, |fd, address, len, offset| {
-            // SAFETY: the kernel checks the address and returns EFAULT if it cannot be read. The caller of
-            // the copy guarantees that the range may be read.
-            unsafe { libc::pwrite64(fd, address as *const _, len, offset) }
-        })
-    }
-
-    /// Copies `len` bytes to an address of this process, as above.
-    ///
-    /// # Safety
-    /// The caller may overwrite the range.
-    pub unsafe fn copy_to_address(&self, offset: u64, address: u64, len: u64) -> Result<(), Code> {
-        self.transfer(offset, address, len, |fd, address, len, offset| {
-            // SAFETY: as above; the caller guarantees that the range may be overwritten.
-            unsafe { libc::pread64(fd, address as *mut _, len, offset) }
-        })
-    }
-
-    fn transfer(
-        &self,
-        offset: u64,
-        address: u64,
-        len: u64,
-        call: impl Fn(i32, u64, usize, i64) -> isize,
-    ) -> Result<(), Code> {
-        let mut done = 0;
-        while done < len {
-            let (at, n) = (address.checked_add(done).ok_or(FAULT)?, len - done);
-            let moved = call(
-                self.file.as_raw_fd(),
-                at,
-                n as usize,
-                (offset + done) as i64,
-            );
-            match moved {
-                1.. => done += moved as u64,
-                0 => return Err(FAULT),
-                _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
-                _ => return Err(FAULT),
-            }
-        }
-        Ok(())
-    }
 }
 
 const FAULT: Code = Code::ILLEGAL_ADDRESS;
@@ -274,14 +177,38 @@ fn open_again(file: &File) -> io::Result<File> {
     File::options().read(true).write(true).open(path)
 }
 
-fn pieces(len: u64, mut each: impl FnMut(u64, usize) -> Result<(), Code>) -> Result<(), Code> {
-    let mut at = 0;
-    while at < len {
-        let n = (len - at).min(BOUNCE as u64);
-        each(at, n as usize)?;
-        at += n;
+/// Reads this process's own memory. The kernel does it, so a wrong address is an error, not a fault.
+pub(super) fn read_own(address: u64, bytes: &mut [u8]) -> Result<(), Code> {
+    let file = scratch()?;
+    // SAFETY: the kernel checks the address and returns EFAULT if it cannot be read. The caller of the driver's call
+    // guarantees that the range may be read.
+    let moved = unsafe { libc::pwrite64(file.as_raw_fd(), address as *const _, bytes.len(), 0) };
+    if moved != bytes.len() as isize {
+        return Err(FAULT);
     }
-    Ok(())
+    file.read_exact_at(bytes, 0).map_err(|_| FAULT)
+}
+
+/// Overwrites this process's own memory, as above.
+///
+/// # Safety
+/// The caller may overwrite the range.
+pub(super) unsafe fn write_own(address: u64, bytes: &[u8]) -> Result<(), Code> {
+    let file = scratch()?;
+    file.write_all_at(bytes, 0).map_err(|_| FAULT)?;
+    // SAFETY: as above; the caller guarantees that the range may be overwritten.
+    let moved = unsafe { libc::pread64(file.as_raw_fd(), address as *mut _, bytes.len(), 0) };
+    if moved == bytes.len() as isize {
+        Ok(())
+    } else {
+        Err(FAULT)
+    }
+}
+
+/// Creates a file to pass bytes through.
+fn scratch() -> Result<File, Code> {
+    let file = memfd_create("egmem-sim-scratch", MemfdFlags::CLOEXEC);
+    file.map(File::from).map_err(|_| Code::OUT_OF_MEMORY)
 }
 
 /// Asks the kernel to take the file's pages from its node. A machine with one node has no choice; elsewhere a
@@ -342,9 +269,9 @@ mod tests {
                 handle_types: HandleTypes::POSIX_FD | HandleTypes::FABRIC,
                 id: 0x1234,
             };
-            assert_eq!(Label::from_name(&label.to_name()), Some(label));
+            assert_eq!(Label::from_name(&label.to_name().unwrap()), Some(label));
         }
-        for garbage in ["", "memory", "egmem-sim-1 physical node:x 1 2"] {
+        for garbage in ["", "memory", "egmem-sim-2 {}", "egmem-sim-2 "] {
             assert_eq!(Label::from_name(garbage), None);
         }
     }
@@ -380,25 +307,20 @@ mod tests {
 
     #[test]
     fn a_wrong_address_is_an_error() {
-        let memory = memory(Purpose::Physical);
-        assert_eq!(memory.copy_from_address(0, 4096, 16), Err(FAULT));
+        assert_eq!(read_own(4096, &mut [0; 16]), Err(FAULT));
         // SAFETY: nothing is mapped at the address, so nothing can be overwritten.
-        let answer = unsafe { memory.copy_to_address(0, 4096, 16) };
-        assert_eq!(answer, Err(FAULT));
-        let text = *b"some words";
-        memory
-            .copy_from_address(5, text.as_ptr() as u64, text.len() as u64)
-            .unwrap();
-        let mut back = [0_u8; 10];
+        assert_eq!(unsafe { write_own(4096, &[0; 16]) }, Err(FAULT));
+        let (text, mut read, mut back) = (*b"some words", [0; 10], [0_u8; 10]);
+        read_own(text.as_ptr() as u64, &mut read).unwrap();
         // SAFETY: `back` is a local variable and long enough.
-        unsafe { memory.copy_to_address(5, back.as_mut_ptr() as u64, 10) }.unwrap();
+        unsafe { write_own(back.as_mut_ptr() as u64, &read) }.unwrap();
         assert_eq!(back, text);
     }
 
     #[test]
     fn discarded_bytes_are_zero() {
         let memory = memory(Purpose::Pool);
-        memory.fill(0, 7, 2 << 20).unwrap();
+        memory.write(0, &[7; 2 << 20]).unwrap();
         memory.discard(1 << 20, 1 << 20);
         let mut bytes = [1; 2];
         memory.read((1 << 20) - 1, &mut bytes).unwrap();

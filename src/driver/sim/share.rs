@@ -71,7 +71,7 @@ impl Origin {
     fn is_there(&self) -> bool {
         std::fs::read_link(self.path()).is_ok_and(|target| {
             let name = target.to_string_lossy();
-            name.contains(&format!("{:032x}", self.id))
+            name.contains(&self.id.to_string())
         })
     }
 }
@@ -138,7 +138,7 @@ pub(super) struct Exported {
 impl Exported {
     fn new() -> io::Result<Self> {
         let id = u128::from_ne_bytes(random()?);
-        let name = format!("egmem-sim-event {id:032x}");
+        let name = format!("egmem-sim-event {id}");
         let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC)?);
         Ok(Self { file, id })
     }

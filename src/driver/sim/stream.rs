@@ -170,7 +170,7 @@ impl State {
             Work::Copy { dst, src, bytes } => self.copy(device, dst, src, bytes),
             Work::Fill { dst, value, bytes } => {
                 let pieces = self.pieces(device, Engine::Copy, dst, bytes, Access::ReadWrite)?;
-                pieces.iter().try_for_each(|piece| {
+                pieces.into_iter().try_for_each(|piece| {
                     // SAFETY: the caller that submitted the memset guarantees the range.
                     unsafe { piece.fill(value) }
                 })
