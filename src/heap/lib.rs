@@ -83,8 +83,8 @@
 //! is short, fences all threads (`membarrier`), takes the cache, and keeps it until the core has the contents and its own
 //! request was retried. So no cached block is out of reach, and a full heap fails only when every cache is empty.
 //!
-//! - Small blocks move between threads by the magazine (Bonwick and Adams, 2001). From the core a thread gets one of a
-//!   class at first, and twice as many each time. A block of over 1 KiB takes a page of the first slabs anyway: it is a range
+//! - Small blocks move between threads by the magazine (Bonwick and Adams, 2001). From the core a thread gets the
+//!   fewest of a class that fill cache lines at first, and twice as many each time. A block of over 1 KiB takes a page of the first slabs anyway: it is a range
 //!   until the thread requests eight of its class within 128 visits to the core for ranges. After as many visits without
 //!   any use of the class, its cached blocks return to the core, and empty slabs of theirs end (`give_idle`). A layout of
 //!   such a size does not tell whether its block is small: `pages.rs` does. If no slab has room, such a request takes any range.

@@ -57,10 +57,17 @@ impl Key {
     }
 
     #[inline]
+    pub(super) const fn is_small(self) -> bool {
+        self.0 & Self::SMALL != 0
+    }
+
+    /// Returns what the key means. It is the key of a block.
+    #[inline]
     pub(super) fn kind(self) -> Kind {
-        match self.0 & Self::SMALL {
-            0 => Kind::Range(RangeId::from_number(self.0 as u32)),
-            _ => Kind::Small(Class::from_index((self.0 ^ Self::SMALL) as usize)),
+        if self.is_small() {
+            Kind::Small(Class::from_index((self.0 ^ Self::SMALL) as usize))
+        } else {
+            Kind::Range(RangeId::from_number(self.0 as u32))
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::alloc::Layout;
 
 use super::classes::{Class, PAGE};
-use super::piece::{Key, Kind, Piece};
+use super::piece::{Key, Piece};
 use super::ranges::Core;
 use super::{Block, Heap};
 
@@ -33,7 +33,7 @@ impl RawBlock {
     /// 1 KiB at an alignment of up to 256 bytes are, and some of up to 2 KiB.
     #[inline]
     pub fn is_small(&self) -> bool {
-        matches!(Key::from_number(self.key).kind(), Kind::Small(_))
+        Key::from_number(self.key).is_small()
     }
 }
 

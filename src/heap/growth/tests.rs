@@ -309,6 +309,19 @@ fn growth_of_another_thread_is_not_reported() {
 }
 
 #[test]
+fn what_is_reserved_may_lie_in_a_cache() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let heap = Heap::on(NodeId(0)).limit(64 << 20).build(&driver).unwrap();
+    heap.reserve(64 << 20).unwrap();
+    drop(heap.allocate(Layout::new::<[u8; 65_536]>()).unwrap());
+    let inner: &HeapInner = heap.inner();
+    assert!(inner.core().free_bytes() < 64 << 20);
+    heap.reserve(64 << 20).unwrap();
+    assert_eq!(inner.core().free_bytes(), 64 << 20);
+    assert!(heap.reserve((64 << 20) + 1).is_err());
+}
+
+#[test]
 fn what_leaves_a_cache_meanwhile_makes_up_for_what_is_missing() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
     let heap = Heap::on(NodeId(0)).limit(64 << 20).build(&driver).unwrap();

@@ -4,6 +4,7 @@ use egmem::driver::StreamHandle;
 use egmem_trace::{Runner, Shape, generate};
 
 use crate::conformance::harness::Ctx;
+use crate::conformance::pools::current_pools;
 use crate::conformance::raw::Pools;
 
 type GetCurrent = unsafe extern "C" fn(*mut usize) -> i32;
@@ -16,6 +17,8 @@ pub fn no_call_changes_the_current_context(ctx: &Ctx) {
     if ctx.simulated() {
         return println!("skipped: about CUDA");
     }
+    // The calls change them.
+    let _alone = current_pools();
     // SAFETY: the library is loaded already, so no initialiser runs that has not run; it stays
     // loaded, as the driver holds it.
     let library = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
