@@ -475,12 +475,18 @@ const MAX_DETAIL: usize = 160;
 ///
 /// Returns no bytes for a type that CBOR cannot represent; this protocol has none.
 pub fn encode<T: Serialize + ?Sized>(message: &T) -> Zeroizing<Vec<u8>> {
-    let mut wiped = Wiped(Zeroizing::new(Vec::with_capacity(SHORT)));
-    let written = ciborium::into_writer(message, &mut wiped);
-    if written.is_err() {
-        wiped.0.clear();
+    let bytes = Zeroizing::new(Vec::with_capacity(SHORT));
+    let mut first = First { bytes, count: 0 };
+    let mut written = ciborium::into_writer(message, &mut first);
+    let First { mut bytes, count } = first;
+    if count > SHORT {
+        bytes = Zeroizing::new(Vec::with_capacity(count));
+        written = ciborium::into_writer(message, &mut *bytes);
     }
-    wiped.0
+    if written.is_err() {
+        bytes.clear();
+    }
+    bytes
 }
 
 /// Decodes a message from exactly these bytes.
@@ -509,18 +515,18 @@ fn fault(detail: &str) -> Error {
 /// The bytes of most messages.
 const SHORT: usize = 512;
 
-/// Grows by hand: a vector that grows leaves its bytes behind in freed memory.
-struct Wiped(Zeroizing<Vec<u8>>);
+/// Keeps what fits, and counts all bytes: a vector that grows leaves its bytes behind in freed memory.
+struct First {
+    bytes: Zeroizing<Vec<u8>>,
+    count: usize,
+}
 
-impl io::Write for Wiped {
+impl io::Write for First {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let len = self.0.len() + bytes.len();
-        if len > self.0.capacity() {
-            let mut more = Zeroizing::new(Vec::with_capacity(2 * len));
-            more.extend_from_slice(&self.0);
-            self.0 = more;
+        self.count += bytes.len();
+        if self.count <= SHORT {
+            self.bytes.extend_from_slice(bytes);
         }
-        self.0.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 

@@ -174,7 +174,6 @@ async fn reconnect(session: &ClientSession) -> Option<Established> {
             sleep(session.dial.options.reconnect.pause(attempt)).await;
             attempt = attempt.saturating_add(1);
             let deadline = deadline(session.dial.options.limits.handshake);
-            let terms = session.terms();
             let resumed = || session.heard();
             match establish(&session.dial, Some((&terms, &resumed)), deadline).await {
                 Ok(established) => return established,

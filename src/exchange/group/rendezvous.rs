@@ -5,6 +5,7 @@
 //! missing.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use crate::limits::{LONGEST, deadline};
 use crate::protocol::{Secret, decode, encode};
 use crate::share::Peers;
 use crate::text::bounded;
-use crate::transport::{self, Connection, Incoming, Listening, append};
+use crate::transport::{self, Connection, FrameReader, Incoming, Listening, append};
 use crate::{Address, Error, Limits, Result, Security, ShareError, Unreachable};
 
 /// The most bytes of a frame. A sealed contribution is a little longer than its contents.
@@ -194,7 +195,7 @@ async fn collect(
     let (mut all, mut missing) = (vec![own], Vec::new());
     let receiving = links.drain(..).map(|mut link| {
         tokio::spawn(async move {
-            let received = by(until, receive(&mut link, MAX_FRAME)).await;
+            let received = by(until, receive(&mut link.reader, MAX_FRAME)).await;
             (link, received)
         })
     });
@@ -237,14 +238,21 @@ async fn collect(
 
 /// Sends a contribution to rank 0, and receives those of all.
 async fn ask(link: &mut Connection, own: &[u8], size: u32, until: Instant) -> Result<Vec<Vec<u8>>> {
+    let Connection { reader, writer, .. } = link;
     let asking = async {
-        // A rank 0 that refuses this one has closed the connection; its reply says why.
-        let _ = link.writer.write(own, &[]).await;
-        let reply = decode(&receive(link, MAX_FRAME).await?)?;
+        let reply = {
+            let mut receiving = pin!(receive(reader, MAX_FRAME));
+            tokio::select! {
+                // Rank 0 may reply before it has read all: that ranks are missing, or why it refuses this one.
+                reply = &mut receiving => reply,
+                _ = writer.write(own, &[]) => receiving.await,
+            }
+        };
+        let reply = decode(&reply?)?;
         let mut all = Vec::new();
         if matches!(reply, Reply::All) {
             for _ in 0..size {
-                all.push(receive(link, MAX_FRAME).await?);
+                all.push(receive(reader, MAX_FRAME).await?);
             }
         }
         Ok((reply, all))
@@ -268,9 +276,9 @@ async fn by<T>(until: Instant, work: impl Future<Output = Result<T>>) -> Result<
 }
 
 /// Receives a frame of at most so many bytes. The caller has a time limit.
-async fn receive(link: &mut Connection, most: u32) -> Result<Vec<u8>> {
-    let frame = link.reader.read(most).await?;
-    let ended = || Error::peer_lost(&*link.label, "it closed the connection");
+async fn receive(reader: &mut FrameReader, most: u32) -> Result<Vec<u8>> {
+    let frame = reader.read(most).await?;
+    let ended = || reader.lost("it closed the connection");
     Ok(std::mem::take(&mut *frame.ok_or_else(ended)?.bytes))
 }
 
@@ -345,7 +353,7 @@ async fn greet(
     let (security, peers) = (Security::PlainAnywhere, Peers::same_user());
     let link = transport::connect(address, &security, &peers, &limits()).await?;
     let mut link = without_fds(link);
-    let challenge = receive(&mut link, MAX_HELLO).await?;
+    let challenge = receive(&mut link.reader, MAX_HELLO).await?;
     if challenge.len() != CHALLENGE || !challenge.starts_with(&MAGIC) {
         return Err(Error::protocol(&*link.label, "no challenge"));
     }
@@ -421,7 +429,7 @@ async fn hear(incoming: Incoming) -> Result<Heard> {
     let drawn = random::<32>().map_err(|error| Error::system("reading random bytes", &error))?;
     let challenge = [&MAGIC[..], &drawn].concat();
     link.writer.write(&challenge, &[]).await?;
-    let hello = decode(&receive(&mut link, MAX_HELLO).await?)?;
+    let hello = decode(&receive(&mut link.reader, MAX_HELLO).await?)?;
     Ok(Heard {
         link,
         challenge,

@@ -139,7 +139,6 @@ impl Conversation<'_> {
         let mut ended = pin!(core.ended.cancelled());
         let mut excused = Duration::ZERO;
         loop {
-            self.verify();
             let notifying = self.notify(|| core.ended.is_cancelled());
             let more = while_not_reading(reader, notifying).await?;
             // Biased select: a flood of events must not starve reads. The server must hear a client that it sends
@@ -147,12 +146,14 @@ impl Conversation<'_> {
             tokio::select! {
                 biased;
                 () = &mut ended => return Err(End::Server),
-                // The next round verifies. Then the timer ends at once and is set anew: certificates may expire earlier now.
-                () = reloaded(&mut reloads) => expiry.as_mut().reset(Instant::now().into()),
+                // The next round verifies.
+                () = reloaded(&mut reloads) => {}
                 () = &mut expiry, if core.tls.is_some() => {
                     expiry.as_mut().reset(self.next_verification().into());
                 }
                 Some(done) = self.jobs.join_next(), if !self.jobs.is_empty() => {
+                    // No timer ran while the machine was suspended.
+                    self.verify();
                     // A job that panicked gets no answer: its id is unknown.
                     if let Ok(answered) = done
                         && !session.is_dismissed()
@@ -261,11 +262,12 @@ impl Conversation<'_> {
 
     /// Sends the last messages: answers decided before, and the end of leases.
     async fn send_last(&mut self) -> Result<(), End> {
-        if !self.link.session.is_dismissed() {
-            while let Some(done) = self.jobs.try_join_next() {
-                if let Ok(answered) = done {
-                    self.answer(answered).await?;
-                }
+        while let Some(done) = self.jobs.try_join_next() {
+            self.verify();
+            if let Ok(answered) = done
+                && !self.link.session.is_dismissed()
+            {
+                self.answer(answered).await?;
             }
         }
         while self.notify(|| false).await? {}
@@ -300,6 +302,7 @@ impl Conversation<'_> {
             if urgent() {
                 break;
             }
+            self.verify();
             match self.link.session.next(self.link.id) {
                 Next::Nothing => return Ok(false),
                 Next::Overflown => return Err(End::Dropped("it does not read")),

@@ -103,13 +103,14 @@ impl ServerCore {
             }
             _ => self.new_session(&mut state, attached, peer)?,
         };
+        if let Some(credential) = connection.credential.take() {
+            // It stays with a session that moves to the Unix socket. Under the state's lock: of two connections the one that
+            // has the session sets it last.
+            *lock(&session.credential) = Some(credential);
+        }
         drop(state);
         if resumed {
             self.repeat_withdrawals(&session);
-        }
-        if let Some(credential) = connection.credential.take() {
-            // It stays with a session that moves to the Unix socket.
-            *lock(&session.credential) = Some(credential);
         }
         let welcome = self.welcome(&session, hello, resumed);
         let [read, large] = self.quota.large(peer);

@@ -290,7 +290,7 @@ impl FrameReader {
         }
     }
 
-    fn lost(&self, why: &str) -> Error {
+    pub(crate) fn lost(&self, why: &str) -> Error {
         Error::peer_lost(self.peer.to_string(), why)
     }
 }

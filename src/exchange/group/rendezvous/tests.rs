@@ -19,7 +19,7 @@ async fn a_silent_rank_is_missing_alone() {
             if rank != 1 {
                 link.writer.write(&vec![END; bytes], &[]).await.unwrap();
             }
-            let reply = receive(&mut link, MAX_FRAME).await.unwrap();
+            let reply = receive(&mut link.reader, MAX_FRAME).await.unwrap();
             assert!(matches!(decode(&reply), Ok(Reply::Missing(ranks)) if ranks == [1]));
         });
     }
@@ -35,4 +35,25 @@ async fn a_silent_rank_is_missing_alone() {
     while let Some(rank) = ranks.join_next().await {
         rank.unwrap();
     }
+}
+
+/// It has not sent all of its own bytes yet, and rank 0 reads no more of them.
+#[tokio::test]
+async fn a_late_rank_learns_which_ranks_are_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = Address::Unix(folder.path().join("socket"));
+    let long = deadline(LONGEST);
+    let own = address.clone();
+    let late = tokio::spawn(async move {
+        let mut link = connect(&own, (1, 2), None, long).await.unwrap();
+        ask(&mut link, &vec![END; LARGE], 2, long).await
+    });
+    let mut links = admit(&address, 2, None, long).await.unwrap();
+    tokio::time::pause();
+    tell_missing(&mut links, &[1]).await;
+    let error = late.await.unwrap().unwrap_err();
+    assert!(
+        matches!(&error, Error::RanksMissing { missing, .. } if *missing == [1]),
+        "{error}"
+    );
 }

@@ -107,7 +107,7 @@ async fn lost(memory: &RemoteBuffer) -> Error {
 }
 
 /// How far the wall clock of a test's server has jumped, in seconds.
-static AHEAD: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+static AHEAD: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 
 fn clock<const TEST: usize>() -> SystemTime {
     SystemTime::now() + Duration::from_secs(AHEAD[TEST].load(Relaxed))
@@ -308,6 +308,26 @@ async fn an_answer_that_is_ready_when_its_session_ends_is_not_sent() {
     assert_eq!(served.server.end_sessions(&peer), 1);
     dismissed(&mut raw).await;
     drop(later);
+    served.end().await;
+}
+
+#[tokio::test]
+async fn an_answer_that_is_ready_after_its_certificate_has_expired_is_not_sent() {
+    let served = Served::start(|options| options.wall_clock(clock::<3>)).await;
+    let tls = load(&served.authority, &issue(&served.authority, "peer.test"));
+    let mut raw = served.raw(&tls).await;
+    let wait = Wait {
+        name: "b".into(),
+        ms: 300_000,
+    };
+    raw.send(Ask::Wait(wait)).await;
+    until("it has been read", || served.server.stats().requests == 1).await;
+    // The machine was suspended, so that no timer has ended.
+    AHEAD[3].store(2 * DAY, Relaxed);
+    let later = served.server.publish("b", memory(&served.driver)).now();
+    dismissed(&mut raw).await;
+    drop(later);
+    AHEAD[3].store(0, Relaxed);
     served.end().await;
 }
 
