@@ -17,6 +17,14 @@ fn absent<T>(call: Call) -> Result<T> {
     Err(Error::driver(call, Code::NOT_SUPPORTED))
 }
 
+/// Returns whether work is done: `NOT_READY` is an answer, not a failure.
+pub(crate) fn done(query: Result<()>) -> Result<bool> {
+    match query {
+        Err(error) if error.code() == Some(Code::NOT_READY) => Ok(false),
+        query => query.map(|()| true),
+    }
+}
+
 /// Gives the driver's calls to `$with`: `[kind] method(arguments) -> result = Call;`. The two queries of finished
 /// work are not among them, because backends answer them in their own way.
 macro_rules! driver_calls {

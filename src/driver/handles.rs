@@ -111,6 +111,12 @@ impl Secret {
     }
 }
 
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("redacted")
+    }
+}
+
 impl Drop for Secret {
     fn drop(&mut self) {
         for byte in self.0.iter_mut() {
@@ -123,7 +129,7 @@ impl Drop for Secret {
 /// The 64 bytes that identify memory across the nodes of an IMEX domain: `CUmemFabricHandle`.
 ///
 /// They grant the right to map the memory, so `Debug` hides them and dropping wipes them.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FabricHandle(Secret);
 
 impl FabricHandle {
@@ -138,17 +144,11 @@ impl FabricHandle {
     }
 }
 
-impl fmt::Debug for FabricHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FabricHandle(redacted)")
-    }
-}
-
 /// An event in a form that can leave the process: the 64 bytes of `CUipcEventHandle`, which are those of
 /// `cudaIpcEventHandle_t` and of PyTorch's `Event.ipc_handle()`.
 ///
 /// They grant the right to record the event, so `Debug` hides them and dropping wipes them.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IpcEventHandle(Secret);
 
 impl IpcEventHandle {
@@ -160,12 +160,6 @@ impl IpcEventHandle {
     /// Returns the handle's bytes: a secret.
     pub fn expose_bytes(&self) -> &[u8; 64] {
         &self.0.0
-    }
-}
-
-impl fmt::Debug for IpcEventHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("IpcEventHandle(redacted)")
     }
 }
 

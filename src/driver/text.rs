@@ -44,19 +44,10 @@ pub fn escape_lines(text: &str) -> Cow<'_, str> {
 
 /// Escapes JSON, where an unsafe character can only be part of a string: as `\u001b`. Keeps line feeds.
 pub fn escape_json(json: &str) -> Cow<'_, str> {
-    let is_bad = |c: char| is_unsafe(c) && c != '\n';
-    if !json.contains(is_bad) {
-        return Cow::Borrowed(json);
-    }
-    let mut out = String::with_capacity(json.len() + 16);
-    for c in json.chars() {
-        match is_bad(c) {
-            // All of them are in the basic plane. Writing to a string cannot fail.
-            true => write!(out, "\\u{:04x}", u32::from(c)).unwrap_or_default(),
-            false => out.push(c),
-        }
-    }
-    Cow::Owned(out)
+    let is_bad = |c| is_unsafe(c) && c != '\n';
+    // All of them are in the basic plane. Writing to a string cannot fail.
+    let escaped = |c, out: &mut String| write!(out, "\\u{:04x}", u32::from(c));
+    replaced(json, is_bad, |c, out| escaped(c, out).unwrap_or_default())
 }
 
 /// Escapes for XML, between tags and in attributes in double quotes. Replaces an [unsafe](is_unsafe)
@@ -182,14 +173,24 @@ pub fn ranges(ids: &[i32]) -> String {
 
 fn escape_but<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
     let is_bad = |c: char| is_unsafe(c) && !kept.contains(&c);
-    if !text.contains(is_bad) {
+    replaced(text, is_bad, |c, out| out.extend(c.escape_default()))
+}
+
+/// Replaces characters by what `escaped` adds.
+fn replaced(
+    text: &str,
+    is_bad: impl Fn(char) -> bool,
+    escaped: impl Fn(char, &mut String),
+) -> Cow<'_, str> {
+    if !text.contains(&is_bad) {
         return Cow::Borrowed(text);
     }
     let mut out = String::with_capacity(text.len() + 16);
     for c in text.chars() {
-        match is_bad(c) {
-            true => out.extend(c.escape_default()),
-            false => out.push(c),
+        if is_bad(c) {
+            escaped(c, &mut out);
+        } else {
+            out.push(c);
         }
     }
     Cow::Owned(out)

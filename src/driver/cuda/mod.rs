@@ -21,6 +21,7 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use self::core::Core;
+use crate::backend::done;
 use crate::*;
 use abi::{
     MemAllocationProp, MemLocation, descs, export, import, opaque, take, take_event_handle, widened,
@@ -380,13 +381,4 @@ const TEXT_LEN: i32 = TEXT.len() as i32 - 1;
 fn text(buffer: &[u8]) -> String {
     let text = CStr::from_bytes_until_nul(buffer).unwrap_or_default();
     text.to_string_lossy().into_owned()
-}
-
-/// Returns whether work is done: `NOT_READY` is an answer, not a failure.
-fn done(result: Result<()>) -> Result<bool> {
-    match result {
-        Ok(()) => Ok(true),
-        Err(error) if error.code() == Some(Code::NOT_READY) => Ok(false),
-        Err(error) => Err(error),
-    }
 }

@@ -1,4 +1,4 @@
-// The crate's GPU kernels; src/driver/kernels.rs says what each does. `ci/ptx` compiles them to
+// The crate's GPU kernels; `kernels` in src/driver/lib.rs says what each does. `ci/ptx` compiles them to
 // proof.ptx with clang alone; nvcc takes them too.
 //
 // Words are read and written in pairs of 16 bytes where the range allows; a range that starts or

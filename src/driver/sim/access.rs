@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::fault::{Answer, exhausted, fail};
+use super::fault::{Answer, fail};
 use super::memory::{Memory, read_own, write_own};
 use super::space::GRANULARITY;
 use super::state::{Allocator, Kind, Mapping, Region, State};
@@ -195,47 +195,44 @@ struct Found<'a> {
 impl State {
     /// Finds the memory that contains an address. Bytes after the requested size belong to nothing.
     fn find(&self, ptr: DevicePtr) -> Option<Found<'_>> {
-        self.find_region(ptr)
-            .filter(|found| ptr.0 - found.start < found.size)
-    }
-
-    fn find_region(&self, ptr: DevicePtr) -> Option<Found<'_>> {
-        let (start, region) = self.region(ptr.0)?;
-        let whole = |location, device, handle_types| Found {
+        let (mut start, region) = self.region(ptr.0)?;
+        let (mut size, mut owner) = (region.len, None);
+        let (location, handle_types) = match &region.kind {
+            Kind::Mapping(Mapping { physical, .. }) => {
+                (physical.props.location, physical.props.handle_types)
+            }
+            Kind::Allocation {
+                by,
+                device,
+                size: requested,
+                ..
+            } => {
+                (size, owner) = (*requested, Some(*device));
+                let of_host = *by == Allocator::Host;
+                let location = if of_host {
+                    Location::Host
+                } else {
+                    Location::Device(*device)
+                };
+                (location, HandleTypes::NONE)
+            }
+            Kind::Chunk { pool } => {
+                let pool = self.pools.get(pool)?;
+                (start, size) = pool.allocation(ptr.0)?;
+                (pool.memory.label.location, pool.memory.label.handle_types)
+            }
+        };
+        let device = match location {
+            Location::Device(device) => device,
+            _ => owner.unwrap_or(0),
+        };
+        (ptr.0 - start < size).then_some(Found {
             start,
-            size: region.len,
+            size,
             location,
             device,
             handle_types,
             region,
-        };
-        Some(match &region.kind {
-            Kind::Mapping(Mapping { physical, .. }) => whole(
-                physical.props.location,
-                owner(physical.props.location),
-                physical.props.handle_types,
-            ),
-            Kind::Allocation {
-                by, device, size, ..
-            } => {
-                let location = match by {
-                    Allocator::Host => Location::Host,
-                    Allocator::Device | Allocator::Managed => Location::Device(*device),
-                };
-                Found {
-                    size: *size,
-                    ..whole(location, *device, HandleTypes::NONE)
-                }
-            }
-            Kind::Chunk { pool } => {
-                let pool = self.pools.get(pool)?;
-                let (start, size) = pool.allocation(ptr.0)?;
-                Found {
-                    start,
-                    size,
-                    ..whole(pool.location, owner(pool.location), pool.handle_types)
-                }
-            }
         })
     }
 
@@ -283,7 +280,7 @@ impl State {
         };
         let pool = self.pools.get(&pool)?;
         let chunk = pool.live.get(&found.start)?.chunk;
-        let own = pool.location.is_host() && !pool.imported;
+        let own = found.location.is_host() && !pool.is_imported();
         own.then(|| (found.start - chunk) % self.machine.pool_chunk)
     }
 
@@ -304,16 +301,11 @@ impl State {
     pub fn mem_dma_buf(&self, ptr: DevicePtr, size: u64) -> Answer<OwnedFd> {
         let whole_pages = |bytes: u64| bytes.is_multiple_of(4096);
         let end = ptr.0.checked_add(size).ok_or(Code::INVALID_VALUE)?;
-        match self.find(ptr) {
-            Some(found)
-                if (size > 0 && whole_pages(size) && whole_pages(ptr.0))
-                    && self.exports_to(&found, ptr.0, end) =>
-            {
-                let file = found.region.memory.file();
-                file.as_fd().try_clone_to_owned().map_err(exhausted)
-            }
-            _ => fail(Code::INVALID_VALUE),
-        }
+        let pages = size > 0 && whole_pages(size) && whole_pages(ptr.0);
+        let covers = |found: &Found<'_>| pages && self.exports_to(found, ptr.0, end);
+        let found = self.find(ptr).filter(covers).ok_or(Code::INVALID_VALUE)?;
+        let file = found.region.memory.file();
+        Ok(file.as_fd().try_clone_to_owned()?)
     }
 
     /// Returns whether a DMA-BUF of the memory at a pointer can cover `start..end`.
@@ -363,12 +355,5 @@ impl State {
     fn host_reaches(&self, region: &Region) -> bool {
         let mapping = region.mapping();
         mapping.is_none_or(|mapping| mapping.host != Access::None)
-    }
-}
-
-fn owner(location: Location) -> i32 {
-    match location {
-        Location::Device(device) => device,
-        _ => 0,
     }
 }

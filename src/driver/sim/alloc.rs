@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::fault::{Answer, exhausted, fail};
+use super::fault::{Answer, fail};
 use super::memory::Purpose;
 use super::space::Range;
 use super::state::{Allocator, Kind, Region, Registered, State};
@@ -51,12 +51,11 @@ impl State {
         let len = size.checked_next_multiple_of(UNIT);
         let len = len.ok_or(Code::OUT_OF_MEMORY)?;
         let memory = self.new_memory(Purpose::Physical, location, HandleTypes::NONE, len)?;
-        let _range = Range::reserve(len, 0).map_err(exhausted)?;
+        let _range = Range::reserve(len, 0)?;
         let start = _range.start;
-        let placed = _range.place(start, len, memory.file(), 0, host);
-        placed.map_err(exhausted)?;
+        _range.place(start, len, memory.file(), 0, host)?;
         if matches!(by, Allocator::Managed) {
-            _range.keep_from_children().map_err(exhausted)?;
+            _range.keep_from_children()?;
         }
         let region = Region {
             len,
@@ -96,12 +95,11 @@ impl State {
         if ptr.0 == 0 {
             return Ok(());
         }
-        match self.regions.get(&ptr.0).map(|region| &region.kind) {
-            Some(Kind::Allocation {
-                by: Allocator::Host,
-                ..
-            }) => {}
-            _ => return fail(Code::INVALID_VALUE),
+        let by = Allocator::Host;
+        let is_host =
+            |region: &Region| matches!(region.kind, Kind::Allocation { by: it, .. } if it == by);
+        if !self.regions.get(&ptr.0).is_some_and(is_host) {
+            return fail(Code::INVALID_VALUE);
         }
         self.synchronize_all();
         self.regions.remove(&ptr.0);

@@ -28,22 +28,17 @@ struct Place {
 
 impl Capacity {
     pub fn of(machine: &Machine) -> Self {
-        let place = |location, total| Place {
+        let nodes = machine.nodes.iter();
+        let nodes = nodes.map(|node| (Location::HostNuma(node.id), node.memory));
+        let gpus = machine.gpus.iter().zip(0..);
+        let gpus = gpus.map(|(gpu, ordinal)| (Location::Device(ordinal), gpu.memory));
+        let place = |(location, total)| Place {
             location,
             total,
             used: AtomicU64::new(0),
         };
-        let nodes = machine
-            .nodes
-            .iter()
-            .map(|node| place(Location::HostNuma(node.id), node.memory));
-        let gpus = machine
-            .gpus
-            .iter()
-            .zip(0..)
-            .map(|(gpu, ordinal)| place(Location::Device(ordinal), gpu.memory));
         Self {
-            places: nodes.chain(gpus).collect(),
+            places: nodes.chain(gpus).map(place).collect(),
         }
     }
 

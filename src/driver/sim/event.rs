@@ -121,8 +121,8 @@ impl State {
         self.context(device).map(drop)
     }
 
-    pub fn event_query(&mut self, event: EventHandle) -> Answer<bool> {
-        self.event_synchronize(event).map(|()| true)
+    pub fn event_query(&mut self, event: EventHandle) -> Answer {
+        self.event_synchronize(event)
     }
 
     pub fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Answer<f32> {

@@ -28,8 +28,10 @@ pub fn fail<T>(code: Code) -> Answer<T> {
 }
 
 /// The operating system has run out of a resource.
-pub(super) fn exhausted(_: io::Error) -> Fail {
-    Fail::Code(Code::OUT_OF_MEMORY)
+impl From<io::Error> for Fail {
+    fn from(_: io::Error) -> Self {
+        Self::Code(Code::OUT_OF_MEMORY)
+    }
 }
 
 /// Identifies an injected fault, to cancel it. A fault is removed once it has happened.

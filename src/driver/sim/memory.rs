@@ -29,6 +29,8 @@ pub(super) enum Purpose {
     Physical,
     /// A pool's chunks, one after another; the file grows.
     Pool,
+    /// None: an event that left the process.
+    Event,
 }
 
 /// The information in a memfd's name.
@@ -86,7 +88,7 @@ impl Memory {
         // Seals keep an importer from truncating the file, which would remove pages under a mapping.
         let seals = match purpose {
             Purpose::Physical => SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
-            Purpose::Pool => SealFlags::SHRINK | SealFlags::SEAL,
+            Purpose::Pool | Purpose::Event => SealFlags::SHRINK | SealFlags::SEAL,
         };
         fcntl_add_seals(&file, seals)?;
         Ok(Self {

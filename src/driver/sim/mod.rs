@@ -17,7 +17,6 @@ mod controls;
 mod device;
 mod event;
 mod fault;
-mod kernels;
 mod machine;
 mod memory;
 mod physical;
@@ -41,6 +40,7 @@ pub use controls::{Held, Sim};
 pub use fault::FaultId;
 pub use machine::{AttributeAnswer, GpuSpec, Machine, NodeSpec, PeerAccess, Refusal};
 
+use crate::backend::done;
 use crate::*;
 use space::Placement;
 use state::State;
@@ -126,14 +126,6 @@ unsafe impl Backend for Simulator {
     }
 
     driver_calls!(forward);
-}
-
-/// Returns whether work is done: an injected NOT_READY is an answer, as in the real driver.
-fn done(answer: Result<bool>) -> Result<bool> {
-    match answer {
-        Err(error) if error.code() == Some(Code::NOT_READY) => Ok(false),
-        answer => answer,
-    }
 }
 
 /// The pools as seen through one API: the same ones, under that API's call names.

@@ -1,10 +1,9 @@
 //! Physical memory: creating, releasing, querying, exporting and importing it.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use super::capacity::Counted;
-use super::fault::{Answer, exhausted, fail};
+use super::fault::{Answer, fail};
 use super::memory::{Memory, Purpose};
 use super::share;
 use super::space::is_granular;
@@ -134,20 +133,13 @@ impl State {
         if !physical.props.handle_types.contains(kind.into()) {
             return fail(Code::INVALID_VALUE);
         }
-        let shareable = share::export(&physical.memory, kind).map_err(exhausted)?;
+        let shareable = share::export(&physical.memory, kind)?;
         self.remember(&physical.memory);
         Ok(shareable)
     }
 
     pub fn mem_import(&mut self, handle: &ShareableHandle) -> Answer<PhysicalHandle> {
-        let imported = match handle {
-            ShareableHandle::PosixFd(fd) => {
-                Memory::import(fd.as_fd(), Purpose::Physical).ok_or(Code::UNKNOWN)?
-            }
-            ShareableHandle::Fabric(handle) => {
-                share::import(handle, Purpose::Physical, self.machine.imex_channel)?
-            }
-        };
+        let imported = share::import(handle, Purpose::Physical, self.machine.imex_channel)?;
         let known = self
             .exported
             .get(&imported.label.id)

@@ -10,11 +10,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-use rustix::fs::{MemfdFlags, memfd_create};
-
-use super::fault::{Answer, exhausted, fail};
+use super::fault::{Answer, fail};
 use super::memory::{Memory, Purpose};
-use crate::{Code, FabricHandle, HandleType, IpcEventHandle, ShareableHandle, random};
+use crate::*;
 
 const MAGIC: &[u8; 8] = b"egmemsim";
 const EVENT_MAGIC: &[u8; 8] = b"egmemevt";
@@ -27,12 +25,12 @@ struct Origin {
 }
 
 impl Origin {
-    /// Returns this process's, of a file whose name contains `id`.
-    fn of(file: &File, id: u128) -> Self {
+    /// Returns this process's, of a memory's file, whose name contains its id.
+    fn of(memory: &Memory) -> Self {
         Self {
             process: std::process::id(),
-            fd: file.as_raw_fd() as u32,
-            id,
+            fd: memory.file().as_raw_fd() as u32,
+            id: memory.label.id,
         }
     }
 
@@ -47,14 +45,12 @@ impl Origin {
 
     /// Returns `None` for bytes that are not of such a handle.
     fn from_bytes(bytes: &[u8; 64], magic: &[u8; 8]) -> Option<Self> {
-        let number = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
-        let mut id = [0; 16];
-        id.copy_from_slice(&bytes[16..32]);
+        let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let is_one = bytes[..8] == *magic && bytes[32..] == [0; 32];
         is_one.then(|| Self {
             process: number(8),
             fd: number(12),
-            id: u128::from_le_bytes(id),
+            id: u128::from_le_bytes(std::array::from_fn(|i| bytes[16 + i])),
         })
     }
 
@@ -80,14 +76,23 @@ pub fn export(memory: &Memory, kind: HandleType) -> io::Result<ShareableHandle> 
     Ok(match kind {
         HandleType::PosixFd => ShareableHandle::PosixFd(memory.export()?),
         HandleType::Fabric => {
-            let origin = Origin::of(memory.file(), memory.label.id);
-            ShareableHandle::Fabric(FabricHandle::from_bytes(&origin.to_bytes(MAGIC)))
+            let origin = Origin::of(memory).to_bytes(MAGIC);
+            ShareableHandle::Fabric(FabricHandle::from_bytes(&origin))
         }
     })
 }
 
-/// Opens the memory that a fabric handle refers to.
-pub(super) fn import(handle: &FabricHandle, purpose: Purpose, imex: bool) -> Answer<Memory> {
+/// Opens the memory that a handle refers to.
+pub(super) fn import(handle: &ShareableHandle, purpose: Purpose, imex: bool) -> Answer<Memory> {
+    let handle = match (handle, purpose) {
+        (ShareableHandle::PosixFd(fd), Purpose::Physical) => {
+            return Ok(Memory::import(fd.as_fd(), purpose).ok_or(Code::UNKNOWN)?);
+        }
+        (ShareableHandle::PosixFd(fd), _) => {
+            return Ok(Memory::import(fd.as_fd(), purpose).ok_or(Code::INVALID_VALUE)?);
+        }
+        (ShareableHandle::Fabric(handle), _) => handle,
+    };
     let origin = Origin::from_bytes(handle.expose_bytes(), MAGIC).ok_or(Code::NOT_SUPPORTED)?;
     if !imex {
         return fail(Code::NOT_PERMITTED);
@@ -108,8 +113,8 @@ pub(super) fn import(handle: &FabricHandle, purpose: Purpose, imex: bool) -> Ans
 pub(super) enum Sharing {
     /// This process alone has it.
     Private,
-    /// Others may open it: exported so far as this.
-    Interprocess(Option<Exported>),
+    /// Others may open it: exported so far as this, a file that is open for as long as the event exists.
+    Interprocess(Option<Memory>),
     /// It is another process's.
     Imported,
 }
@@ -117,35 +122,16 @@ pub(super) enum Sharing {
 impl Sharing {
     /// Returns the event's handle.
     pub fn export(&mut self) -> Answer<IpcEventHandle> {
-        match self {
-            Self::Interprocess(Some(exported)) => Ok(exported.handle()),
+        let exported = match self {
+            Self::Interprocess(Some(exported)) => exported,
             Self::Interprocess(none) => {
-                let exported = none.insert(Exported::new().map_err(exhausted)?);
-                Ok(exported.handle())
+                let (location, types) = (Location::Host, HandleTypes::NONE);
+                none.insert(Memory::create(Purpose::Event, location, types, 0, None)?)
             }
-            Self::Private | Self::Imported => fail(Code::INVALID_HANDLE),
-        }
-    }
-}
-
-/// A file that is open for as long as the event exists, and its random number.
-#[derive(Debug)]
-pub(super) struct Exported {
-    file: File,
-    id: u128,
-}
-
-impl Exported {
-    fn new() -> io::Result<Self> {
-        let id = u128::from_ne_bytes(random()?);
-        let name = format!("egmem-sim-event {id}");
-        let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC)?);
-        Ok(Self { file, id })
-    }
-
-    fn handle(&self) -> IpcEventHandle {
-        let origin = Origin::of(&self.file, self.id);
-        IpcEventHandle::from_bytes(&origin.to_bytes(EVENT_MAGIC))
+            Self::Private | Self::Imported => return fail(Code::INVALID_HANDLE),
+        };
+        let origin = Origin::of(exported).to_bytes(EVENT_MAGIC);
+        Ok(IpcEventHandle::from_bytes(&origin))
     }
 }
 

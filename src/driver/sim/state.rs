@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 
 use super::capacity::{Capacity, Charge, Counted};
-use super::fault::{Answer, Fail, exhausted, fail};
+use super::fault::{Answer, Fail, fail};
 use super::machine::Machine;
 use super::memory::{Memory, Purpose};
 use super::pool::Pool;
@@ -80,13 +80,8 @@ pub(super) struct Event {
     pub captured: Option<u64>,
 }
 
-/// A kernel that the simulator can run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kernel {
-    CheckRewrite,
-    Read,
-    Write,
-}
+/// A kernel that the simulator can run: on a device, with its arguments and zeros behind them.
+pub(super) type Kernel = fn(&State, i32, [u64; 5]) -> Result<(), Code>;
 
 /// Physical memory under its handle.
 #[derive(Debug)]
@@ -266,10 +261,9 @@ impl State {
     ) -> Answer<Arc<Memory>> {
         let charge = match purpose {
             Purpose::Physical => Some(self.charge(location, size)?),
-            Purpose::Pool => None,
+            Purpose::Pool | Purpose::Event => None,
         };
-        let memory =
-            Memory::create(purpose, location, handle_types, size, charge).map_err(exhausted)?;
+        let memory = Memory::create(purpose, location, handle_types, size, charge)?;
         super::memory::bind(&memory, 0, size);
         Ok(Arc::new(memory))
     }

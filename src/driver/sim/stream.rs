@@ -62,36 +62,27 @@ impl State {
     pub fn stream_synchronize(&mut self, handle: StreamHandle) -> Answer {
         let key = self.stream(handle)?;
         self.expect_not_captured(key, Code::STREAM_CAPTURE_UNSUPPORTED)?;
-        self.synchronize(key);
+        // Destroyed streams of the device have nobody else who waits for them.
+        self.synchronize(|other, it| other == key || (other.0 == key.0 && it.destroyed));
         self.context(handle.device).map(drop)
     }
 
-    /// Runs all work of a stream, and of destroyed streams of its device.
-    fn synchronize(&mut self, key: StreamKey) {
-        let orphans: Vec<StreamKey> = self
-            .streams
-            .iter()
-            .filter(|(other, stream)| other.0 == key.0 && stream.destroyed)
-            .map(|(&other, _)| other)
-            .collect();
-        for key in orphans.into_iter().chain([key]) {
-            self.run_all(key);
-        }
+    /// Runs all work of some streams.
+    fn synchronize(&mut self, which: impl Fn(StreamKey, &Stream) -> bool) {
+        let streams = self.streams.iter().filter(|(key, it)| which(**key, it));
+        let keys: Vec<StreamKey> = streams.map(|(&key, _)| key).collect();
+        keys.into_iter().for_each(|key| self.run_all(key));
         self.release_pools();
     }
 
     /// Runs all work of a device.
     pub fn synchronize_device(&mut self, device: i32) {
-        let keys: Vec<StreamKey> = self.streams.keys().copied().collect();
-        for key in keys.into_iter().filter(|key| key.0 == device) {
-            self.run_all(key);
-        }
-        self.release_pools();
+        self.synchronize(|key, _| key.0 == device);
     }
 
     /// Runs all work of all devices.
     pub fn synchronize_all(&mut self) {
-        (0..self.machine.gpus.len() as i32).for_each(|device| self.synchronize_device(device));
+        self.synchronize(|_, _| true);
     }
 
     pub fn run_all(&mut self, key: StreamKey) {
@@ -175,7 +166,7 @@ impl State {
                     unsafe { piece.fill(value) }
                 })
             }
-            Work::Kernel { kernel, args } => kernel.run(self, device, args),
+            Work::Kernel { kernel, args } => kernel(self, device, args),
         }
     }
 
@@ -191,8 +182,8 @@ impl State {
         if let Some(lost) = self.lost.get_mut(device as usize) {
             lost.get_or_insert(code);
         }
-        let keys: Vec<StreamKey> = self.streams.keys().copied().collect();
-        for key in keys.into_iter().filter(|key| key.0 == device) {
+        let keys = self.streams.keys().copied();
+        for key in keys.filter(|key| key.0 == device).collect::<Vec<_>>() {
             while let Some(stream) = self.streams.get_mut(&key) {
                 let Some(work) = stream.queue.pop_front() else {
                     break;
@@ -207,9 +198,9 @@ impl State {
         }
     }
 
-    pub fn stream_query(&mut self, handle: StreamHandle) -> Answer<bool> {
+    pub fn stream_query(&mut self, handle: StreamHandle) -> Answer {
         // A query runs the work; otherwise a caller that polls would never see completion.
-        self.stream_synchronize(handle).map(|()| true)
+        self.stream_synchronize(handle)
     }
 
     pub fn ctx_synchronize(&mut self, device: i32) -> Answer {

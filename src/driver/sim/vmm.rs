@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::capacity::Counted;
-use super::fault::{Answer, exhausted, fail};
+use super::fault::{Answer, fail};
 use super::space::{GRANULARITY, Range, Window, is_granular};
 use super::state::{Kind, Mapping, Region, State};
 use crate::*;
@@ -33,11 +33,13 @@ impl State {
             self.window = Window::new(self.placement).ok().map(Arc::new);
         }
         let window = self.window.as_ref();
-        match window.and_then(|window| window.take(size, alignment, hint)) {
-            Some(range) => Ok(range),
-            None if hint == 0 => Range::reserve(size, alignment).map_err(exhausted),
-            None => Range::reserve_from(size, alignment, hint).map_err(exhausted),
-        }
+        Ok(
+            match window.and_then(|window| window.take(size, alignment, hint)) {
+                Some(range) => range,
+                None if hint == 0 => Range::reserve(size, alignment)?,
+                None => Range::reserve_from(size, alignment, hint)?,
+            },
+        )
     }
 
     pub fn mem_address_free(&mut self, ptr: DevicePtr, size: u64) -> Answer {
@@ -76,9 +78,7 @@ impl State {
         if self.any_mapped(ptr.0, size) {
             return fail(Code::INVALID_VALUE);
         }
-        range
-            .place(ptr.0, size, physical.memory.file(), 0, Access::None)
-            .map_err(exhausted)?;
+        range.place(ptr.0, size, physical.memory.file(), 0, Access::None)?;
         let region = Region {
             len: size,
             memory: Arc::clone(&physical.memory),
@@ -96,9 +96,8 @@ impl State {
     }
 
     pub fn mem_unmap(&mut self, ptr: DevicePtr, size: u64) -> Answer {
-        if size == 0 || self.reservation(ptr.0, size).is_none() {
-            return fail(Code::INVALID_VALUE);
-        }
+        let range = self.reservation(ptr.0, size).filter(|_| size > 0);
+        let range = range.ok_or(Code::INVALID_VALUE)?;
         // Only whole mappings; gaps are allowed: unmapped addresses may be unmapped again.
         let end = ptr.0 + size;
         let begins = self.region(ptr.0).is_none_or(|(start, _)| start == ptr.0);
@@ -106,15 +105,9 @@ impl State {
         if !begins || !self.region(end - 1).is_none_or(ends) {
             return fail(Code::INVALID_VALUE);
         }
-        while let Some((start, len)) = self
-            .regions
-            .range(ptr.0..end)
-            .next()
-            .map(|(&at, region)| (at, region.len))
-        {
-            if let Some(range) = self.reservation(start, len) {
-                range.clear(start, len).map_err(exhausted)?;
-            }
+        range.clear(ptr.0, size)?;
+        let starts = self.regions.range(ptr.0..end).map(|(&at, _)| at);
+        for start in starts.collect::<Vec<_>>() {
             self.regions.remove(&start);
         }
         Ok(())
@@ -183,8 +176,7 @@ impl State {
             }
             let range = self.reservation(start, region.len);
             let range = range.ok_or(Code::INVALID_VALUE)?;
-            let protected = range.protect(start, region.len, desc.access);
-            protected.map_err(exhausted)?;
+            range.protect(start, region.len, desc.access)?;
         }
         let kind = self.regions.get_mut(&start).map(|region| &mut region.kind);
         let Some(Kind::Mapping(mapping)) = kind else {

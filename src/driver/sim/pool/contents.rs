@@ -8,18 +8,15 @@ use crate::sim::fault::Answer;
 use crate::sim::memory::Memory;
 use crate::sim::space::{FreeRanges, Range};
 use crate::sim::state::Point;
-use crate::{Access, Code, DevicePtr, HandleTypes, Location};
+use crate::{Access, Code, DevicePtr, Location};
 
 /// Allocations are aligned to, and a multiple of, this many bytes.
 const UNIT: u64 = 512;
 
 #[derive(Debug)]
 pub struct Pool {
-    pub location: Location,
-    pub handle_types: HandleTypes,
     pub memory: Arc<Memory>,
-    pub imported: bool,
-    /// How often it was imported and not destroyed again: all imports have one handle.
+    /// How often it was imported and not destroyed again, which all imports have one handle for; 0: it is this simulator's.
     pub imports: u32,
     /// Whether it was exported: only then can pointers of it be.
     pub exported: bool,
@@ -31,9 +28,8 @@ pub struct Pool {
     pub devices: Box<[Access]>,
     pub max_size: u64,
     pub chunks: BTreeMap<u64, Chunk>,
-    /// Unused parts of the file, and the file's end.
+    /// Unused parts of the file, which has no end.
     pub holes: FreeRanges,
-    pub end: u64,
     /// Live allocations by address: chunk and length.
     pub live: BTreeMap<u64, Allocation>,
     /// Frees that their streams have not reached.
@@ -90,10 +86,7 @@ impl Pool {
     pub fn new(memory: Arc<Memory>, max_size: u64, devices: Box<[Access]>, imported: bool) -> Self {
         let location = memory.label.location;
         let mut pool = Self {
-            location,
-            handle_types: memory.label.handle_types,
             memory,
-            imported,
             imports: u32::from(imported),
             exported: false,
             is_default: false,
@@ -105,8 +98,7 @@ impl Pool {
             devices,
             max_size,
             chunks: BTreeMap::new(),
-            holes: FreeRanges::default(),
-            end: 0,
+            holes: FreeRanges::whole(0, i64::MAX as u64),
             live: BTreeMap::new(),
             freed: Vec::new(),
             reuse: [1; 3],
@@ -120,6 +112,10 @@ impl Pool {
             *own = Access::ReadWrite;
         }
         pool
+    }
+
+    pub fn is_imported(&self) -> bool {
+        self.imports > 0
     }
 
     /// Returns the live allocation that contains an address: start and length.
@@ -147,30 +143,11 @@ impl Pool {
         Ok(allocation)
     }
 
-    /// Records an imported allocation's chunk.
-    pub fn add_imported(&mut self, range: Range, offset: u64) {
-        self.chunks.insert(
-            range.start,
-            Chunk {
-                range,
-                offset,
-                free: FreeRanges::default(),
-                _charge: None,
-            },
-        );
-    }
-
     /// Returns whether an import of the allocation at `offset` in the file is still alive.
     pub fn has_imported(&self, offset: u64) -> bool {
-        let freed = self
-            .freed
-            .iter()
-            .map(|freed| (freed.start, freed.allocation));
-        let live = self
-            .live
-            .iter()
-            .map(|(&start, &allocation)| (start, allocation));
-        self.imported
+        let freed = self.freed.iter().map(|it| (it.start, it.allocation));
+        let live = self.live.iter().map(|(&start, &it)| (start, it));
+        self.is_imported()
             && live.chain(freed).any(|(start, allocation)| {
                 let chunk = self.chunks.get(&allocation.chunk);
                 chunk.is_some_and(|it| it.offset + (start - allocation.chunk) == offset)

@@ -12,7 +12,8 @@ use std::sync::Arc;
 pub(super) use contents::Pool;
 use contents::{Allocation, Chunk, Freed};
 
-use super::fault::{Answer, Fail, exhausted, fail};
+use super::capacity::Charge;
+use super::fault::{Answer, Fail, fail};
 use super::memory::{Purpose, bind};
 use super::space::{FreeRanges, GRANULARITY, Range};
 use super::state::{Kind, Point, Region, State, StreamKey, Work};
@@ -100,7 +101,7 @@ impl State {
         stream: StreamHandle,
     ) -> Answer<DevicePtr> {
         let key = self.stream(stream)?;
-        if self.pool(handle)?.imported {
+        if self.pool(handle)?.is_imported() {
             return fail(Code::INVALID_VALUE);
         }
         if size == 0 {
@@ -204,7 +205,7 @@ impl State {
     /// Returns freed memory to its pool, and ends the pool if it was destroyed and this was its last.
     fn give_back(&mut self, handle: u64, start: u64, allocation: Allocation) {
         if let Some(pool) = self.pools.get_mut(&handle) {
-            if pool.imported {
+            if pool.is_imported() {
                 pool.chunks.remove(&allocation.chunk);
                 self.regions.remove(&allocation.chunk);
             } else if let Some(chunk) = pool.chunks.get_mut(&allocation.chunk) {
@@ -219,13 +220,13 @@ impl State {
         let least = len.checked_next_multiple_of(GRANULARITY);
         let least = least.ok_or(Code::OUT_OF_MEMORY)?;
         let usual = least.max(self.machine.pool_chunk);
-        match self.add_chunk(handle, usual) {
-            Err(_) if least < usual => self.add_chunk(handle, least),
+        match self.grow_by(handle, usual) {
+            Err(_) if least < usual => self.grow_by(handle, least),
             answer => answer,
         }
     }
 
-    fn add_chunk(&mut self, handle: PoolHandle, len: u64) -> Answer {
+    fn grow_by(&mut self, handle: PoolHandle, len: u64) -> Answer {
         let usual = self.machine.pool_chunk;
         let pool = self.pool(handle)?;
         let held = pool.reserved.current.checked_add(len);
@@ -233,49 +234,54 @@ impl State {
         let limit = pool.max_size.checked_next_multiple_of(usual);
         let fits =
             held.is_some_and(|held| pool.max_size == 0 || limit.is_none_or(|limit| held <= limit));
-        let location = pool.location;
+        let location = pool.memory.label.location;
         if !fits {
             return fail(Code::OUT_OF_MEMORY);
         }
         let charge = self.charge(location, len)?;
-        let range = Range::reserve(len, 0).map_err(exhausted)?;
+        let range = Range::reserve(len, 0)?;
         let start = range.start;
         let pool = self.pool(handle)?;
-        let hole = pool.holes.take(len);
-        let offset = hole.unwrap_or(pool.end);
-        let placed = pool
-            .memory
-            .grow(offset + len)
-            .and_then(|()| range.place(start, len, pool.memory.file(), offset, pool.host));
-        if let Err(error) = placed {
-            if hole.is_some() {
-                pool.holes.give(offset, len);
-            }
-            return Err(exhausted(error));
+        let offset = pool.holes.take(len).ok_or(Code::OUT_OF_MEMORY)?;
+        let grown = pool.memory.grow(offset + len);
+        let place = || range.place(start, len, pool.memory.file(), offset, pool.host);
+        if let Err(error) = grown.and_then(|()| place()) {
+            pool.holes.give(offset, len);
+            return Err(error.into());
         }
         bind(&pool.memory, offset, len);
-        pool.end = pool.end.max(offset + len);
         pool.reserved.add(len);
-        let memory = Arc::clone(&pool.memory);
-        pool.chunks.insert(
-            start,
-            Chunk {
-                range,
-                offset,
-                free: FreeRanges::whole(start, len),
-                _charge: Some(charge),
-            },
-        );
-        let kind = Kind::Chunk { pool: handle.0 };
-        self.regions.insert(
-            start,
-            Region {
-                len,
-                memory,
-                offset,
-                kind,
-            },
-        );
+        self.add_chunk(handle, range, offset, Some(charge))
+    }
+
+    /// Adds a part of the pool's memory at an address: all of it free, or of an imported allocation, without a charge.
+    fn add_chunk(
+        &mut self,
+        handle: PoolHandle,
+        range: Range,
+        offset: u64,
+        charge: Option<Charge>,
+    ) -> Answer {
+        let pool = self.pool(handle)?;
+        let (start, len) = (range.start, range.len);
+        let region = Region {
+            len,
+            memory: Arc::clone(&pool.memory),
+            offset,
+            kind: Kind::Chunk { pool: handle.0 },
+        };
+        let free = match charge {
+            Some(_) => FreeRanges::whole(start, len),
+            None => FreeRanges::default(),
+        };
+        let chunk = Chunk {
+            range,
+            offset,
+            free,
+            _charge: charge,
+        };
+        pool.chunks.insert(start, chunk);
+        self.regions.insert(start, region);
         Ok(())
     }
 
@@ -288,13 +294,9 @@ impl State {
     /// Gives back memory that pools hold above their thresholds, at a synchronisation.
     pub fn release_pools(&mut self) {
         let over = |pool: &Pool| pool.reserved.current > pool.release_threshold;
-        let pools: Vec<(u64, u64)> = self
-            .pools
-            .iter()
-            .filter(|(_, pool)| over(pool))
-            .map(|(&handle, pool)| (handle, pool.release_threshold))
-            .collect();
-        for (handle, keep) in pools {
+        let pools = self.pools.iter().filter(|(_, pool)| over(pool));
+        let pools = pools.map(|(&handle, pool)| (handle, pool.release_threshold));
+        for (handle, keep) in pools.collect::<Vec<_>>() {
             self.release(handle, keep);
         }
     }

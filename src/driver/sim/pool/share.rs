@@ -1,14 +1,13 @@
 //! Pools' attributes and access rights; pools of devices, and pools and allocations that leave the process.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use super::contents::{Allocation, Pool};
-use crate::sim::fault::{Answer, exhausted, fail};
-use crate::sim::memory::{Memory, Purpose};
+use super::contents::{Allocation, Chunk, Pool};
+use crate::sim::fault::{Answer, fail};
+use crate::sim::memory::Purpose;
 use crate::sim::share;
 use crate::sim::space::{GRANULARITY, Range};
-use crate::sim::state::{Kind, Region, State};
+use crate::sim::state::State;
 use crate::*;
 
 const MAGIC: [u8; 8] = *b"egmemptr";
@@ -52,7 +51,7 @@ impl State {
     }
 
     pub fn pool_set_access(&mut self, handle: PoolHandle, descs: &[AccessDesc]) -> Answer {
-        let location = self.pool(handle)?.location;
+        let location = self.pool(handle)?.memory.label.location;
         for desc in descs {
             self.check_pool_grant(desc, location)?;
         }
@@ -77,11 +76,8 @@ impl State {
             }
         }
         if pool.host != before {
-            for chunk in pool.chunks.values() {
-                let range = &chunk.range;
-                range
-                    .protect(range.start, range.len, pool.host)
-                    .map_err(exhausted)?;
+            for Chunk { range, .. } in pool.chunks.values() {
+                range.protect(range.start, range.len, pool.host)?;
             }
         }
         Ok(())
@@ -101,17 +97,12 @@ impl State {
     }
 
     pub fn pool_get_access(&mut self, handle: PoolHandle, location: Location) -> Answer<u64> {
-        let known = match location {
-            Location::Device(device) => self.device(device).is_ok(),
-            _ => true,
-        };
         let pool = self.pool(handle)?;
         let access = match location {
-            _ if !known => return fail(Code::INVALID_VALUE),
-            Location::Device(device) => pool.devices[device as usize],
-            _ => pool.host,
+            Location::Device(device) => pool.devices.get(device as usize),
+            _ => Some(&pool.host),
         };
-        Ok(access.flags().into())
+        Ok(access.ok_or(Code::INVALID_VALUE)?.flags().into())
     }
 
     pub fn device_default_pool(&mut self, device: i32) -> Answer<PoolHandle> {
@@ -140,11 +131,11 @@ impl State {
         let index = self.device(device)?;
         let host_allowed = self.machine.host_pool_for_device;
         let pool = self.pool(handle)?;
-        let allowed = match pool.location {
+        let allowed = match pool.memory.label.location {
             Location::Device(owner) => owner == device,
             _ => host_allowed,
         };
-        if pool.imported || !allowed {
+        if pool.is_imported() || !allowed {
             return fail(Code::INVALID_VALUE);
         }
         self.current_pools[index] = Some(handle.0);
@@ -158,27 +149,20 @@ impl State {
 
     pub fn pool_export(&mut self, handle: PoolHandle, kind: HandleType) -> Answer<ShareableHandle> {
         let pool = self.pool(handle)?;
-        if pool.imported || !pool.handle_types.contains(kind.into()) {
+        if pool.is_imported() || !pool.memory.label.handle_types.contains(kind.into()) {
             return fail(Code::INVALID_VALUE);
         }
         let memory = Arc::clone(&pool.memory);
         self.check_fabric(memory.label.location, kind.into())?;
-        let shareable = share::export(&memory, kind).map_err(exhausted)?;
+        let shareable = share::export(&memory, kind)?;
         self.pool(handle)?.exported = true;
         Ok(shareable)
     }
 
     pub fn pool_import(&mut self, handle: &ShareableHandle) -> Answer<PoolHandle> {
-        let memory = match handle {
-            ShareableHandle::PosixFd(fd) => {
-                Memory::import(fd.as_fd(), Purpose::Pool).ok_or(Code::INVALID_VALUE)?
-            }
-            ShareableHandle::Fabric(handle) => {
-                share::import(handle, Purpose::Pool, self.machine.imex_channel)?
-            }
-        };
+        let memory = share::import(handle, Purpose::Pool, self.machine.imex_channel)?;
         let same = |pool: &Pool| {
-            pool.imported && !pool.destroyed && pool.memory.label.id == memory.label.id
+            pool.is_imported() && !pool.destroyed && pool.memory.label.id == memory.label.id
         };
         if let Some((&handle, pool)) = self.pools.iter_mut().find(|(_, pool)| same(pool)) {
             pool.imports += 1;
@@ -209,17 +193,12 @@ impl State {
     ) -> Answer<DevicePtr> {
         let pool = self.pool(handle)?;
         let bytes = &export.0;
-        let number = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(word)
-        };
+        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let (offset, len) = (number(24), number(32));
         let same = bytes[..8] == MAGIC && bytes[8..24] == pool.memory.label.id.to_le_bytes();
-        let end = offset
-            .checked_add(len)
-            .filter(|&end| end <= pool.memory.size());
-        let (Some(end), true) = (end, same && pool.imported && len > 0) else {
+        let most = pool.memory.size();
+        let end = offset.checked_add(len).filter(|&end| end <= most);
+        let (Some(end), true) = (end, same && pool.is_imported() && len > 0) else {
             return fail(Code::INVALID_VALUE);
         };
         let memory = pool.memory.label.id;
@@ -231,26 +210,13 @@ impl State {
         // Maps whole granules around it, because pages cannot be divided.
         let first = offset - offset % GRANULARITY;
         let whole = end.next_multiple_of(GRANULARITY) - first;
-        let host = match pool.location {
-            Location::Device(_) => Access::None,
-            _ => Access::ReadWrite,
-        };
-        let range = Range::reserve(whole, 0).map_err(exhausted)?;
+        let range = Range::reserve(whole, 0)?;
         let chunk = range.start;
-        range
-            .place(chunk, whole, pool.memory.file(), first, host)
-            .map_err(exhausted)?;
+        range.place(chunk, whole, pool.memory.file(), first, pool.host)?;
         let start = chunk + (offset - first);
-        pool.add_imported(range, first);
         let size = len;
         pool.hold(start, Allocation { chunk, len, size });
-        let region = Region {
-            len: whole,
-            memory: Arc::clone(&pool.memory),
-            offset: first,
-            kind: Kind::Chunk { pool: handle.0 },
-        };
-        self.regions.insert(chunk, region);
+        self.add_chunk(handle, range, first, None)?;
         Ok(DevicePtr(start))
     }
 }
