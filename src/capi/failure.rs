@@ -1,14 +1,12 @@
 //! Why a call failed, as C programs see it, the calling thread's last error, and texts that belong to the caller.
 
 use std::any::Any;
-use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 
 use egmem::exchange::Error as ExchangeError;
 use egmem::share::Error as ShareError;
-use egmem::{Error, Explain, Explained, Language};
-
+use egmem::{DriverError, Error, Explain, Explained, Language};
 use serde::Serialize;
 
 use crate::egm_status;
@@ -20,30 +18,35 @@ pub(crate) struct Failure(pub(crate) Box<Reason>);
 /// The status, message and remedy of a [`Failure`], and the driver's result.
 #[derive(Debug)]
 pub(crate) struct Reason {
-    pub(crate) status: egm_status,
-    pub(crate) message: String,
-    pub(crate) remedy: Cow<'static, str>,
+    status: egm_status,
+    pub(crate) message: CString,
+    remedy: CString,
     /// The result of the failed driver call, 0 without one.
-    pub(crate) cuda_code: i32,
+    cuda_code: i32,
 }
 
 /// The result of the body of a call.
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
-    fn new<E: Explain>(status: egm_status, error: &E, code: Option<egmem::DriverError>) -> Self {
-        let told = Explained(error);
+    fn new(status: egm_status, message: String, remedy: &str, cuda_code: i32) -> Self {
         Self(Box::new(Reason {
             status,
-            message: told.message(),
-            remedy: told.remedy_in(Language::C),
-            cuda_code: code.map_or(0, |call| call.code.0),
+            message: c_string(message),
+            remedy: c_string(remedy.into()),
+            cuda_code,
         }))
+    }
+
+    fn of<E: Explain>(status: egm_status, error: &E, call: Option<DriverError>) -> Self {
+        let told = Explained(error);
+        let code = call.map_or(0, |call| call.code.0);
+        Self::new(status, told.message(), &told.remedy_in(Language::C), code)
     }
 
     /// Replaces the remedy by one that fits the call better.
     pub(crate) fn with_remedy(mut self, remedy: &'static str) -> Self {
-        self.0.remedy = remedy.into();
+        self.0.remedy = c_string(remedy.into());
         self
     }
 
@@ -58,67 +61,47 @@ impl Failure {
     pub(crate) fn panicked(payload: &(dyn Any + Send)) -> Self {
         let text = payload.downcast_ref::<&str>().copied();
         let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-        Self(Box::new(Reason {
-            status: egm_status::EGM_INTERNAL,
-            message: format!(
-                "the library has a defect: {}",
-                text.unwrap_or("no reason was given")
-            ),
-            remedy: "report this message, and end the process soon: the objects of the call may be unusable"
-                .into(),
-            cuda_code: 0,
-        }))
+        let text = text.unwrap_or("no reason was given");
+        Self::new(
+            egm_status::EGM_INTERNAL,
+            format!("the library has a defect: {text}"),
+            "report this message, and end the process soon: the objects of the call may be unusable",
+            0,
+        )
     }
 }
 
 impl From<Error> for Failure {
     #[cold]
     fn from(error: Error) -> Self {
-        Self::new((&error).into(), &error, error.driver_error())
+        Self::of((&error).into(), &error, error.driver_error())
     }
 }
 
 impl From<ShareError> for Failure {
     #[cold]
     fn from(error: ShareError) -> Self {
-        Self::new((&error).into(), &error, error.driver_error())
+        Self::of((&error).into(), &error, error.driver_error())
     }
 }
 
 impl From<ExchangeError> for Failure {
     #[cold]
     fn from(error: ExchangeError) -> Self {
-        Self::new((&error).into(), &error, error.driver_error())
+        Self::of((&error).into(), &error, error.driver_error())
     }
 }
 
-/// The texts of the last failed call.
-struct LastError {
-    message: CString,
-    remedy: CString,
-    cuda_code: i32,
-}
-
 thread_local! {
-    static LAST: RefCell<Option<LastError>> = const { RefCell::new(None) };
+    static LAST: RefCell<Option<Failure>> = const { RefCell::new(None) };
 }
 
 /// Keeps a failure for the calling thread, and returns its status.
 #[cold]
 pub(crate) fn keep(failure: Failure) -> egm_status {
-    let Reason {
-        status,
-        message,
-        remedy,
-        cuda_code,
-    } = *failure.0;
-    let last = LastError {
-        message: c_string(message),
-        remedy: c_string(remedy.into_owned()),
-        cuda_code,
-    };
+    let status = failure.0.status;
     // While the thread ends there is no place for it.
-    let _ = LAST.try_with(|cell| cell.replace(Some(last)));
+    let _ = LAST.try_with(|cell| cell.replace(Some(failure)));
     status
 }
 
@@ -129,9 +112,9 @@ fn c_string(text: String) -> CString {
     CString::new(bytes).unwrap_or_default()
 }
 
-fn last(part: impl FnOnce(&LastError) -> *const c_char) -> *const c_char {
-    let found = LAST.try_with(|cell| cell.borrow().as_ref().map(part));
-    found.ok().flatten().unwrap_or(c"".as_ptr())
+fn last<T>(none: T, part: impl FnOnce(&Reason) -> T) -> T {
+    let found = LAST.try_with(|cell| cell.borrow().as_ref().map(|last| part(&last.0)));
+    found.ok().flatten().unwrap_or(none)
 }
 
 /// Returns the message of the calling thread's last failed call, with its cause: one line without a full stop. ""
@@ -141,22 +124,21 @@ fn last(part: impl FnOnce(&LastError) -> *const c_char) -> *const c_char {
 /// the thread ends. Never null.
 #[unsafe(no_mangle)]
 pub extern "C" fn egm_last_error_message() -> *const c_char {
-    last(|last| last.message.as_ptr())
+    last(c"".as_ptr(), |last| last.message.as_ptr())
 }
 
 /// Returns the remedy for the calling thread's last failed call, or "" where the message says what is valid, as for most
 /// arguments. Valid as long as egm_last_error_message()'s text. Never null.
 #[unsafe(no_mangle)]
 pub extern "C" fn egm_last_error_remedy() -> *const c_char {
-    last(|last| last.remedy.as_ptr())
+    last(c"".as_ptr(), |last| last.remedy.as_ptr())
 }
 
 /// Returns the result (`CUresult`) of the driver call behind the calling thread's last failed call, or 0 if there was
 /// none.
 #[unsafe(no_mangle)]
 pub extern "C" fn egm_last_error_cuda_code() -> i32 {
-    let found = LAST.try_with(|cell| cell.borrow().as_ref().map(|last| last.cuda_code));
-    found.ok().flatten().unwrap_or(0)
+    last(0, |last| last.cuda_code)
 }
 
 /// Returns a text as one of the caller's, which must free it.

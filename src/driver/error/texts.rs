@@ -187,11 +187,8 @@ fn of_code(code: Code) -> &'static str {
 }
 
 fn list(nodes: &[NodeId]) -> String {
-    nodes
-        .iter()
-        .map(NodeId::to_string)
-        .collect::<Vec<_>>()
-        .join(", ")
+    let nodes: Vec<String> = nodes.iter().map(NodeId::to_string).collect();
+    nodes.join(", ")
 }
 
 /// An error of any of egmem's crates, which says what to do about it: for [`Explained`].
