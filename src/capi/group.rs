@@ -12,14 +12,6 @@ use crate::call::{noted, on};
 use crate::failure::Failure;
 use crate::{args, egm_buffer, egm_driver, egm_status};
 
-/// The function of [`egm_ranks::all_gather`].
-type AllGatherFn = unsafe extern "C" fn(
-    context: *mut c_void,
-    own: *const c_void,
-    all: *mut c_void,
-    bytes: usize,
-) -> i32;
-
 /// The ranks of a job: see egm_group_gather().
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -47,16 +39,18 @@ pub struct egm_ranks {
 }
 
 /// The ranks of a C program, whose gathers have one length.
-struct Ranks(egm_ranks, AllGatherFn);
+struct Ranks(egm_ranks);
 
 impl Ranks {
     /// Gathers as many bytes of each rank.
     fn gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let null = || Error::all_gather("the function is a null pointer");
+        let function = self.0.all_gather.ok_or_else(null)?;
         let mut all = vec![0_u8; own.len() * self.0.size as usize];
         let (from, to) = (own.as_ptr().cast(), all.as_mut_ptr().cast());
         // SAFETY: the program's promise: the function takes its context, reads as many bytes as `own` has and writes as
         // many for each rank, for which `all` has room.
-        match unsafe { (self.1)(self.0.context, from, to, own.len()) } {
+        match unsafe { function(self.0.context, from, to, own.len()) } {
             0 => Ok(all.chunks_exact(own.len()).map(<[u8]>::to_vec).collect()),
             code => Err(Error::all_gather(format!("the function returned {code}"))),
         }
@@ -132,9 +126,10 @@ pub unsafe extern "C" fn egm_group_gather(
             let why = format!("rank {rank} of {size}, of at most {MAX_RANKS}");
             return Err(Failure::invalid("ranks", why));
         }
-        let none = || Failure::invalid("all_gather", "it is a null pointer");
-        let function = ranks.all_gather.ok_or_else(none)?;
-        let mut all: Box<dyn AllGather> = Box::new(Ranks(ranks, function));
+        if ranks.all_gather.is_none() {
+            return Err(Failure::invalid("all_gather", "it is a null pointer"));
+        }
+        let mut all: Box<dyn AllGather> = Box::new(Ranks(ranks));
         if let Some(secret) = &secret {
             all = Box::new(Sealed::new(all, secret)?);
         }
@@ -182,16 +177,13 @@ mod tests {
     #[test]
     fn contributions_of_several_lengths_are_gathered_as_ones_of_one_length() {
         let mut calls = 0;
-        let mut ranks = Ranks(
-            egm_ranks {
-                rank: 0,
-                size: 2,
-                all_gather: None,
-                context: (&raw mut calls).cast(),
-                secret: std::ptr::null(),
-            },
-            twice,
-        );
+        let mut ranks = Ranks(egm_ranks {
+            rank: 0,
+            size: 2,
+            all_gather: Some(twice),
+            context: (&raw mut calls).cast(),
+            secret: std::ptr::null(),
+        });
         assert_eq!(ranks.all_gather(b"abc").unwrap(), [&b"abc"[..], b"abc\0"]);
         let error = ranks.all_gather(b"abc").unwrap_err();
         assert!(error.to_string().contains("17"), "{error}");

@@ -23,7 +23,6 @@ mod group;
 mod heap;
 mod options;
 mod ring;
-mod status;
 mod stream;
 
 pub use args::*;
@@ -37,5 +36,4 @@ pub use group::*;
 pub use heap::*;
 pub use options::*;
 pub use ring::*;
-pub use status::*;
 pub use stream::*;

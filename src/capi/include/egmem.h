@@ -947,6 +947,11 @@ egm_status egm_topology_destroy(struct egm_topology *topology);
 /// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
 egm_status egm_capabilities_json(const struct egm_driver *driver, char **out);
 
+/// Returns the name of a status, such as "EGM_HEAP_FULL"; "EGM_OTHER" for a value that this version does not know.
+///
+/// The text is valid for ever. Any thread may call this.
+const char *egm_status_name(int32_t status);
+
 /// Returns the message of the calling thread's last failed call, with its cause: one line without a full stop. ""
 /// before the first failure.
 ///
@@ -1241,11 +1246,6 @@ egm_status egm_ring_receive(const struct egm_channel *channel,
 /// `side` is null, or a side that no thread uses during the call or afterwards: not destroyed yet. Kernels that use it have
 /// ended.
 egm_status egm_ring_destroy(struct egm_ring_side *side);
-
-/// Returns the name of a status, such as "EGM_HEAP_FULL"; "EGM_OTHER" for a value that this version does not know.
-///
-/// The text is valid for ever. Any thread may call this.
-const char *egm_status_name(int32_t status);
 
 /// Creates a stream on a GPU, which the legacy default stream does not wait for.
 ///
