@@ -94,14 +94,9 @@ impl std::str::FromStr for Call {
     type Err = crate::Error;
 
     fn from_str(name: &str) -> crate::Result<Self> {
-        Self::ALL
-            .iter()
-            .copied()
-            .find(|call| call.name() == name)
-            .ok_or_else(|| {
-                let why = format!("'{name}' is not a call of the driver trait");
-                crate::Error::invalid("call", why)
-            })
+        let known = Self::ALL.iter().copied().find(|call| call.name() == name);
+        let why = || format!("'{name}' is not a call of the driver trait");
+        known.ok_or_else(|| crate::Error::invalid("call", why()))
     }
 }
 

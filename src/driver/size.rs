@@ -63,13 +63,11 @@ impl From<Granularity> for u64 {
 /// # Errors
 /// [`Error::InvalidArgument`] for 0 bytes.
 pub fn not_empty(bytes: u64) -> Result<()> {
-    match bytes {
-        0 => {
-            let why = "0 bytes cannot be allocated";
-            Err(Error::invalid_of("size", why, "1 byte or more"))
-        }
-        _ => Ok(()),
+    if bytes > 0 {
+        return Ok(());
     }
+    let why = "0 bytes cannot be allocated";
+    Err(Error::invalid_of("size", why, "1 byte or more"))
 }
 
 /// A requested size, and the same size rounded up to a granularity.

@@ -348,13 +348,11 @@ impl Error {
     /// # Errors
     /// [`Error::NoSuchGpu`].
     pub fn expect_gpu(gpu: i32, count: i32) -> Result<()> {
-        match (0..count).contains(&gpu) {
-            true => Ok(()),
-            false => Err(Self::NoSuchGpu {
-                gpu,
-                count: count.max(0) as usize,
-            }),
+        if (0..count).contains(&gpu) {
+            return Ok(());
         }
+        let count = count.max(0) as usize;
+        Err(Self::NoSuchGpu { gpu, count })
     }
 
     /// Creates an error about something that the platform lacks, with the driver's answer if it was asked.

@@ -187,13 +187,13 @@ fn exceeds(memory: &Memory, limit: u64) -> io::Result<bool> {
 }
 
 fn range(kind: i32, start: i64, len: i64) -> libc::flock {
-    // SAFETY: all zero is a valid value: numbers only.
-    let mut range: libc::flock = unsafe { std::mem::zeroed() };
-    range.l_type = kind as _;
-    range.l_whence = libc::SEEK_SET as _;
-    range.l_start = start;
-    range.l_len = len;
-    range
+    libc::flock {
+        l_type: kind as _,
+        l_whence: libc::SEEK_SET as _,
+        l_start: start,
+        l_len: len,
+        l_pid: 0,
+    }
 }
 
 fn lock(file: &File, kind: i32, at: i64) -> io::Result<()> {
