@@ -1,7 +1,7 @@
 //! Arguments of calls: handles, texts, arrays, and locations, access and other small values.
 
 use std::ffi::{CStr, c_char};
-use std::ptr::NonNull;
+use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,50 +11,28 @@ use egmem::driver::{Access, AccessDesc, HandleTypes, Location};
 
 use crate::failure::{Failure, Outcome, given_text};
 
-/// Borrows a handle's object.
-///
-/// # Safety
-/// `handle` is null, or a handle of this library that is not destroyed while `'a` lasts.
+/// Checks that the caller gave an object, or where a result goes: a reference that is not null. Results are written on
+/// success only.
 #[inline]
-pub(crate) unsafe fn object<'a, T>(handle: *const T, what: &'static str) -> Outcome<&'a T> {
-    // SAFETY: the caller's promise.
-    unsafe { handle.as_ref() }.ok_or_else(|| null(what))
-}
-
-/// Borrows a handle's object for a call that changes it.
-///
-/// # Safety
-/// As [`object`]; no other thread uses the handle meanwhile.
-pub(crate) unsafe fn object_mut<'a, T>(handle: *mut T, what: &'static str) -> Outcome<&'a mut T> {
-    // SAFETY: the caller's promise.
-    unsafe { handle.as_mut() }.ok_or_else(|| null(what))
-}
-
-/// Checks where a result goes. Results are written on success only.
-#[inline]
-pub(crate) fn out<T>(out: *mut T, what: &'static str) -> Outcome<NonNull<T>> {
-    NonNull::new(out).ok_or_else(|| null(what))
+pub(crate) fn object<T>(reference: Option<T>, what: &'static str) -> Outcome<T> {
+    reference.ok_or_else(|| null(what))
 }
 
 /// Writes a result that the caller may not want: `out` may be null.
-///
-/// # Safety
-/// `out` is null or may be written.
-pub(crate) unsafe fn write<T>(out: *mut T, value: T) {
-    if let Some(out) = NonNull::new(out) {
-        // SAFETY: the caller's promise.
-        unsafe { out.write(value) };
+pub(crate) fn write<T>(out: Option<&mut MaybeUninit<T>>, value: T) {
+    if let Some(out) = out {
+        out.write(value);
     }
-}
-
-/// Locks data that is valid even after a panic.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cold]
 fn null(what: &'static str) -> Failure {
     Failure::invalid(what, "it is a null pointer")
+}
+
+/// Locks data that is valid even after a panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns a new object as a handle of the caller's, which must destroy it.
@@ -278,13 +256,9 @@ pub(crate) fn read_backing(backing: i32) -> Outcome<Option<Backing>> {
 }
 
 /// Returns what memory is, and writes why to `reason` unless it is null.
-///
-/// # Safety
-/// `reason` is null or may be written.
-pub(crate) unsafe fn backing(chosen: &Chosen, reason: *mut *mut c_char) -> i32 {
-    if !reason.is_null() {
-        // SAFETY: the caller's promise.
-        unsafe { reason.write(given_text(chosen.why.to_string())) };
+pub(crate) fn backing(chosen: &Chosen, reason: Option<&mut MaybeUninit<*mut c_char>>) -> i32 {
+    if let Some(reason) = reason {
+        reason.write(given_text(chosen.why.to_string()));
     }
     match chosen.backing {
         Backing::Driver => EGM_BACKING_DRIVER,

@@ -1,7 +1,7 @@
 //! Buffers: memory of this process, of another one, or of a pool.
 
 use std::ffi::{c_char, c_void};
-use std::mem;
+use std::mem::{self, MaybeUninit};
 use std::sync::Arc;
 
 use egmem::driver::{Access, DevicePtr, Location};
@@ -10,8 +10,8 @@ use egmem::memory::CpuView;
 use egmem::share::ImportedBuffer;
 use egmem::{Buffer, Error, Memory, PoolBuffer};
 
-use crate::args::{backing, read_backing, read_handle_types};
-use crate::call::{ask, call, make, noted, on, on_mut};
+use crate::args::{backing, object, read_backing, read_handle_types};
+use crate::call::{answer, ask, call, make, noted, on};
 use crate::failure::{Failure, Outcome};
 use crate::options::{check_flags, read, read_grants};
 use crate::{
@@ -103,14 +103,13 @@ impl Kind {
 /// or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_create(
-    driver: *const egm_driver,
+    driver: Option<&egm_driver>,
     options: *const egm_buffer_options,
-    out: *mut *mut egm_buffer,
+    out: Option<&mut MaybeUninit<*mut egm_buffer>>,
 ) -> egm_status {
     // SAFETY: the caller's promise.
     let create = |driver: &egm_driver| unsafe { allocate(driver, &read(options)?) };
-    // SAFETY: the caller's promise.
-    noted(|| unsafe { make(driver, "driver", out, create) })
+    noted(|| make(driver, "driver", out, create))
 }
 
 /// # Safety
@@ -159,14 +158,13 @@ unsafe fn allocate(driver: &egm_driver, options: &egm_buffer_options) -> Outcome
 /// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_near(
-    driver: *const egm_driver,
+    driver: Option<&egm_driver>,
     gpu: i32,
     bytes: u64,
-    out: *mut *mut egm_buffer,
+    out: Option<&mut MaybeUninit<*mut egm_buffer>>,
 ) -> egm_status {
     let near = |driver: &egm_driver| Ok(egm_buffer::own(Buffer::near(&driver.driver, gpu, bytes)?));
-    // SAFETY: the caller's promise.
-    noted(|| unsafe { make(driver, "driver", out, near) })
+    noted(|| make(driver, "driver", out, near))
 }
 
 /// Returns the address: the same for every GPU and, where the CPU has access, for the CPU. It is valid until the
@@ -176,12 +174,12 @@ pub unsafe extern "C" fn egm_buffer_near(
 /// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_ptr(
-    buffer: *const egm_buffer,
-    out: *mut *mut c_void,
+    buffer: Option<&egm_buffer>,
+    out: Option<&mut MaybeUninit<*mut c_void>>,
 ) -> egm_status {
-    let answer = |buffer: &egm_buffer| Ok(pointer(buffer.memory.start().0));
-    // SAFETY: the caller's promise.
-    unsafe { ask(buffer, "buffer", out, answer) }
+    ask(buffer, "buffer", out, |buffer| {
+        Ok(pointer(buffer.memory.start().0))
+    })
 }
 
 /// Returns an address as a pointer.
@@ -195,10 +193,11 @@ pub(crate) fn pointer(address: u64) -> *mut c_void {
 /// # Safety
 /// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn egm_buffer_size(buffer: *const egm_buffer, out: *mut u64) -> egm_status {
-    let answer = |buffer: &egm_buffer| Ok(buffer.memory.memory().len());
-    // SAFETY: the caller's promise.
-    unsafe { ask(buffer, "buffer", out, answer) }
+pub unsafe extern "C" fn egm_buffer_size(
+    buffer: Option<&egm_buffer>,
+    out: Option<&mut MaybeUninit<u64>>,
+) -> egm_status {
+    answer(out, || Ok(object(buffer, "buffer")?.memory.memory().len()))
 }
 
 /// Returns where the first part of the memory lies.
@@ -207,12 +206,12 @@ pub unsafe extern "C" fn egm_buffer_size(buffer: *const egm_buffer, out: *mut u6
 /// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_location(
-    buffer: *const egm_buffer,
-    out: *mut egm_location,
+    buffer: Option<&egm_buffer>,
+    out: Option<&mut MaybeUninit<egm_location>>,
 ) -> egm_status {
-    let location = |buffer: &egm_buffer| Ok(egm_location::of(buffer.memory.memory().location()));
-    // SAFETY: the caller's promise.
-    unsafe { ask(buffer, "buffer", out, location) }
+    ask(buffer, "buffer", out, |buffer| {
+        Ok(egm_location::of(buffer.memory.memory().location()))
+    })
 }
 
 /// Returns what the memory is, ::EGM_BACKING_DRIVER or ::EGM_BACKING_REGISTERED, and writes why, as text, to `reason`
@@ -224,16 +223,13 @@ pub unsafe extern "C" fn egm_buffer_location(
 /// `buffer` is null or a buffer; `out` and `reason` are null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_backing(
-    buffer: *const egm_buffer,
-    out: *mut i32,
-    reason: *mut *mut c_char,
+    buffer: Option<&egm_buffer>,
+    out: Option<&mut MaybeUninit<i32>>,
+    reason: Option<&mut MaybeUninit<*mut c_char>>,
 ) -> egm_status {
-    let answer = |buffer: &egm_buffer| {
-        // SAFETY: the caller's promise.
-        Ok(unsafe { backing(buffer.own_memory()?.backing(), reason) })
-    };
-    // SAFETY: the caller's promise.
-    unsafe { ask(buffer, "buffer", out, answer) }
+    ask(buffer, "buffer", out, |buffer| {
+        Ok(backing(buffer.own_memory()?.backing(), reason))
+    })
 }
 
 /// Returns a location's access to the memory: one of `EGM_ACCESS_…`.
@@ -242,13 +238,13 @@ pub unsafe extern "C" fn egm_buffer_backing(
 /// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_access(
-    buffer: *const egm_buffer,
+    buffer: Option<&egm_buffer>,
     who: egm_location,
-    out: *mut i32,
+    out: Option<&mut MaybeUninit<i32>>,
 ) -> egm_status {
-    let access = |buffer: &egm_buffer| Ok(buffer.memory.access(who.read()?)?.flags() as i32);
-    // SAFETY: the caller's promise.
-    unsafe { ask(buffer, "buffer", out, access) }
+    ask(buffer, "buffer", out, |buffer| {
+        Ok(buffer.memory.access(who.read()?)?.flags() as i32)
+    })
 }
 
 /// Changes the access of locations of this process to a buffer that was allocated here. GPU work that needs the
@@ -259,11 +255,11 @@ pub unsafe extern "C" fn egm_buffer_access(
 /// `grant_count` grants. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_set_access(
-    buffer: *mut egm_buffer,
+    buffer: Option<&mut egm_buffer>,
     grants: *const egm_grant,
     grant_count: usize,
 ) -> egm_status {
-    let set = |buffer: &mut egm_buffer| {
+    on(buffer, "buffer", |buffer| {
         // SAFETY: the caller's promise.
         let grants = unsafe { read_grants(grants, grant_count)? }.unwrap_or_default();
         let Kind::Own(buffer) = &mut buffer.memory else {
@@ -277,9 +273,7 @@ pub unsafe extern "C" fn egm_buffer_set_access(
             Failure::from(held).with_remedy("call it again when egm_channel_send has returned")
         })?;
         Ok(buffer.set_access(&grants)?)
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on_mut(buffer, "buffer", set) }
+    })
 }
 
 /// Copies `len` bytes into the buffer with the CPU.
@@ -292,21 +286,19 @@ pub unsafe extern "C" fn egm_buffer_set_access(
 /// call this, also while other threads and GPUs write the same bytes, which then have the value of either.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_write(
-    buffer: *const egm_buffer,
+    buffer: Option<&egm_buffer>,
     offset: u64,
     from: *const c_void,
     len: usize,
 ) -> egm_status {
-    let write = |buffer: &egm_buffer| {
+    on(buffer, "buffer", |buffer| {
         // SAFETY: the caller's promise.
         let from = unsafe { args::values(from.cast::<u8>(), len, "from")? };
         Ok(buffer
             .memory
             .cpu_at(offset, len as u64)?
             .write_at(0, from)?)
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(buffer, "buffer", write) }
+    })
 }
 
 /// Copies `len` bytes out of the buffer with the CPU.
@@ -317,12 +309,12 @@ pub unsafe extern "C" fn egm_buffer_write(
 /// As egm_buffer_write(): `to` is null or points to `len` bytes, none of them in the buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_read(
-    buffer: *const egm_buffer,
+    buffer: Option<&egm_buffer>,
     offset: u64,
     to: *mut c_void,
     len: usize,
 ) -> egm_status {
-    let read = |buffer: &egm_buffer| {
+    on(buffer, "buffer", |buffer| {
         let view = buffer.memory.cpu_at(offset, len as u64)?;
         if !to.is_null() {
             // The caller's bytes need not be initialised: a slice of them must be.
@@ -332,9 +324,7 @@ pub unsafe extern "C" fn egm_buffer_read(
         // SAFETY: the caller's promise; initialised above.
         let to = unsafe { args::values_mut(to.cast::<u8>(), len, "to")? };
         Ok(view.read_at(0, to)?)
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(buffer, "buffer", read) }
+    })
 }
 
 /// Sets `len` bytes from `offset` on to `byte` with the CPU. Fails as egm_buffer_write().
@@ -343,17 +333,15 @@ pub unsafe extern "C" fn egm_buffer_read(
 /// `buffer` is null or a buffer. Any thread may call this, as egm_buffer_write().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_fill(
-    buffer: *const egm_buffer,
+    buffer: Option<&egm_buffer>,
     offset: u64,
     len: u64,
     byte: u8,
 ) -> egm_status {
-    let fill = |buffer: &egm_buffer| {
+    on(buffer, "buffer", |buffer| {
         let view = buffer.memory.cpu_at(offset, len)?;
         Ok(view.fill(0, len, byte)?)
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(buffer, "buffer", fill) }
+    })
 }
 
 /// Lets work that is submitted to `stream` from now on use a pool's memory.
@@ -362,16 +350,13 @@ pub unsafe extern "C" fn egm_buffer_fill(
 /// `buffer` is null or a buffer, which no other thread uses during the call; `stream` is null or a stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_use_on(
-    buffer: *mut egm_buffer,
-    stream: *const egm_stream,
+    buffer: Option<&mut egm_buffer>,
+    stream: Option<&egm_stream>,
 ) -> egm_status {
-    let use_on = |buffer: &mut egm_buffer| {
-        // SAFETY: the caller's promise.
-        let stream = unsafe { args::object(stream, "stream")? };
+    on(buffer, "buffer", |buffer| {
+        let stream = object(stream, "stream")?;
         Ok(buffer.memory.pool_memory()?.use_on(&stream.stream)?)
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on_mut(buffer, "buffer", use_on) }
+    })
 }
 
 /// Destroys a pool's buffer: its memory is freed after all work submitted so far to `stream` and to every stream that
@@ -382,13 +367,12 @@ pub unsafe extern "C" fn egm_buffer_use_on(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_free_on(
     buffer: *mut egm_buffer,
-    stream: *const egm_stream,
+    stream: Option<&egm_stream>,
 ) -> egm_status {
     call(|| {
         // SAFETY: the caller's promise.
-        let found = unsafe { args::object_mut(buffer, "buffer")? };
-        // SAFETY: the caller's promise.
-        let stream = unsafe { args::object(stream, "stream")? };
+        let found = object(unsafe { buffer.as_mut() }, "buffer")?;
+        let stream = object(stream, "stream")?;
         let memory = found.memory.pool_memory()?;
         let driver = memory.driver();
         driver.expect_this_process("buffer")?;

@@ -3,12 +3,13 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char};
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
 use egmem::ledger::{CallSite, called_from};
 
-use crate::args;
+use crate::args::{self, object};
 use crate::egm_status;
 use crate::failure::{Failure, Outcome, keep};
 
@@ -26,74 +27,46 @@ pub(crate) fn call(body: impl FnOnce() -> Outcome) -> egm_status {
 }
 
 /// Runs a function that makes something and writes it to `out`, on success only.
-///
-/// # Safety
-/// `out` is null or may be written.
 #[inline]
-pub(crate) unsafe fn answer<A>(out: *mut A, make: impl FnOnce() -> Outcome<A>) -> egm_status {
+pub(crate) fn answer<A>(
+    out: Option<&mut MaybeUninit<A>>,
+    make: impl FnOnce() -> Outcome<A>,
+) -> egm_status {
     call(|| {
-        let out = args::out(out, "out")?;
-        let answer = make()?;
-        // SAFETY: the caller's promise.
-        unsafe { out.write(answer) };
+        object(out, "out")?.write(make()?);
         Ok(())
     })
 }
 
 /// Runs a function of one object.
-///
-/// # Safety
-/// `object` is null, or a handle of this library that is not destroyed meanwhile.
 #[inline]
-pub(crate) unsafe fn on<T>(
-    object: *const T,
+pub(crate) fn on<T>(
+    reference: Option<T>,
     what: &'static str,
-    body: impl FnOnce(&T) -> Outcome,
+    body: impl FnOnce(T) -> Outcome,
 ) -> egm_status {
-    // SAFETY: the caller's promise.
-    call(|| body(unsafe { args::object(object, what)? }))
-}
-
-/// As [`on`], for a function that changes the object.
-///
-/// # Safety
-/// As [`on`]; no other thread uses the handle meanwhile.
-pub(crate) unsafe fn on_mut<T>(
-    object: *mut T,
-    what: &'static str,
-    body: impl FnOnce(&mut T) -> Outcome,
-) -> egm_status {
-    // SAFETY: the caller's promise.
-    call(|| body(unsafe { args::object_mut(object, what)? }))
+    call(|| body(object(reference, what)?))
 }
 
 /// Runs a function that asks an object and writes the answer, on success only.
-///
-/// # Safety
-/// As [`on`] and [`answer`].
 #[inline]
-pub(crate) unsafe fn ask<T, A>(
-    object: *const T,
+pub(crate) fn ask<T, A>(
+    reference: Option<&T>,
     what: &'static str,
-    out: *mut A,
+    out: Option<&mut MaybeUninit<A>>,
     body: impl FnOnce(&T) -> Outcome<A>,
 ) -> egm_status {
-    // SAFETY: the caller's promise.
-    unsafe { answer(out, || body(args::object(object, what)?)) }
+    answer(out, || body(object(reference, what)?))
 }
 
 /// Runs a function that makes an object by another one and gives it to the caller, which must destroy it.
-///
-/// # Safety
-/// As [`ask`].
-pub(crate) unsafe fn make<T, M>(
-    object: *const T,
+pub(crate) fn make<T, M>(
+    reference: Option<&T>,
     what: &'static str,
-    out: *mut *mut M,
+    out: Option<&mut MaybeUninit<*mut M>>,
     body: impl FnOnce(&T) -> Outcome<M>,
 ) -> egm_status {
-    // SAFETY: the caller's promise.
-    unsafe { ask(object, what, out, |object| body(object).map(args::given)) }
+    ask(reference, what, out, |object| body(object).map(args::given))
 }
 
 /// Runs a function that takes an object back from the caller and drops it. A null pointer is left alone.

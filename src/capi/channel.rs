@@ -1,6 +1,7 @@
 //! Memory between processes of one machine, over Unix sockets.
 
 use std::ffi::{c_char, c_void};
+use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -9,7 +10,7 @@ use std::time::Duration;
 use egmem::share::{Channel, DEFAULT_TIMEOUT, ImportOptions, Listener, Peers, Shared};
 
 use crate::args::read_access;
-use crate::args::{lock, milliseconds};
+use crate::args::{lock, milliseconds, object};
 use crate::buffer::Kind;
 use crate::call::{answer, destroy, make, noted, on};
 use crate::failure::{Failure, Outcome};
@@ -65,16 +66,14 @@ impl egm_channel {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_listener_bind(
     path: *const c_char,
-    out: *mut *mut egm_listener,
+    out: Option<&mut MaybeUninit<*mut egm_listener>>,
 ) -> egm_status {
-    let bind = || {
+    answer(out, || {
         // SAFETY: the caller's promise.
         let path = unsafe { args::text(path, "path")? };
         let listener = Mutex::new(Listener::bind(path, Peers::same_user())?);
         Ok(args::given(egm_listener { listener }))
-    };
-    // SAFETY: the caller's promise.
-    unsafe { answer(out, bind) }
+    })
 }
 
 /// Waits at most `timeout_ms` milliseconds, at least 1, for a process that connects.
@@ -85,18 +84,16 @@ pub unsafe extern "C" fn egm_listener_bind(
 /// `listener` is null or a listener; `out` is null or may be written. Any thread may call this; calls take turns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_listener_accept(
-    listener: *const egm_listener,
+    listener: Option<&egm_listener>,
     timeout_ms: u64,
-    out: *mut *mut egm_channel,
+    out: Option<&mut MaybeUninit<*mut egm_channel>>,
 ) -> egm_status {
-    let accept = |listener: &egm_listener| {
+    make(listener, "listener", out, |listener| {
         let timeout = milliseconds(timeout_ms)?;
         let mut listener = lock(&listener.listener);
         listener.set_timeout(timeout)?;
         egm_channel::new(listener.accept()?)
-    };
-    // SAFETY: the caller's promise.
-    unsafe { make(listener, "listener", out, accept) }
+    })
 }
 
 /// Stops listening and removes the socket's file. A null pointer is left alone.
@@ -118,15 +115,13 @@ pub unsafe extern "C" fn egm_listener_destroy(listener: *mut egm_listener) -> eg
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_channel_connect(
     path: *const c_char,
-    out: *mut *mut egm_channel,
+    out: Option<&mut MaybeUninit<*mut egm_channel>>,
 ) -> egm_status {
-    let connect = || {
+    answer(out, || {
         // SAFETY: the caller's promise.
         let path = unsafe { args::text(path, "path")? };
         egm_channel::new(Channel::connect(path, Peers::same_user())?).map(args::given)
-    };
-    // SAFETY: the caller's promise.
-    unsafe { answer(out, connect) }
+    })
 }
 
 /// Makes a channel of a connected Unix stream socket: one end of socketpair(2), or an inherited one. The channel owns
@@ -136,8 +131,11 @@ pub unsafe extern "C" fn egm_channel_connect(
 /// `fd` is negative, or an open file descriptor that nothing else uses; `out` is null or may be written. Any thread
 /// may call this.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn egm_channel_from_fd(fd: i32, out: *mut *mut egm_channel) -> egm_status {
-    let from_fd = || {
+pub unsafe extern "C" fn egm_channel_from_fd(
+    fd: i32,
+    out: Option<&mut MaybeUninit<*mut egm_channel>>,
+) -> egm_status {
+    answer(out, || {
         if fd < 0 {
             let why = format!("{fd} is no file descriptor");
             return Err(Failure::invalid("fd", why));
@@ -145,9 +143,7 @@ pub unsafe extern "C" fn egm_channel_from_fd(fd: i32, out: *mut *mut egm_channel
         // SAFETY: the caller gives an open file descriptor away.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         egm_channel::new(Channel::new(socket.into(), &Peers::same_user())?).map(args::given)
-    };
-    // SAFETY: the caller's promise.
-    unsafe { answer(out, from_fd) }
+    })
 }
 
 /// Sets how long each call that begins from now on may take, in milliseconds, at least 1; 30 s at first.
@@ -156,16 +152,14 @@ pub unsafe extern "C" fn egm_channel_from_fd(fd: i32, out: *mut *mut egm_channel
 /// `channel` is null or a channel. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_channel_set_timeout(
-    channel: *const egm_channel,
+    channel: Option<&egm_channel>,
     timeout_ms: u64,
 ) -> egm_status {
-    let set = |channel: &egm_channel| {
+    on(channel, "channel", |channel| {
         milliseconds(timeout_ms)?;
         channel.timeout_ms.store(timeout_ms, Relaxed);
         Ok(())
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(channel, "channel", set) }
+    })
 }
 
 /// Shares a buffer that was allocated here and is shareable with the other process, and asks that process to keep to
@@ -177,19 +171,16 @@ pub unsafe extern "C" fn egm_channel_set_timeout(
 /// `channel` is null or a channel; `buffer` is null or a buffer. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_channel_send(
-    channel: *const egm_channel,
-    buffer: *const egm_buffer,
+    channel: Option<&egm_channel>,
+    buffer: Option<&egm_buffer>,
     access: i32,
 ) -> egm_status {
-    let send = |channel: &egm_channel| {
-        // SAFETY: the caller's promise.
-        let buffer = unsafe { args::object(buffer, "buffer")? };
+    on(channel, "channel", |channel| {
+        let buffer = object(buffer, "buffer")?;
         let access = read_access(access)?;
         let shared = Shared::from(Arc::clone(buffer.own_memory()?));
         Ok(channel.sender().send(&shared, access)?)
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(channel, "channel", send) }
+    })
 }
 
 /// Shares a block of a heap that is shareable. The other process gets the block's usable bytes, but could access all
@@ -203,19 +194,16 @@ pub unsafe extern "C" fn egm_channel_send(
 /// thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_channel_send_block(
-    channel: *const egm_channel,
-    heap: *const egm_heap,
+    channel: Option<&egm_channel>,
+    heap: Option<&egm_heap>,
     block: *const c_void,
     access: i32,
 ) -> egm_status {
-    let send = |channel: &egm_channel| {
-        // SAFETY: the caller's promise.
-        let heap = unsafe { args::object(heap, "heap")? };
+    on(channel, "channel", |channel| {
+        let heap = object(heap, "heap")?;
         let access = read_access(access)?;
         heap.with_shared(block, |shared| Ok(channel.sender().send(shared, access)?))
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(channel, "channel", send) }
+    })
 }
 
 /// Waits for memory from the other process and maps it, for the CPU and every GPU that can reach it, as far as the
@@ -229,19 +217,17 @@ pub unsafe extern "C" fn egm_channel_send_block(
 /// this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_channel_receive(
-    channel: *const egm_channel,
-    driver: *const egm_driver,
-    out: *mut *mut egm_buffer,
+    channel: Option<&egm_channel>,
+    driver: Option<&egm_driver>,
+    out: Option<&mut MaybeUninit<*mut egm_buffer>>,
 ) -> egm_status {
     let receive = |channel: &egm_channel| {
-        // SAFETY: the caller's promise.
-        let driver = unsafe { args::object(driver, "driver")? };
+        let driver = object(driver, "driver")?;
         let offer = channel.receiver().receive()?;
         let memory = Kind::Imported(offer.import(&driver.driver, ImportOptions::new())?);
         Ok(egm_buffer { memory })
     };
-    // SAFETY: the caller's promise.
-    noted(|| unsafe { make(channel, "channel", out, receive) })
+    noted(|| make(channel, "channel", out, receive))
 }
 
 /// Lends an event, made by egm_event_create_interprocess(), to the other process, which may record it and make its streams
@@ -253,16 +239,13 @@ pub unsafe extern "C" fn egm_channel_receive(
 /// `channel` is null or a channel; `event` is null or an event. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_channel_send_event(
-    channel: *const egm_channel,
-    event: *const egm_event,
+    channel: Option<&egm_channel>,
+    event: Option<&egm_event>,
 ) -> egm_status {
-    let send = |channel: &egm_channel| {
-        // SAFETY: the caller's promise.
-        let event = unsafe { args::object(event, "event")? };
+    on(channel, "channel", |channel| {
+        let event = object(event, "event")?;
         Ok(channel.sender().send_event(&event.event)?)
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(channel, "channel", send) }
+    })
 }
 
 /// Waits for an event from the other process, and opens it for the same GPU, whatever its ordinal here. The other process is
@@ -277,19 +260,16 @@ pub unsafe extern "C" fn egm_channel_send_event(
 /// this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_channel_receive_event(
-    channel: *const egm_channel,
-    driver: *const egm_driver,
-    out: *mut *mut egm_event,
+    channel: Option<&egm_channel>,
+    driver: Option<&egm_driver>,
+    out: Option<&mut MaybeUninit<*mut egm_event>>,
 ) -> egm_status {
-    let receive = |channel: &egm_channel| {
-        // SAFETY: the caller's promise.
-        let driver = unsafe { args::object(driver, "driver")? };
+    make(channel, "channel", out, |channel| {
+        let driver = object(driver, "driver")?;
         Ok(egm_event::of(
             channel.receiver().receive_event(&driver.driver)?,
         ))
-    };
-    // SAFETY: the caller's promise.
-    unsafe { make(channel, "channel", out, receive) }
+    })
 }
 
 /// Closes a channel. Memory that was sent or received stays. A null pointer is left alone.
@@ -339,9 +319,9 @@ mod tests {
         let buffer = egm_buffer { memory };
         std::thread::scope(|scope| {
             let receiving = scope.spawn(|| {
-                let mut out = std::ptr::null_mut();
+                let mut out = MaybeUninit::uninit();
                 // SAFETY: all three are alive.
-                unsafe { egm_channel_receive(&channel, &driver, &mut out) }
+                unsafe { egm_channel_receive(Some(&channel), Some(&driver), Some(&mut out)) }
             });
             // A message has begun, and the thread that reads it waits for the rest.
             other_end.write_all(&[0]).unwrap();
@@ -349,10 +329,10 @@ mod tests {
                 std::thread::yield_now();
             }
             // SAFETY: both are alive.
-            let sent = unsafe { egm_channel_send(&channel, &buffer, EGM_ACCESS_READ) };
+            let sent = unsafe { egm_channel_send(Some(&channel), Some(&buffer), EGM_ACCESS_READ) };
             assert_eq!(sent, egm_status::EGM_OK);
             // SAFETY: it is alive.
-            let set = unsafe { egm_channel_set_timeout(&channel, 60_000) };
+            let set = unsafe { egm_channel_set_timeout(Some(&channel), 60_000) };
             assert_eq!(set, egm_status::EGM_OK);
             let mut other = Channel::new(other_end, &Peers::same_user()).unwrap();
             assert_eq!(other.receive().unwrap().description().len, 2 << 20);

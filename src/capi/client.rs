@@ -1,6 +1,7 @@
 //! Memory by name, from `egmem serve` and other servers of the exchange: fetched, created, listed, awaited and deleted.
 
 use std::ffi::c_char;
+use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use egmem::driver::{Location, NodeId};
@@ -39,19 +40,17 @@ pub struct egm_client {
 /// first field says; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_client_connect(
-    driver: *const egm_driver,
+    driver: Option<&egm_driver>,
     address: *const c_char,
     options: *const egm_client_options,
-    out: *mut *mut egm_client,
+    out: Option<&mut MaybeUninit<*mut egm_client>>,
 ) -> egm_status {
-    let connect = |driver: &egm_driver| {
+    make(driver, "driver", out, |driver| {
         // SAFETY: the caller's promise.
         let address: Address = unsafe { args::text(address, "address")? }.parse()?;
         // SAFETY: the caller's promise.
         unsafe { connect(driver, address, &read_or_zeros(options)?) }
-    };
-    // SAFETY: the caller's promise.
-    unsafe { make(driver, "driver", out, connect) }
+    })
 }
 
 /// # Safety
@@ -127,9 +126,9 @@ unsafe fn security(options: &egm_client_options) -> Outcome<Security> {
 /// this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_client_fetch(
-    client: *const egm_client,
+    client: Option<&egm_client>,
     name: *const c_char,
-    out: *mut *mut egm_buffer,
+    out: Option<&mut MaybeUninit<*mut egm_buffer>>,
 ) -> egm_status {
     let fetch = |client: &egm_client| {
         // SAFETY: the caller's promise.
@@ -143,8 +142,7 @@ pub unsafe extern "C" fn egm_client_fetch(
         })?);
         Ok(egm_buffer { memory })
     };
-    // SAFETY: the caller's promise.
-    noted(|| unsafe { make(client, "client", out, fetch) })
+    noted(|| make(client, "client", out, fetch))
 }
 
 /// Destroys a client. Fetched memory and its leases stay until the buffers are destroyed. A null pointer is left
@@ -185,13 +183,13 @@ impl From<&Entry> for egm_entry {
 /// says; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_client_create(
-    client: *const egm_client,
+    client: Option<&egm_client>,
     name: *const c_char,
     bytes: u64,
     options: *const egm_create_options,
-    out: *mut egm_entry,
+    out: Option<&mut MaybeUninit<egm_entry>>,
 ) -> egm_status {
-    let create = |client: &egm_client| {
+    on(client, "client", |client| {
         // SAFETY: the caller's promise.
         let name = unsafe { args::text(name, "name")? };
         // SAFETY: the caller's promise.
@@ -203,12 +201,9 @@ pub unsafe extern "C" fn egm_client_create(
         } else {
             client.client.create(create)?
         };
-        // SAFETY: the caller's promise.
-        unsafe { write(out, egm_entry::from(&entry)) };
+        write(out, egm_entry::from(&entry));
         Ok(())
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(client, "client", create) }
+    })
 }
 
 /// Returns the request with a program's options.
@@ -247,17 +242,15 @@ unsafe fn with_options(
 /// `client` is null or a client; `name` is null or a string. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_client_delete(
-    client: *const egm_client,
+    client: Option<&egm_client>,
     name: *const c_char,
     timeout_ms: u64,
 ) -> egm_status {
-    let delete = |client: &egm_client| {
+    on(client, "client", |client| {
         // SAFETY: the caller's promise.
         let name = unsafe { args::text(name, "name")? };
         Ok(client.client.delete(name, milliseconds(timeout_ms)?)?)
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(client, "client", delete) }
+    })
 }
 
 /// Waits at most `timeout_ms` milliseconds, at least 1, until there is memory under a name that this peer may fetch. `out`
@@ -269,21 +262,18 @@ pub unsafe extern "C" fn egm_client_delete(
 /// `client` is null or a client; `name` is null or a string; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_client_wait(
-    client: *const egm_client,
+    client: Option<&egm_client>,
     name: *const c_char,
     timeout_ms: u64,
-    out: *mut egm_entry,
+    out: Option<&mut MaybeUninit<egm_entry>>,
 ) -> egm_status {
-    let wait = |client: &egm_client| {
+    on(client, "client", |client| {
         // SAFETY: the caller's promise.
         let name = unsafe { args::text(name, "name")? };
         let entry = client.client.wait(name, milliseconds(timeout_ms)?)?;
-        // SAFETY: the caller's promise.
-        unsafe { write(out, egm_entry::from(&entry)) };
+        write(out, egm_entry::from(&entry));
         Ok(())
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(client, "client", wait) }
+    })
 }
 
 /// Gives the names that begin with `prefix` and that this peer may fetch, as a JSON array of objects with `name`,
@@ -297,18 +287,16 @@ pub unsafe extern "C" fn egm_client_wait(
 /// thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_client_list_json(
-    client: *const egm_client,
+    client: Option<&egm_client>,
     prefix: *const c_char,
-    out: *mut *mut c_char,
+    out: Option<&mut MaybeUninit<*mut c_char>>,
 ) -> egm_status {
-    let list = |client: &egm_client| {
+    ask(client, "client", out, |client| {
         // SAFETY: the caller's promise.
         let prefix = unsafe { args::text(prefix, "prefix")? };
         let entries = client.client.list(prefix)?;
         given_json(&entries.iter().map(as_json).collect::<Vec<_>>())
-    };
-    // SAFETY: the caller's promise.
-    unsafe { ask(client, "client", out, list) }
+    })
 }
 
 /// As `egmem ls --json` has it.
@@ -330,10 +318,10 @@ fn as_json(entry: &Entry) -> serde_json::Value {
 /// `client` is null or a client; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_client_peer_name(
-    client: *const egm_client,
-    out: *mut *mut c_char,
+    client: Option<&egm_client>,
+    out: Option<&mut MaybeUninit<*mut c_char>>,
 ) -> egm_status {
-    let answer = |client: &egm_client| Ok(given_text(client.client.name()));
-    // SAFETY: the caller's promise.
-    unsafe { ask(client, "client", out, answer) }
+    ask(client, "client", out, |client| {
+        Ok(given_text(client.client.name()))
+    })
 }

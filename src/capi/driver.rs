@@ -1,6 +1,7 @@
 //! Drivers, their machines' GPUs and host nodes, and what works there.
 
 use std::ffi::c_char;
+use std::mem::MaybeUninit;
 
 use egmem::capability::Capabilities;
 use egmem::doctor::{InProcess, Report};
@@ -8,6 +9,7 @@ use egmem::driver::NodeId;
 use egmem::topology::{Gpu, LinkKind, NumaNode};
 use egmem::{Driver, Error, Machine, Topology};
 
+use crate::args::object;
 use crate::call::{answer, ask, destroy, make};
 use crate::failure::{Failure, Outcome, given_json};
 use crate::{args, egm_status};
@@ -28,13 +30,13 @@ pub struct egm_driver {
 /// # Safety
 /// `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn egm_driver_open(out: *mut *mut egm_driver) -> egm_status {
-    let open = || {
+pub unsafe extern "C" fn egm_driver_open(
+    out: Option<&mut MaybeUninit<*mut egm_driver>>,
+) -> egm_status {
+    answer(out, || {
         let (driver, machine) = (Driver::open()?, None);
         Ok(args::given(egm_driver { driver, machine }))
-    };
-    // SAFETY: the caller's promise.
-    unsafe { answer(out, open) }
+    })
 }
 
 /// Makes a driver that simulates a machine: "gh200", "gh200x4", "gb200", "h200x8", or a description as JSON, which
@@ -47,17 +49,15 @@ pub unsafe extern "C" fn egm_driver_open(out: *mut *mut egm_driver) -> egm_statu
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_driver_simulated(
     machine: *const c_char,
-    out: *mut *mut egm_driver,
+    out: Option<&mut MaybeUninit<*mut egm_driver>>,
 ) -> egm_status {
-    let simulate = || {
+    answer(out, || {
         // SAFETY: the caller's promise.
         let machine = read_machine(unsafe { args::text(machine, "machine")? })?;
         let driver = Driver::simulated(machine.clone())?;
         let machine = Some(machine);
         Ok(args::given(egm_driver { driver, machine }))
-    };
-    // SAFETY: the caller's promise.
-    unsafe { answer(out, simulate) }
+    })
 }
 
 fn read_machine(text: &str) -> Outcome<Machine> {
@@ -76,12 +76,10 @@ fn read_machine(text: &str) -> Outcome<Machine> {
 /// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_driver_is_simulated(
-    driver: *const egm_driver,
-    out: *mut bool,
+    driver: Option<&egm_driver>,
+    out: Option<&mut MaybeUninit<bool>>,
 ) -> egm_status {
-    let answer = |driver: &egm_driver| Ok(driver.driver.is_simulated());
-    // SAFETY: the caller's promise.
-    unsafe { ask(driver, "driver", out, answer) }
+    answer(out, || Ok(object(driver, "driver")?.driver.is_simulated()))
 }
 
 /// Destroys a driver. Objects that were made from it stay usable. A null pointer is left alone.
@@ -183,15 +181,13 @@ impl From<&NumaNode> for egm_node {
 /// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_topology_discover(
-    driver: *const egm_driver,
-    out: *mut *mut egm_topology,
+    driver: Option<&egm_driver>,
+    out: Option<&mut MaybeUninit<*mut egm_topology>>,
 ) -> egm_status {
-    let discover = |driver: &egm_driver| {
+    make(driver, "driver", out, |driver| {
         let topology = Topology::discover(&driver.driver)?;
         Ok(egm_topology { topology })
-    };
-    // SAFETY: the caller's promise.
-    unsafe { make(driver, "driver", out, discover) }
+    })
 }
 
 /// Returns the number of GPUs; their ordinals count from 0.
@@ -200,11 +196,10 @@ pub unsafe extern "C" fn egm_topology_discover(
 /// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_topology_gpu_count(
-    topology: *const egm_topology,
-    out: *mut usize,
+    topology: Option<&egm_topology>,
+    out: Option<&mut MaybeUninit<usize>>,
 ) -> egm_status {
-    // SAFETY: the caller's promise.
-    unsafe { ask(topology, "topology", out, |it| Ok(it.topology.gpus().len())) }
+    ask(topology, "topology", out, |it| Ok(it.topology.gpus().len()))
 }
 
 /// Returns the GPU with this CUDA ordinal. Fails with ::EGM_NO_SUCH_GPU.
@@ -213,13 +208,13 @@ pub unsafe extern "C" fn egm_topology_gpu_count(
 /// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_topology_gpu(
-    topology: *const egm_topology,
+    topology: Option<&egm_topology>,
     ordinal: i32,
-    out: *mut egm_gpu,
+    out: Option<&mut MaybeUninit<egm_gpu>>,
 ) -> egm_status {
-    let answer = |it: &egm_topology| Ok(it.topology.gpu(ordinal)?.into());
-    // SAFETY: the caller's promise.
-    unsafe { ask(topology, "topology", out, answer) }
+    ask(topology, "topology", out, |it| {
+        Ok(it.topology.gpu(ordinal)?.into())
+    })
 }
 
 /// Returns the number of host nodes. Nodes of GPUs' own memory do not count.
@@ -228,12 +223,12 @@ pub unsafe extern "C" fn egm_topology_gpu(
 /// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_topology_node_count(
-    topology: *const egm_topology,
-    out: *mut usize,
+    topology: Option<&egm_topology>,
+    out: Option<&mut MaybeUninit<usize>>,
 ) -> egm_status {
-    let answer = |it: &egm_topology| Ok(it.topology.nodes().len());
-    // SAFETY: the caller's promise.
-    unsafe { ask(topology, "topology", out, answer) }
+    ask(topology, "topology", out, |it| {
+        Ok(it.topology.nodes().len())
+    })
 }
 
 /// Returns a host node by its place in the list, which begins at 0 and ascends by the nodes' ids.
@@ -242,17 +237,15 @@ pub unsafe extern "C" fn egm_topology_node_count(
 /// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_topology_node(
-    topology: *const egm_topology,
+    topology: Option<&egm_topology>,
     index: usize,
-    out: *mut egm_node,
+    out: Option<&mut MaybeUninit<egm_node>>,
 ) -> egm_status {
-    let node = |topology: &egm_topology| {
+    ask(topology, "topology", out, |topology| {
         let (nodes, at) = (topology.topology.nodes(), index as u64);
         let none = || Error::invalid_index("host node", at, nodes.len() as u64);
         Ok(nodes.get(index).ok_or_else(none)?.into())
-    };
-    // SAFETY: the caller's promise.
-    unsafe { ask(topology, "topology", out, node) }
+    })
 }
 
 /// Gives the whole topology as JSON, as `egmem topo --json` prints it. Free the text by egm_string_free().
@@ -261,11 +254,10 @@ pub unsafe extern "C" fn egm_topology_node(
 /// `topology` is null or a topology; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_topology_json(
-    topology: *const egm_topology,
-    out: *mut *mut c_char,
+    topology: Option<&egm_topology>,
+    out: Option<&mut MaybeUninit<*mut c_char>>,
 ) -> egm_status {
-    // SAFETY: the caller's promise.
-    unsafe { ask(topology, "topology", out, |it| given_json(&it.topology)) }
+    ask(topology, "topology", out, |it| given_json(&it.topology))
 }
 
 /// Destroys a topology. A null pointer is left alone.
@@ -288,16 +280,14 @@ pub unsafe extern "C" fn egm_topology_destroy(topology: *mut egm_topology) -> eg
 /// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_capabilities_json(
-    driver: *const egm_driver,
-    out: *mut *mut c_char,
+    driver: Option<&egm_driver>,
+    out: Option<&mut MaybeUninit<*mut c_char>>,
 ) -> egm_status {
-    let report = |driver: &egm_driver| {
+    ask(driver, "driver", out, |driver| {
         let mut prober = InProcess(Capabilities::of(&driver.driver));
         given_json(&match &driver.machine {
             Some(machine) => Report::gather_simulated(&mut prober, machine),
             None => Report::gather(&mut prober),
         })
-    };
-    // SAFETY: the caller's promise.
-    unsafe { ask(driver, "driver", out, report) }
+    })
 }

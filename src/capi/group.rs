@@ -7,6 +7,7 @@ use egmem::exchange::group::{self, AllGather, GroupSecret, MAX_RANKS, Sealed};
 use egmem::exchange::{Error, Result};
 use egmem::share::Shared;
 
+use crate::args::object;
 use crate::buffer::Kind;
 use crate::call::{noted, on};
 use crate::failure::Failure;
@@ -106,17 +107,17 @@ impl AllGather for Ranks {
 /// thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_group_gather(
-    driver: *const egm_driver,
-    buffer: *const egm_buffer,
-    ranks: *const egm_ranks,
+    driver: Option<&egm_driver>,
+    buffer: Option<&egm_buffer>,
+    ranks: Option<&egm_ranks>,
     out: *mut *mut egm_buffer,
 ) -> egm_status {
     let gather = |driver: &egm_driver| {
-        // SAFETY: the caller's promise.
-        let ranks = *unsafe { args::object(ranks, "ranks")? };
-        let out = args::out(out, "out")?;
-        // SAFETY: the caller's promise.
-        let own = unsafe { buffer.as_ref() }.map(egm_buffer::own_memory);
+        let ranks = *object(ranks, "ranks")?;
+        if out.is_null() {
+            return Err(Failure::invalid("out", "it is a null pointer"));
+        }
+        let own = buffer.map(egm_buffer::own_memory);
         let own = own.transpose()?.map(|own| Shared::from(Arc::clone(own)));
         // SAFETY: the caller's promise.
         let secret = unsafe { args::optional_text(ranks.secret, "secret")? };
@@ -146,8 +147,7 @@ pub unsafe extern "C" fn egm_group_gather(
         }
         Ok(())
     };
-    // SAFETY: the caller's promise.
-    noted(|| unsafe { on(driver, "driver", gather) })
+    noted(|| on(driver, "driver", gather))
 }
 
 #[cfg(test)]

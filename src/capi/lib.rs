@@ -4,6 +4,9 @@
 //! Each function checks its arguments, does one thing through the crate `egmem`, and returns an [`egm_status`]. A
 //! panic does not leave the library: it becomes [`EGM_INTERNAL`](egm_status::EGM_INTERNAL).
 //!
+//! Handles and places for results are nullable references, `Option<&T>`: C programs pass pointers that are null or as each
+//! function's contract says. So bodies need unsafe code only for texts, arrays, options, and blocks.
+//!
 //! Rust programs use the crate `egmem` instead.
 #![deny(missing_docs)]
 #![allow(

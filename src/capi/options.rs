@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 
 use egmem::driver::AccessDesc;
 
+use crate::args::object;
 use crate::failure::{Failure, Outcome};
 use crate::{args, egm_grant, egm_location};
 
@@ -181,7 +182,8 @@ unsafe impl Options for egm_create_options {}
 /// # Safety
 /// `options` is null or points to as many bytes as its first word says.
 pub(crate) unsafe fn read<T: Options>(options: *const T) -> Outcome<T> {
-    args::out(options.cast_mut(), "options")?;
+    // SAFETY: the first word is there, or the pointer is null.
+    object(unsafe { options.cast::<usize>().as_ref() }, "options")?;
     // SAFETY: not null; the caller promises a word.
     let size = unsafe { options.cast::<usize>().read() };
     let wrong = |why: &str| Err(Failure::invalid("struct_size", format!("{size}: {why}")));

@@ -1,7 +1,7 @@
 //! Rings: queues of records between CPU and GPUs, also of two processes.
 
 use std::ffi::{c_char, c_void};
-use std::mem;
+use std::mem::{self, MaybeUninit};
 use std::time::{Duration, Instant};
 
 use egmem::driver::{DevicePtr, Location};
@@ -9,8 +9,9 @@ use egmem::shapes::ring::{GpuConsumer, GpuProducer, Untyped};
 use egmem::shapes::{Consumer, Producer, Ring};
 use egmem::share::ImportOptions;
 
+use crate::args::object;
 use crate::buffer::pointer;
-use crate::call::{ask, destroy, make, noted, on, on_mut};
+use crate::call::{ask, destroy, make, noted, on};
 use crate::failure::{Failure, Outcome};
 use crate::options::{Options, check_flags, read};
 use crate::{EGM_SHAREABLE, args, egm_channel, egm_driver, egm_location, egm_status};
@@ -117,10 +118,10 @@ fn deadline(timeout_ms: u64) -> Instant {
 /// string or null as its label; `producer` and `consumer` are null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_ring_create(
-    driver: *const egm_driver,
+    driver: Option<&egm_driver>,
     options: *const egm_ring_options,
-    producer: *mut *mut egm_ring_side,
-    consumer: *mut *mut egm_ring_side,
+    producer: Option<&mut MaybeUninit<*mut egm_ring_side>>,
+    consumer: Option<&mut MaybeUninit<*mut egm_ring_side>>,
 ) -> egm_status {
     let create = |driver: &egm_driver| {
         // SAFETY: the caller's promise.
@@ -145,15 +146,13 @@ pub unsafe extern "C" fn egm_ring_create(
         let ring = ring.create(&driver.driver)?;
         let kinds = [Kind::Producer(ring.producer), Kind::Consumer(ring.consumer)];
         for (out, kind) in [producer, consumer].into_iter().zip(kinds) {
-            if !out.is_null() {
-                // SAFETY: the caller's promise.
-                unsafe { out.write(args::given(egm_ring_side { kind })) };
+            if let Some(out) = out {
+                out.write(args::given(egm_ring_side { kind }));
             }
         }
         Ok(())
     };
-    // SAFETY: the caller's promise.
-    noted(|| unsafe { on(driver, "driver", create) })
+    noted(|| on(driver, "driver", create))
 }
 
 /// Waits until `records` have room, at most `timeout_ms` milliseconds; 0 asks once. `*out` is the address of the first for
@@ -166,22 +165,19 @@ pub unsafe extern "C" fn egm_ring_create(
 /// `side` is null or a side that no other call uses; `out` is null or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_ring_reserve(
-    side: *mut egm_ring_side,
+    side: Option<&mut egm_ring_side>,
     records: usize,
     timeout_ms: u64,
-    out: *mut *mut c_void,
+    out: Option<&mut MaybeUninit<*mut c_void>>,
 ) -> egm_status {
-    let reserve = |side: &mut egm_ring_side| {
-        let out = args::out(out, "out")?;
+    on(side, "side", |side| {
+        let out = object(out, "out")?;
         let producer = side.kind.producer()?;
         let batch = producer.reserve_until(records, deadline(timeout_ms))?;
         let address = batch.map_or(DevicePtr(0), |batch| batch.device_ptr());
-        // SAFETY: the caller's promise.
-        unsafe { out.write(pointer(address.0)) };
+        out.write(pointer(address.0));
         Ok(())
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on_mut(side, "side", reserve) }
+    })
 }
 
 /// Lets the consumer have the next `records`, all at once: at most as many as egm_ring_reserve() gave room for last.
@@ -189,13 +185,14 @@ pub unsafe extern "C" fn egm_ring_reserve(
 /// # Safety
 /// `side` is null or a side that no other call uses. Work of GPUs that writes the records has ended.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn egm_ring_commit(side: *mut egm_ring_side, records: usize) -> egm_status {
-    let commit = |side: &mut egm_ring_side| {
+pub unsafe extern "C" fn egm_ring_commit(
+    side: Option<&mut egm_ring_side>,
+    records: usize,
+) -> egm_status {
+    on(side, "side", |side| {
         let batch = side.kind.producer()?.try_reserve(records)?;
         Ok(batch.ok_or_else(|| too_many(records))?.commit()?)
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on_mut(side, "side", commit) }
+    })
 }
 
 /// Waits until there is a record, at most `timeout_ms` milliseconds; 0 asks once. `*out` is the address of the oldest one for
@@ -208,25 +205,20 @@ pub unsafe extern "C" fn egm_ring_commit(side: *mut egm_ring_side, records: usiz
 /// `side` is null or a side that no other call uses; `out` and `count` are null or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_ring_peek(
-    side: *mut egm_ring_side,
+    side: Option<&mut egm_ring_side>,
     most: usize,
     timeout_ms: u64,
-    out: *mut *const c_void,
-    count: *mut usize,
+    out: Option<&mut MaybeUninit<*const c_void>>,
+    count: Option<&mut MaybeUninit<usize>>,
 ) -> egm_status {
-    let peek = |side: &mut egm_ring_side| {
-        let (out, count) = (args::out(out, "out")?, args::out(count, "count")?);
+    on(side, "side", |side| {
+        let (out, count) = (object(out, "out")?, object(count, "count")?);
         let consumer = side.kind.consumer()?;
         let records = consumer.peek_until(most, deadline(timeout_ms))?;
-        // SAFETY: the caller's promise.
-        unsafe {
-            out.write(pointer(records.device_ptr().0).cast_const());
-            count.write(records.len());
-        }
+        out.write(pointer(records.device_ptr().0).cast_const());
+        count.write(records.len());
         Ok(())
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on_mut(side, "side", peek) }
+    })
 }
 
 /// Gives the room of the oldest `records` to the producer: at most as many as egm_ring_peek() has found last.
@@ -234,16 +226,17 @@ pub unsafe extern "C" fn egm_ring_peek(
 /// # Safety
 /// `side` is null or a side that no other call uses. Work of GPUs that reads the records has ended.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn egm_ring_release(side: *mut egm_ring_side, records: usize) -> egm_status {
-    let release = |side: &mut egm_ring_side| {
+pub unsafe extern "C" fn egm_ring_release(
+    side: Option<&mut egm_ring_side>,
+    records: usize,
+) -> egm_status {
+    on(side, "side", |side| {
         let found = side.kind.consumer()?.peek(records)?;
         if found.len() < records {
             return Err(too_many(records));
         }
         Ok(found.release()?)
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on_mut(side, "side", release) }
+    })
 }
 
 fn too_many(records: usize) -> Failure {
@@ -262,11 +255,11 @@ fn lost() -> Failure {
 /// ends before the side is destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_ring_to_gpu(
-    side: *mut egm_ring_side,
-    out: *mut *mut c_void,
+    side: Option<&mut egm_ring_side>,
+    out: Option<&mut MaybeUninit<*mut c_void>>,
 ) -> egm_status {
-    let to_gpu = |side: &mut egm_ring_side| {
-        let out = args::out(out, "out")?;
+    on(side, "side", |side| {
+        let out = object(out, "out")?;
         side.kind = match mem::replace(&mut side.kind, Kind::Lost) {
             Kind::Producer(side) => Kind::GpuProducer(side.into_gpu()),
             Kind::Consumer(side) => Kind::GpuConsumer(side.into_gpu()),
@@ -277,12 +270,9 @@ pub unsafe extern "C" fn egm_ring_to_gpu(
             Kind::GpuConsumer(side) => side.device_ptr(),
             _ => return Err(lost()),
         };
-        // SAFETY: the caller's promise.
-        unsafe { out.write(pointer(address.0)) };
+        out.write(pointer(address.0));
         Ok(())
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on_mut(side, "side", to_gpu) }
+    })
 }
 
 /// Gives a side back to the CPU. No kernel may use it any more.
@@ -293,8 +283,8 @@ pub unsafe extern "C" fn egm_ring_to_gpu(
 /// # Safety
 /// `side` is null or a side that no other call uses.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn egm_ring_to_cpu(side: *mut egm_ring_side) -> egm_status {
-    let to_cpu = |side: &mut egm_ring_side| {
+pub unsafe extern "C" fn egm_ring_to_cpu(side: Option<&mut egm_ring_side>) -> egm_status {
+    on(side, "side", |side| {
         match &side.kind {
             Kind::GpuProducer(side) => side.expect_cpu()?,
             Kind::GpuConsumer(side) => side.expect_cpu()?,
@@ -307,9 +297,7 @@ pub unsafe extern "C" fn egm_ring_to_cpu(side: *mut egm_ring_side) -> egm_status
             cpu => cpu,
         };
         Ok(())
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on_mut(side, "side", to_cpu) }
+    })
 }
 
 /// Says whether the other side was destroyed, or the process that has it has ended: no record will come, or be released. Records
@@ -319,18 +307,16 @@ pub unsafe extern "C" fn egm_ring_to_cpu(side: *mut egm_ring_side) -> egm_status
 /// `side` is null or a side that no other call changes; `out` is null or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_ring_is_alone(
-    side: *const egm_ring_side,
-    out: *mut bool,
+    side: Option<&egm_ring_side>,
+    out: Option<&mut MaybeUninit<bool>>,
 ) -> egm_status {
-    let is_alone = |side: &egm_ring_side| match &side.kind {
+    ask(side, "side", out, |side| match &side.kind {
         Kind::Producer(side) => Ok(side.is_alone()),
         Kind::Consumer(side) => Ok(side.is_alone()),
         Kind::GpuProducer(side) => Ok(side.is_alone()),
         Kind::GpuConsumer(side) => Ok(side.is_alone()),
         Kind::Lost => Err(lost()),
-    };
-    // SAFETY: the caller's promise.
-    unsafe { ask(side, "side", out, is_alone) }
+    })
 }
 
 /// Tells what a side knows. The CPU has it.
@@ -339,10 +325,10 @@ pub unsafe extern "C" fn egm_ring_is_alone(
 /// `side` is null or a side that no other call changes; `out` is null or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_ring_get_info(
-    side: *const egm_ring_side,
-    out: *mut egm_ring_info,
+    side: Option<&egm_ring_side>,
+    out: Option<&mut MaybeUninit<egm_ring_info>>,
 ) -> egm_status {
-    let info = |side: &egm_ring_side| {
+    ask(side, "side", out, |side| {
         let (record_bytes, records, count) = match &side.kind {
             Kind::Producer(side) => (side.record_bytes(), side.capacity(), side.committed()),
             Kind::Consumer(side) => (side.record_bytes(), side.capacity(), side.released()),
@@ -354,9 +340,7 @@ pub unsafe extern "C" fn egm_ring_get_info(
             records,
             count,
         })
-    };
-    // SAFETY: the caller's promise.
-    unsafe { ask(side, "side", out, info) }
+    })
 }
 
 /// Sends the other side of a ring, which nobody has, to another process, which calls egm_ring_receive(). The side was given no
@@ -370,12 +354,11 @@ pub unsafe extern "C" fn egm_ring_get_info(
 /// `side` is null or a side that no other call uses; `channel` is null or a channel.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_ring_share(
-    side: *mut egm_ring_side,
-    channel: *const egm_channel,
+    side: Option<&mut egm_ring_side>,
+    channel: Option<&egm_channel>,
 ) -> egm_status {
-    let share = |side: &mut egm_ring_side| {
-        // SAFETY: the caller's promise.
-        let mut channel = unsafe { args::object(channel, "channel")? }.sender();
+    on(side, "side", |side| {
+        let mut channel = object(channel, "channel")?.sender();
         match &mut side.kind {
             Kind::Producer(side) => side.share_consumer(&mut channel)?,
             Kind::GpuProducer(side) => side.share_consumer(&mut channel)?,
@@ -384,9 +367,7 @@ pub unsafe extern "C" fn egm_ring_share(
             Kind::Lost => return Err(lost()),
         }
         Ok(())
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on_mut(side, "side", share) }
+    })
 }
 
 /// Waits for a side of a ring from another process, of the kind `which`: ::EGM_RING_PRODUCER or ::EGM_RING_CONSUMER. It is mapped
@@ -399,14 +380,13 @@ pub unsafe extern "C" fn egm_ring_share(
 /// `channel` is null or a channel; `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_ring_receive(
-    channel: *const egm_channel,
-    driver: *const egm_driver,
+    channel: Option<&egm_channel>,
+    driver: Option<&egm_driver>,
     which: i32,
-    out: *mut *mut egm_ring_side,
+    out: Option<&mut MaybeUninit<*mut egm_ring_side>>,
 ) -> egm_status {
     let receive = |channel: &egm_channel| {
-        // SAFETY: the caller's promise.
-        let driver = &unsafe { args::object(driver, "driver")? }.driver;
+        let driver = &object(driver, "driver")?.driver;
         let (options, mut channel) = (ImportOptions::new(), channel.receiver());
         let kind = match which {
             EGM_RING_PRODUCER => {
@@ -422,8 +402,7 @@ pub unsafe extern "C" fn egm_ring_receive(
         };
         Ok(egm_ring_side { kind })
     };
-    // SAFETY: the caller's promise.
-    noted(|| unsafe { make(channel, "channel", out, receive) })
+    noted(|| make(channel, "channel", out, receive))
 }
 
 /// Drops a side: the other one is alone then. Records that were committed stay in the ring. A null pointer is left alone.

@@ -1,14 +1,15 @@
 //! Streams, events, and stream-ordered pools.
 
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use egmem::driver::{Location, StreamHandle};
 use egmem::{Error, Event, Pool, Stream};
 
-use crate::args::read_handle_types;
+use crate::args::{object, read_handle_types};
 use crate::buffer::{Kind, pointer};
-use crate::call::{ask, destroy, make, noted, on};
+use crate::call::{answer, ask, call, destroy, make, noted, on};
 use crate::failure::Outcome;
 use crate::options::{check_flags, read};
 use crate::{EGM_OVERCOMMIT, args, egm_buffer, egm_driver, egm_pool_options, egm_status};
@@ -36,16 +37,14 @@ impl egm_event {
 /// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_stream_create(
-    driver: *const egm_driver,
+    driver: Option<&egm_driver>,
     gpu: i32,
-    out: *mut *mut egm_stream,
+    out: Option<&mut MaybeUninit<*mut egm_stream>>,
 ) -> egm_status {
-    let create = |driver: &egm_driver| {
+    make(driver, "driver", out, |driver| {
         let stream = Stream::new(&driver.driver, gpu)?;
         Ok(egm_stream { stream })
-    };
-    // SAFETY: the caller's promise.
-    unsafe { make(driver, "driver", out, create) }
+    })
 }
 
 /// Names a stream of the program's own.
@@ -62,20 +61,18 @@ pub(crate) fn borrowed_handle(gpu: i32, handle: *mut c_void) -> StreamHandle {
 /// `gpu`, and outlives the result and all pool memory that was allocated or used on it. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_stream_borrow(
-    driver: *const egm_driver,
+    driver: Option<&egm_driver>,
     gpu: i32,
     handle: *mut c_void,
-    out: *mut *mut egm_stream,
+    out: Option<&mut MaybeUninit<*mut egm_stream>>,
 ) -> egm_status {
-    let borrow = |driver: &egm_driver| {
+    make(driver, "driver", out, |driver| {
         Error::expect_gpu(gpu, driver.driver.device_count()?)?;
         let handle = borrowed_handle(gpu, handle);
         // SAFETY: the caller's promise.
         let stream = unsafe { Stream::borrowed(&driver.driver, handle) };
         Ok(egm_stream { stream })
-    };
-    // SAFETY: the caller's promise.
-    unsafe { make(driver, "driver", out, borrow) }
+    })
 }
 
 /// Returns the driver's handle, for calls of CUDA: a `CUstream`. It is valid until the stream is destroyed.
@@ -84,12 +81,12 @@ pub unsafe extern "C" fn egm_stream_borrow(
 /// `stream` is null or a stream; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_stream_handle(
-    stream: *const egm_stream,
-    out: *mut *mut c_void,
+    stream: Option<&egm_stream>,
+    out: Option<&mut MaybeUninit<*mut c_void>>,
 ) -> egm_status {
-    let answer = |stream: &egm_stream| Ok(pointer(stream.stream.handle().raw));
-    // SAFETY: the caller's promise.
-    unsafe { ask(stream, "stream", out, answer) }
+    ask(stream, "stream", out, |stream| {
+        Ok(pointer(stream.stream.handle().raw))
+    })
 }
 
 /// Waits until all work on the stream is done. Fails with the error of earlier work.
@@ -97,10 +94,8 @@ pub unsafe extern "C" fn egm_stream_handle(
 /// # Safety
 /// `stream` is null or a stream. Any thread may call this.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn egm_stream_synchronize(stream: *const egm_stream) -> egm_status {
-    let body = |stream: &egm_stream| Ok(stream.stream.synchronize()?);
-    // SAFETY: the caller's promise.
-    unsafe { on(stream, "stream", body) }
+pub unsafe extern "C" fn egm_stream_synchronize(stream: Option<&egm_stream>) -> egm_status {
+    call(|| Ok(object(stream, "stream")?.stream.synchronize()?))
 }
 
 /// Tells whether all work on the stream is done. Fails with the error of earlier work.
@@ -109,12 +104,10 @@ pub unsafe extern "C" fn egm_stream_synchronize(stream: *const egm_stream) -> eg
 /// `stream` is null or a stream; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_stream_is_done(
-    stream: *const egm_stream,
-    out: *mut bool,
+    stream: Option<&egm_stream>,
+    out: Option<&mut MaybeUninit<bool>>,
 ) -> egm_status {
-    let answer = |stream: &egm_stream| Ok(stream.stream.is_done()?);
-    // SAFETY: the caller's promise.
-    unsafe { ask(stream, "stream", out, answer) }
+    answer(out, || Ok(object(stream, "stream")?.stream.is_done()?))
 }
 
 /// Destroys a stream; work in flight continues, and pool memory that was allocated on it keeps it. A null pointer is
@@ -134,13 +127,13 @@ pub unsafe extern "C" fn egm_stream_destroy(stream: *mut egm_stream) -> egm_stat
 /// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_event_create(
-    driver: *const egm_driver,
+    driver: Option<&egm_driver>,
     gpu: i32,
-    out: *mut *mut egm_event,
+    out: Option<&mut MaybeUninit<*mut egm_event>>,
 ) -> egm_status {
-    let create = |driver: &egm_driver| Ok(egm_event::of(Event::new(&driver.driver, gpu, false)?));
-    // SAFETY: the caller's promise.
-    unsafe { make(driver, "driver", out, create) }
+    make(driver, "driver", out, |driver| {
+        Ok(egm_event::of(Event::new(&driver.driver, gpu, false)?))
+    })
 }
 
 /// Creates an event on a GPU that can be sent to other processes by egm_channel_send_event(), so that GPU work of one waits
@@ -151,13 +144,13 @@ pub unsafe extern "C" fn egm_event_create(
 /// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_event_create_interprocess(
-    driver: *const egm_driver,
+    driver: Option<&egm_driver>,
     gpu: i32,
-    out: *mut *mut egm_event,
+    out: Option<&mut MaybeUninit<*mut egm_event>>,
 ) -> egm_status {
-    let create = |driver: &egm_driver| Ok(egm_event::of(Event::interprocess(&driver.driver, gpu)?));
-    // SAFETY: the caller's promise.
-    unsafe { make(driver, "driver", out, create) }
+    make(driver, "driver", out, |driver| {
+        Ok(egm_event::of(Event::interprocess(&driver.driver, gpu)?))
+    })
 }
 
 /// Makes work submitted to a stream from now on wait for an event: for its last record before this call, by any process
@@ -170,16 +163,12 @@ pub unsafe extern "C" fn egm_event_create_interprocess(
 /// `stream` is null or a stream; `event` is null or an event. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_stream_wait_event(
-    stream: *const egm_stream,
-    event: *const egm_event,
+    stream: Option<&egm_stream>,
+    event: Option<&egm_event>,
 ) -> egm_status {
-    let wait = |stream: &egm_stream| {
-        // SAFETY: the caller's promise.
-        let event = unsafe { args::object(event, "event")? };
-        Ok(stream.stream.wait(&event.event)?)
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(stream, "stream", wait) }
+    on(stream, "stream", |stream| {
+        Ok(stream.stream.wait(&object(event, "event")?.event)?)
+    })
 }
 
 /// Marks the work submitted to a stream so far. Fails while blocks wait for the work that the event marks now, and as
@@ -189,16 +178,12 @@ pub unsafe extern "C" fn egm_stream_wait_event(
 /// `event` is null or an event; `stream` is null or a stream. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_event_record(
-    event: *const egm_event,
-    stream: *const egm_stream,
+    event: Option<&egm_event>,
+    stream: Option<&egm_stream>,
 ) -> egm_status {
-    let record = |event: &egm_event| {
-        // SAFETY: the caller's promise.
-        let stream = unsafe { args::object(stream, "stream")? };
-        Ok(event.event.record(&stream.stream)?)
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(event, "event", record) }
+    on(event, "event", |event| {
+        Ok(event.event.record(&object(stream, "stream")?.stream)?)
+    })
 }
 
 /// Waits until the marked work is done; at once if the event was never recorded. Fails with ::EGM_SYSTEM for an event of
@@ -207,9 +192,8 @@ pub unsafe extern "C" fn egm_event_record(
 /// # Safety
 /// `event` is null or an event. Any thread may call this.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn egm_event_synchronize(event: *const egm_event) -> egm_status {
-    // SAFETY: the caller's promise.
-    unsafe { on(event, "event", |event| Ok(event.event.synchronize()?)) }
+pub unsafe extern "C" fn egm_event_synchronize(event: Option<&egm_event>) -> egm_status {
+    on(event, "event", |event| Ok(event.event.synchronize()?))
 }
 
 /// Destroys an event; blocks that wait for it keep it, and so do processes that it was sent to. A null pointer is left alone.
@@ -248,16 +232,14 @@ pub struct egm_pool_stats {
 /// or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_pool_create(
-    driver: *const egm_driver,
+    driver: Option<&egm_driver>,
     options: *const egm_pool_options,
-    out: *mut *mut egm_pool,
+    out: Option<&mut MaybeUninit<*mut egm_pool>>,
 ) -> egm_status {
-    let create = |driver: &egm_driver| {
+    make(driver, "driver", out, |driver| {
         // SAFETY: the caller's promise.
         unsafe { create_pool(driver, &read(options)?) }
-    };
-    // SAFETY: the caller's promise.
-    unsafe { make(driver, "driver", out, create) }
+    })
 }
 
 /// # Safety
@@ -291,19 +273,19 @@ unsafe fn create_pool(driver: &egm_driver, options: &egm_pool_options) -> Outcom
 /// `pool` is null or a pool; `stream` is null or a stream; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_pool_alloc(
-    pool: *const egm_pool,
+    pool: Option<&egm_pool>,
     bytes: u64,
-    stream: *const egm_stream,
-    out: *mut *mut egm_buffer,
+    stream: Option<&egm_stream>,
+    out: Option<&mut MaybeUninit<*mut egm_buffer>>,
 ) -> egm_status {
     let allocate = |pool: &egm_pool| {
-        // SAFETY: the caller's promise.
-        let stream = unsafe { args::object(stream, "stream")? };
-        let memory = Kind::Pool(pool.pool.allocate(bytes, &stream.stream)?);
+        let memory = Kind::Pool(
+            pool.pool
+                .allocate(bytes, &object(stream, "stream")?.stream)?,
+        );
         Ok(egm_buffer { memory })
     };
-    // SAFETY: the caller's promise.
-    noted(|| unsafe { make(pool, "pool", out, allocate) })
+    noted(|| make(pool, "pool", out, allocate))
 }
 
 /// Returns the pool's bytes.
@@ -312,10 +294,10 @@ pub unsafe extern "C" fn egm_pool_alloc(
 /// `pool` is null or a pool; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_pool_get_stats(
-    pool: *const egm_pool,
-    out: *mut egm_pool_stats,
+    pool: Option<&egm_pool>,
+    out: Option<&mut MaybeUninit<egm_pool_stats>>,
 ) -> egm_status {
-    let stats = |pool: &egm_pool| {
+    ask(pool, "pool", out, |pool| {
         let stats = pool.pool.stats()?;
         Ok(egm_pool_stats {
             reserved: stats.reserved,
@@ -323,9 +305,7 @@ pub unsafe extern "C" fn egm_pool_get_stats(
             used: stats.used,
             used_high: stats.used_high,
         })
-    };
-    // SAFETY: the caller's promise.
-    unsafe { ask(pool, "pool", out, stats) }
+    })
 }
 
 /// Gives free memory back to the system until `keep` bytes are held, or no more is free.
@@ -333,9 +313,8 @@ pub unsafe extern "C" fn egm_pool_get_stats(
 /// # Safety
 /// `pool` is null or a pool. Any thread may call this.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn egm_pool_trim(pool: *const egm_pool, keep: u64) -> egm_status {
-    // SAFETY: the caller's promise.
-    unsafe { on(pool, "pool", |pool| Ok(pool.pool.trim_to(keep)?)) }
+pub unsafe extern "C" fn egm_pool_trim(pool: Option<&egm_pool>, keep: u64) -> egm_status {
+    on(pool, "pool", |pool| Ok(pool.pool.trim_to(keep)?))
 }
 
 /// Destroys a pool; its buffers keep its memory until they are destroyed. A null pointer is left alone.

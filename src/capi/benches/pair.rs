@@ -6,7 +6,7 @@
 use std::alloc::Layout;
 use std::ffi::{CString, c_char, c_void};
 use std::hint::black_box;
-use std::ptr::null_mut;
+use std::mem::MaybeUninit;
 use std::time::Instant;
 
 use egmem::driver::NodeId;
@@ -17,46 +17,55 @@ const ROUNDS: usize = 1001;
 // So short that few rounds are interrupted.
 const PAIRS: u32 = 5_000;
 
-type Simulated = unsafe extern "C" fn(*const c_char, *mut *mut egm_driver) -> egm_status;
+type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
+type Simulated = unsafe extern "C" fn(*const c_char, Out<*mut egm_driver>) -> egm_status;
 type Create = unsafe extern "C" fn(
-    *const egm_driver,
+    Option<&egm_driver>,
     *const egm_heap_options,
-    *mut *mut egm_heap,
+    Out<*mut egm_heap>,
 ) -> egm_status;
-type Alloc = unsafe extern "C" fn(*const egm_heap, usize, usize, *mut *mut c_void) -> egm_status;
-type Free = unsafe extern "C" fn(*const egm_heap, *mut c_void) -> egm_status;
+type Alloc = unsafe extern "C" fn(Option<&egm_heap>, usize, usize, Out<*mut c_void>) -> egm_status;
+type Free = unsafe extern "C" fn(Option<&egm_heap>, *mut c_void) -> egm_status;
 
 /// One way through C.
 struct Through {
-    heap: *mut egm_heap,
+    heap: &'static egm_heap,
     alloc: Alloc,
     free: Free,
 }
 
 impl Through {
     fn new(simulated: Simulated, create: Create, alloc: Alloc, free: Free) -> Self {
-        let (mut driver, mut heap) = (null_mut(), null_mut());
+        let (mut driver, mut heap) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: numbers and null pointers; the size is set below.
         let mut options: egm_heap_options = unsafe { std::mem::zeroed() };
         options.struct_size = size_of::<egm_heap_options>();
         options.location.kind = EGM_LOCATION_HOST_NUMA;
         options.limit = 1 << 30;
         let machine = CString::new("gh200").unwrap();
-        // SAFETY: valid arguments.
-        unsafe {
-            assert_eq!(simulated(machine.as_ptr(), &mut driver), egm_status::EGM_OK);
-            assert_eq!(create(driver, &options, &mut heap), egm_status::EGM_OK);
-        }
+        // SAFETY: valid arguments; what was written is read, and neither is destroyed.
+        let heap = unsafe {
+            assert_eq!(
+                simulated(machine.as_ptr(), Some(&mut driver)),
+                egm_status::EGM_OK
+            );
+            let driver = driver.assume_init().as_ref();
+            assert_eq!(
+                create(driver, &options, Some(&mut heap)),
+                egm_status::EGM_OK
+            );
+            &*heap.assume_init()
+        };
         Self { heap, alloc, free }
     }
 
     fn pairs(&self, bytes: usize) {
         for _ in 0..PAIRS {
-            let mut block = null_mut();
-            // SAFETY: the heap lives on, and the block is freed once.
+            let (heap, mut block) = (Some(self.heap), MaybeUninit::uninit());
+            // SAFETY: the block is freed once, and was written where the first call succeeds.
             unsafe {
-                if (self.alloc)(self.heap, black_box(bytes), 256, &mut block) != egm_status::EGM_OK
-                    || (self.free)(self.heap, black_box(block)) != egm_status::EGM_OK
+                if (self.alloc)(heap, black_box(bytes), 256, Some(&mut block)) != egm_status::EGM_OK
+                    || (self.free)(heap, black_box(block.assume_init())) != egm_status::EGM_OK
                 {
                     panic!("a pair failed");
                 }

@@ -3,13 +3,13 @@
 mod handle;
 
 use std::ffi::{c_char, c_void};
-use std::mem;
+use std::mem::{self, MaybeUninit};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use egmem::{Block, Error, Stream};
 
-use crate::args::backing;
+use crate::args::{backing, object};
 use crate::call::{ask, call, make, noted, on};
 use crate::failure::{Failure, Outcome, given_json};
 use crate::options::read;
@@ -26,16 +26,15 @@ use handle::free_now;
 /// or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_create(
-    driver: *const egm_driver,
+    driver: Option<&egm_driver>,
     options: *const egm_heap_options,
-    out: *mut *mut egm_heap,
+    out: Option<&mut MaybeUninit<*mut egm_heap>>,
 ) -> egm_status {
     let create = |driver: &egm_driver| {
         // SAFETY: the caller's promise.
         unsafe { egm_heap::create(&driver.driver, &read(options)?) }
     };
-    // SAFETY: the caller's promise.
-    noted(|| unsafe { make(driver, "driver", out, create) })
+    noted(|| make(driver, "driver", out, create))
 }
 
 /// Allocates a block of `size` bytes, at least 1, at a multiple of `align`: a power of two, or 0 for 16. The bytes
@@ -49,13 +48,12 @@ pub unsafe extern "C" fn egm_heap_create(
 /// `heap` is null or a heap; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_alloc(
-    heap: *const egm_heap,
+    heap: Option<&egm_heap>,
     size: usize,
     align: usize,
-    out: *mut *mut c_void,
+    out: Option<&mut MaybeUninit<*mut c_void>>,
 ) -> egm_status {
-    // SAFETY: the caller's promise.
-    unsafe { ask(heap, "heap", out, |heap| heap.allocate(size, align)) }
+    ask(heap, "heap", out, |heap| heap.allocate(size, align))
 }
 
 /// As egm_heap_alloc(), with every byte 0. The CPU writes the zeros, or a GPU if the CPU may not write.
@@ -64,13 +62,12 @@ pub unsafe extern "C" fn egm_heap_alloc(
 /// As egm_heap_alloc().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_alloc_zeroed(
-    heap: *const egm_heap,
+    heap: Option<&egm_heap>,
     size: usize,
     align: usize,
-    out: *mut *mut c_void,
+    out: Option<&mut MaybeUninit<*mut c_void>>,
 ) -> egm_status {
-    // SAFETY: the caller's promise.
-    unsafe { ask(heap, "heap", out, |heap| heap.allocate_zeroed(size, align)) }
+    ask(heap, "heap", out, |heap| heap.allocate_zeroed(size, align))
 }
 
 /// Frees a block. The heap may hand it out again at once, to any thread: GPU work that uses it has ended. A null
@@ -84,11 +81,9 @@ pub unsafe extern "C" fn egm_heap_alloc_zeroed(
 /// `heap` is null or a heap. No thread and no GPU uses the block at `block`. Any thread may call this, also another
 /// than the one that allocated the block.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn egm_heap_free(heap: *const egm_heap, block: *mut c_void) -> egm_status {
+pub unsafe extern "C" fn egm_heap_free(heap: Option<&egm_heap>, block: *mut c_void) -> egm_status {
     // SAFETY: the caller's promise.
-    let free = |heap: &egm_heap| unsafe { heap.free(block, free_now) };
-    // SAFETY: the caller's promise.
-    unsafe { on(heap, "heap", free) }
+    on(heap, "heap", |heap| unsafe { heap.free(block, free_now) })
 }
 
 /// Frees a block once all work submitted to `stream` so far has run. The call does not wait. A null block is left
@@ -101,18 +96,15 @@ pub unsafe extern "C" fn egm_heap_free(heap: *const egm_heap, block: *mut c_void
 /// stream. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_free_after(
-    heap: *const egm_heap,
+    heap: Option<&egm_heap>,
     block: *mut c_void,
-    stream: *const egm_stream,
+    stream: Option<&egm_stream>,
 ) -> egm_status {
-    let free = |heap: &egm_heap| {
-        // SAFETY: the caller's promise.
-        let stream = unsafe { args::object(stream, "stream")? };
+    on(heap, "heap", |heap| {
+        let stream = object(stream, "stream")?;
         // SAFETY: the caller's promise.
         unsafe { heap.free(block, |block| block.free_after(&stream.stream)) }
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(heap, "heap", free) }
+    })
 }
 
 /// As egm_heap_free_after(), for a stream of the program's own, a `CUstream` or `cudaStream_t`.
@@ -121,12 +113,12 @@ pub unsafe extern "C" fn egm_heap_free_after(
 /// As egm_heap_free_after(). `handle` is a stream of the primary context of GPU `gpu`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_free_after_cuda_stream(
-    heap: *const egm_heap,
+    heap: Option<&egm_heap>,
     block: *mut c_void,
     gpu: i32,
     handle: *mut c_void,
 ) -> egm_status {
-    let free = |heap: &egm_heap| {
+    on(heap, "heap", |heap| {
         let (driver, handle) = (heap.heap().driver(), borrowed_handle(gpu, handle));
         // SAFETY: the caller promises a stream, which is used within this call only: the heap keeps an event.
         let stream = unsafe { Stream::borrowed(driver, handle) };
@@ -135,9 +127,7 @@ pub unsafe extern "C" fn egm_heap_free_after_cuda_stream(
             let count = driver.device_count().unwrap_or(i32::MAX);
             Error::expect_gpu(gpu, count).map_or_else(Failure::from, |()| failure)
         })
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(heap, "heap", free) }
+    })
 }
 
 /// Frees a block once the work that `event` currently marks has run. Do not record the event again before then. As
@@ -150,19 +140,16 @@ pub unsafe extern "C" fn egm_heap_free_after_cuda_stream(
 /// As egm_heap_free_after(), for work that `event` marks; `event` is null or an event.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_free_after_event(
-    heap: *const egm_heap,
+    heap: Option<&egm_heap>,
     block: *mut c_void,
-    event: *const egm_event,
+    event: Option<&egm_event>,
 ) -> egm_status {
-    let free = |heap: &egm_heap| {
-        // SAFETY: the caller's promise.
-        let event = unsafe { args::object(event, "event")? };
+    on(heap, "heap", |heap| {
+        let event = object(event, "event")?;
         let after = |block: Block| block.free_after_event(Arc::clone(&event.event));
         // SAFETY: the caller's promise.
         unsafe { heap.free(block, after) }
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(heap, "heap", free) }
+    })
 }
 
 /// Resizes a block in place and tells by `out` whether that was possible; otherwise nothing changes. Added bytes are
@@ -175,13 +162,15 @@ pub unsafe extern "C" fn egm_heap_free_after_event(
 /// loses, and no other call is made with the block meanwhile. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_resize(
-    heap: *const egm_heap,
+    heap: Option<&egm_heap>,
     block: *mut c_void,
     size: usize,
-    out: *mut bool,
+    out: Option<&mut MaybeUninit<bool>>,
 ) -> egm_status {
-    // SAFETY: the caller's promise.
-    unsafe { ask(heap, "heap", out, |heap| heap.resize(block, size)) }
+    ask(heap, "heap", out, |heap| {
+        // SAFETY: the caller's promise.
+        unsafe { heap.resize(block, size) }
+    })
 }
 
 /// Returns the number of bytes that may be used at a block: at least as many as were asked for.
@@ -193,13 +182,13 @@ pub unsafe extern "C" fn egm_heap_resize(
 /// thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_usable_size(
-    heap: *const egm_heap,
+    heap: Option<&egm_heap>,
     block: *const c_void,
-    out: *mut usize,
+    out: Option<&mut MaybeUninit<usize>>,
 ) -> egm_status {
-    let answer = |heap: &egm_heap| Ok(heap.find(block)?.bytes as usize);
-    // SAFETY: the caller's promise.
-    unsafe { ask(heap, "heap", out, answer) }
+    ask(heap, "heap", out, |heap| {
+        Ok(heap.find(block)?.bytes as usize)
+    })
 }
 
 /// Returns what the heap's memory is, ::EGM_BACKING_DRIVER or ::EGM_BACKING_REGISTERED, and writes why, as text, to
@@ -209,14 +198,14 @@ pub unsafe extern "C" fn egm_heap_usable_size(
 /// `heap` is null or a heap; `out` and `reason` are null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_backing(
-    heap: *const egm_heap,
-    out: *mut i32,
-    reason: *mut *mut c_char,
+    heap: Option<&egm_heap>,
+    out: Option<&mut MaybeUninit<i32>>,
+    reason: Option<&mut MaybeUninit<*mut c_char>>,
 ) -> egm_status {
     // SAFETY: the caller's promise.
-    let answer = |heap: &egm_heap| Ok(unsafe { backing(heap.heap().backing(), reason) });
-    // SAFETY: the caller's promise.
-    unsafe { ask(heap, "heap", out, answer) }
+    ask(heap, "heap", out, |heap| {
+        Ok(backing(heap.heap().backing(), reason))
+    })
 }
 
 /// Adds memory until at least `bytes` are free. Fails as egm_heap_alloc() for a heap that has to grow.
@@ -224,9 +213,8 @@ pub unsafe extern "C" fn egm_heap_backing(
 /// # Safety
 /// `heap` is null or a heap. Any thread may call this.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn egm_heap_reserve(heap: *const egm_heap, bytes: u64) -> egm_status {
-    // SAFETY: the caller's promise.
-    unsafe { on(heap, "heap", |heap| Ok(heap.heap().reserve(bytes)?)) }
+pub unsafe extern "C" fn egm_heap_reserve(heap: Option<&egm_heap>, bytes: u64) -> egm_status {
+    on(heap, "heap", |heap| Ok(heap.heap().reserve(bytes)?))
 }
 
 /// Gives unused memory back in whole chunks, but leaves at least `keep` bytes free if there are as many; returns the
@@ -236,18 +224,15 @@ pub unsafe extern "C" fn egm_heap_reserve(heap: *const egm_heap, bytes: u64) -> 
 /// `heap` is null or a heap; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_trim(
-    heap: *const egm_heap,
+    heap: Option<&egm_heap>,
     keep: u64,
-    out: *mut u64,
+    out: Option<&mut MaybeUninit<u64>>,
 ) -> egm_status {
-    let trim = |heap: &egm_heap| {
+    on(heap, "heap", |heap| {
         let given = heap.heap().trim_to(keep)?;
-        // SAFETY: the caller's promise.
-        unsafe { args::write(out, given) };
+        args::write(out, given);
         Ok(())
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(heap, "heap", trim) }
+    })
 }
 
 /// Takes blocks back that were freed after GPU work which has ended by now. With `wait`, waits for the others first:
@@ -256,17 +241,15 @@ pub unsafe extern "C" fn egm_heap_trim(
 /// # Safety
 /// `heap` is null or a heap. Any thread may call this.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn egm_heap_collect(heap: *const egm_heap, wait: bool) -> egm_status {
-    let collect = |heap: &egm_heap| {
+pub unsafe extern "C" fn egm_heap_collect(heap: Option<&egm_heap>, wait: bool) -> egm_status {
+    on(heap, "heap", |heap| {
         if wait {
             heap.heap().collect_all()?;
         } else {
             heap.heap().collect()?;
         }
         Ok(())
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on(heap, "heap", collect) }
+    })
 }
 
 /// In a heap with ::EGM_DEBUG, checks the guards of all blocks and all freed blocks in quarantine.
@@ -277,9 +260,8 @@ pub unsafe extern "C" fn egm_heap_collect(heap: *const egm_heap, wait: bool) -> 
 /// # Safety
 /// `heap` is null or a heap. Any thread may call this.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn egm_heap_check(heap: *const egm_heap) -> egm_status {
-    // SAFETY: the caller's promise.
-    unsafe { on(heap, "heap", |heap| Ok(heap.heap().check()?)) }
+pub unsafe extern "C" fn egm_heap_check(heap: Option<&egm_heap>) -> egm_status {
+    on(heap, "heap", |heap| Ok(heap.heap().check()?))
 }
 
 /// Destroys a heap. Its memory is given back once the GPU work that blocks were freed after has ended, for which the
@@ -357,11 +339,14 @@ pub struct egm_heap_stats {
 /// this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_get_stats(
-    heap: *const egm_heap,
+    heap: Option<&egm_heap>,
     out: *mut egm_heap_stats,
 ) -> egm_status {
-    // SAFETY: the caller's promise.
-    unsafe { on(heap, "heap", |heap| write(args::out(out, "out")?, heap)) }
+    on(heap, "heap", |heap| {
+        let out = object(NonNull::new(out), "out")?;
+        // SAFETY: the caller's promise.
+        unsafe { write(out, heap) }
+    })
 }
 
 /// Gives all statistics as JSON, those of each size class too. Free the text by egm_string_free().
@@ -370,11 +355,10 @@ pub unsafe extern "C" fn egm_heap_get_stats(
 /// `heap` is null or a heap; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_stats_json(
-    heap: *const egm_heap,
-    out: *mut *mut c_char,
+    heap: Option<&egm_heap>,
+    out: Option<&mut MaybeUninit<*mut c_char>>,
 ) -> egm_status {
-    // SAFETY: the caller's promise.
-    unsafe { ask(heap, "heap", out, |heap| given_json(&heap.heap().stats())) }
+    ask(heap, "heap", out, |heap| given_json(&heap.heap().stats()))
 }
 
 /// Writes the statistics, as far as the program's structure has room.

@@ -15,10 +15,16 @@ fn check(status: egm_status) {
     assert_eq!(status, egm_status::EGM_OK, "{message:?}");
 }
 
+/// Returns a place for a result of a call, which writes whole values alone.
+fn out<T>(place: &mut T) -> Option<&mut MaybeUninit<T>> {
+    // SAFETY: the same bytes; the calls write values of the type, as C programs expect it.
+    unsafe { std::ptr::from_mut(place).cast::<MaybeUninit<T>>().as_mut() }
+}
+
 fn simulated() -> *mut egm_driver {
     let mut driver = null_mut();
     // SAFETY: valid arguments.
-    check(unsafe { egm_driver_simulated(c"gh200".as_ptr(), &mut driver) });
+    check(unsafe { egm_driver_simulated(c"gh200".as_ptr(), out(&mut driver)) });
     driver
 }
 
@@ -45,24 +51,24 @@ unsafe fn expect_child_of_its_own(memory: *mut egm_buffer, client: *mut egm_clie
 ///
 /// # Safety
 /// It is a client that is not destroyed.
-unsafe fn expect_names(client: *const egm_client) {
+unsafe fn expect_names(client: Option<&egm_client>) {
     let (mut text, mut entry) = (null_mut(), MaybeUninit::uninit());
     // SAFETY: the caller's promise, and results are places on the stack. What was written is read.
     unsafe {
-        check(egm_client_peer_name(client, &mut text));
+        check(egm_client_peer_name(client, out(&mut text)));
         let uid = format!("uid:{}", libc::getuid());
         assert_eq!(CStr::from_ptr(text).to_str(), Ok(&*uid));
         check(egm_string_free(text));
-        check(egm_client_list_json(client, c"we".as_ptr(), &mut text));
+        check(egm_client_list_json(client, c"we".as_ptr(), out(&mut text)));
         let list = CStr::from_ptr(text).to_str().unwrap().to_owned();
         assert!(list.contains(r#""name":"weights""#), "{list}");
         assert!(list.contains(r#""bytes":3145728"#), "{list}");
         check(egm_string_free(text));
         let weights = c"weights".as_ptr();
-        check(egm_client_wait(client, weights, 10_000, entry.as_mut_ptr()));
+        check(egm_client_wait(client, weights, 10_000, Some(&mut entry)));
         assert_eq!(entry.assume_init().bytes, 3 << 20);
         let refused = [
-            egm_client_create(client, c"mine".as_ptr(), 1, null(), null_mut()),
+            egm_client_create(client, c"mine".as_ptr(), 1, null(), None),
             egm_client_delete(client, weights, 1),
         ];
         assert_eq!(refused, [egm_status::EGM_REFUSED; 2]);
@@ -83,25 +89,30 @@ fn memory_is_fetched_written_and_released() {
 
     let c_driver = simulated();
     let address = CString::new(unix.to_string()).unwrap();
-    let (mut client, mut memory) = (null_mut(), null_mut());
+    let mut client: *mut egm_client = null_mut();
+    let mut memory: *mut egm_buffer = null_mut();
     // SAFETY: each handle is valid until it is destroyed, and results are places on the stack.
     unsafe {
         check(egm_client_connect(
-            c_driver,
+            c_driver.as_ref(),
             address.as_ptr(),
             null(),
-            &mut client,
+            out(&mut client),
         ));
         assert_eq!(
-            egm_client_fetch(client, c"nothing".as_ptr(), &mut memory),
+            egm_client_fetch(client.as_ref(), c"nothing".as_ptr(), out(&mut memory)),
             egm_status::EGM_REFUSED
         );
-        expect_names(client);
-        check(egm_client_fetch(client, c"weights".as_ptr(), &mut memory));
+        expect_names(client.as_ref());
+        check(egm_client_fetch(
+            client.as_ref(),
+            c"weights".as_ptr(),
+            out(&mut memory),
+        ));
         let (mut size, mut word, mut word_again) = (0, 0_u64, 0_u64);
-        check(egm_buffer_size(memory, &mut size));
+        check(egm_buffer_size(memory.as_ref(), out(&mut size)));
         check(egm_buffer_read(
-            memory,
+            memory.as_ref(),
             8,
             (&raw mut word).cast::<c_void>(),
             8,
@@ -109,7 +120,7 @@ fn memory_is_fetched_written_and_released() {
         assert_eq!((size, word), (3 << 20, 42));
         let word = 43_u64;
         check(egm_buffer_write(
-            memory,
+            memory.as_ref(),
             8,
             (&raw const word).cast::<c_void>(),
             8,
@@ -117,7 +128,7 @@ fn memory_is_fetched_written_and_released() {
         assert_eq!(published.shared().unwrap().word(8).unwrap(), 43);
         expect_child_of_its_own(memory, client);
         check(egm_buffer_read(
-            memory,
+            memory.as_ref(),
             8,
             (&raw mut word_again).cast::<c_void>(),
             8,
@@ -131,27 +142,31 @@ fn memory_is_fetched_written_and_released() {
         options.struct_size = size_of::<egm_client_options>();
         options.flags = EGM_READ_ONLY;
         check(egm_client_connect(
-            c_driver,
+            c_driver.as_ref(),
             address.as_ptr(),
             &options,
-            &mut client,
+            out(&mut client),
         ));
-        check(egm_client_fetch(client, c"weights".as_ptr(), &mut memory));
+        check(egm_client_fetch(
+            client.as_ref(),
+            c"weights".as_ptr(),
+            out(&mut memory),
+        ));
         check(egm_client_destroy(client)); // the lease stays
-        let written = egm_buffer_write(memory, 8, (&raw const word).cast::<c_void>(), 8);
+        let written = egm_buffer_write(memory.as_ref(), 8, (&raw const word).cast::<c_void>(), 8);
         assert_eq!(written, egm_status::EGM_NOT_ACCESSIBLE);
         check(egm_buffer_destroy(memory));
 
         // Of another owner than the server itself.
         options.expect_owner = c"uid:4711".as_ptr();
         check(egm_client_connect(
-            c_driver,
+            c_driver.as_ref(),
             address.as_ptr(),
             &options,
-            &mut client,
+            out(&mut client),
         ));
         assert_eq!(
-            egm_client_fetch(client, c"weights".as_ptr(), &mut memory),
+            egm_client_fetch(client.as_ref(), c"weights".as_ptr(), out(&mut memory)),
             egm_status::EGM_MISMATCHED
         );
         check(egm_client_destroy(client));
