@@ -2,10 +2,8 @@
 
 mod access;
 mod allocate;
-mod chunks;
-mod dma_buf;
 mod growing;
-mod slice;
+mod raw;
 
 use crate::accessors::cpu_accessors;
 use crate::backing::{Backing, Chosen};

@@ -1,10 +1,9 @@
 //! The access to new memory, and changes of the access to a buffer.
 
-use super::{Buffer, BufferOptions};
+use super::Buffer;
+use crate::Result;
 use crate::driver::{Access, AccessDesc, Driver, Location};
 use crate::memory::check_range;
-use crate::size::Granularity;
-use crate::{Error, Result};
 
 /// The access that a program asked for, with defaults for the locations that it left out.
 #[derive(Clone, Debug, Default)]
@@ -73,46 +72,6 @@ pub fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<AccessD
     Ok(reachable)
 }
 
-impl BufferOptions {
-    /// Cuts each part into chunks, if that was asked for. Refuses more than [`Buffer::MAX_PARTS`] before it takes
-    /// memory for a list of them.
-    pub(super) fn cut_into_chunks(&mut self) -> Result<()> {
-        let Some(chunk) = self.chunk else {
-            return match self.parts.len() <= Buffer::MAX_PARTS {
-                true => Ok(()),
-                false => Err(too_many_parts("parts", self.parts.len() as u64)),
-            };
-        };
-        if chunk == 0 || !Granularity::TWO_MIB.divides(chunk) {
-            let why = format!("{chunk} bytes");
-            return Err(Error::invalid_of("chunk", why, "a multiple of 2 MiB"));
-        }
-        let chunks_of = |&(_, bytes): &(Location, u64)| bytes.div_ceil(chunk).max(1);
-        let count = self
-            .parts
-            .iter()
-            .map(chunks_of)
-            .fold(0, u64::saturating_add);
-        if count > Buffer::MAX_PARTS as u64 {
-            return Err(too_many_parts("chunk", count));
-        }
-        let mut chunks = Vec::with_capacity(count as usize);
-        for &(location, bytes) in &self.parts {
-            let whole = bytes.saturating_sub(1) / chunk;
-            chunks.extend((0..whole).map(|_| (location, chunk)));
-            chunks.push((location, bytes - whole * chunk));
-        }
-        self.parts = chunks;
-        Ok(())
-    }
-}
-
-fn too_many_parts(what: &'static str, count: u64) -> Error {
-    let why = format!("it makes {count} parts");
-    let valid = format!("at most {} parts in one buffer", Buffer::MAX_PARTS);
-    Error::invalid_of(what, why, valid)
-}
-
 impl Buffer {
     /// The most parts of one buffer: 2 TiB in chunks or stripes of 2 MiB. Shared memory has at most 4096.
     pub const MAX_PARTS: usize = 1 << 20;
@@ -130,11 +89,11 @@ impl Buffer {
     ///
     /// A location that may only read is held to it by its page tables: the CPU that writes gets SIGSEGV, and a GPU
     /// whose kernel writes fails with ILLEGAL_ADDRESS and is lost to the process. Safe calls refuse such work before
-    /// ([`Error::NotAccessible`]). Take access away only when no work of the program that uses it is left.
+    /// ([`Error::NotAccessible`](crate::Error::NotAccessible)). Take access away only when no work of the program that uses it is left.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a range that begins or ends inside a part; [`Error::OutOfRange`]; otherwise as
-    /// [`set_access`](Self::set_access).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a range that begins or ends inside a part;
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange); otherwise as [`set_access`](Self::set_access).
     ///
     /// ```
     /// use egmem::driver::{Access, AccessDesc, Location, NodeId};

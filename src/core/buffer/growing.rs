@@ -1,20 +1,19 @@
 //! Memory that grows in a thread of its own while the program uses its front.
 
-use std::iter;
 use std::ops::ControlFlow;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::BufferOptions;
-use super::allocate::{Chunk, Plan};
-use super::chunks::Maker;
+use super::allocate::Plan;
 use crate::backing::Chosen;
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::growth::{GrowthState, Pace, Progress};
 use crate::memory::{AccessChecks, CpuView, Engine, check_range, impl_cpu_memory, impl_memory};
 use crate::per_driver::lock;
-use crate::vmm::{Adjacent, GrowingRange, Mapping};
+use crate::vmm::{Adjacent, MappedRange, Mapping, PhysicalMemory};
 use crate::{Error, Result, ledger};
 
 impl BufferOptions {
@@ -51,32 +50,22 @@ impl BufferOptions {
         front: u64,
         progress: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
     ) -> Result<GrowingBuffer> {
-        let plan = self.plan(driver, ledger::Site::here())?;
-        let shared = Arc::new(Shared {
-            range: plan.range(driver)?,
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        });
+        let mut plan = self.plan(driver, ledger::Site::here())?;
+        let start = plan.reserve(driver)?.start();
+        let shared = Arc::new(Shared::new(start));
         let resting = Arc::clone(&shared);
         let rest = move |time| resting.rest(time);
         let mut pace = Pace::new(plan.options.growth, plan.padded, progress, rest);
-        let start = shared.range.reserve(driver)?.start();
-        let mut maker = plan.maker();
-        while shared.range.done() < front.min(plan.padded) {
-            let Some(made) = maker.next(driver, &shared.range) else {
-                break;
-            };
-            let added =
-                made.and_then(|made| plan.options.add(driver, made, &shared.range, &mut pace));
-            if let Err(error) = added {
+        while shared.done() < front.min(plan.padded) {
+            let push = |mapping, memory| shared.push(mapping, memory);
+            if let Err(error) = plan.add(driver, &mut pace, push) {
                 // Given back first, as by `allocate_with`.
-                drop((maker, pace, shared));
-                return Err(plan.options.with_all_requested(driver, &plan.parts, error));
+                drop((pace, shared));
+                return Err(plan.with_all_requested(driver, error));
             }
         }
         let mut buffer = GrowingBuffer {
             driver: driver.clone(),
-            start,
             location: plan.location(),
             len: plan.len(),
             padded: plan.padded,
@@ -84,10 +73,10 @@ impl BufferOptions {
             chosen: plan.chosen.clone(),
             thread: None,
         };
-        if buffer.shared.range.done() < plan.padded {
-            buffer.start(plan, maker, pace)?;
+        if buffer.shared.done() < plan.padded {
+            buffer.start(plan, pace)?;
         } else {
-            lock(&buffer.shared.state).end = Some(Ok(()));
+            buffer.shared.end(Ok(()));
         }
         Ok(buffer)
     }
@@ -103,7 +92,6 @@ impl BufferOptions {
 #[derive(Debug)]
 pub struct GrowingBuffer {
     driver: Driver,
-    start: DevicePtr,
     location: Location,
     /// The bytes requested.
     len: u64,
@@ -117,7 +105,13 @@ pub struct GrowingBuffer {
 
 #[derive(Debug)]
 struct Shared {
-    range: GrowingRange,
+    start: DevicePtr,
+    /// Parts are only added, and their access does not change. Locked for moments, and for one query of the driver.
+    range: RwLock<MappedRange>,
+    /// Bytes that have parts, mapped and granted.
+    done: AtomicU64,
+    /// The flags of the least that the host may do with a part. Stored before `done`.
+    host: AtomicU32,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -130,6 +124,36 @@ struct State {
 }
 
 impl Shared {
+    fn new(start: DevicePtr) -> Self {
+        Self {
+            start,
+            range: RwLock::new(MappedRange::new()),
+            done: AtomicU64::new(0),
+            host: AtomicU32::new(Access::ReadWrite.flags()),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn done(&self) -> u64 {
+        self.done.load(Ordering::Acquire)
+    }
+
+    /// Adds a part, which is mapped behind those before it and granted.
+    fn push(&self, mapping: Mapping, memory: PhysicalMemory) {
+        let mut range = self.range.write().unwrap_or_else(PoisonError::into_inner);
+        let (done, host) = (mapping.range().end, mapping.host());
+        range.push(mapping, memory);
+        self.host.fetch_and(host.flags(), Ordering::Relaxed);
+        self.done.store(done, Ordering::Release);
+    }
+
+    /// Calls `look` with the parts so far. A thread that adds a part waits meanwhile.
+    fn look<T>(&self, look: impl FnOnce(Adjacent<'_, Mapping>) -> T) -> T {
+        let range = self.range.read().unwrap_or_else(PoisonError::into_inner);
+        look(range.all())
+    }
+
     fn cancel(&self) {
         lock(&self.state).is_cancelled = true;
         self.changed.notify_all();
@@ -168,8 +192,7 @@ impl Drop for Ending {
 impl GrowingBuffer {
     fn start(
         &mut self,
-        plan: Plan,
-        mut maker: Maker<impl Iterator<Item = Chunk> + Send + 'static>,
+        mut plan: Plan,
         mut pace: Pace<
             impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
             impl FnMut(Duration) -> ControlFlow<()> + Send + 'static,
@@ -179,15 +202,20 @@ impl GrowingBuffer {
         let driver = self.driver.clone();
         let grow = move || {
             let Ending(shared) = &ending;
-            let mut add = |made| plan.options.add(&driver, made, &shared.range, &mut pace);
-            let next = || maker.next(&driver, &shared.range);
-            let result = iter::from_fn(next).try_for_each(|made| add(made?));
+            let push = |mapping, memory| shared.push(mapping, memory);
+            let result = loop {
+                match plan.add(&driver, &mut pace, push) {
+                    Ok(true) => {}
+                    Ok(false) => break Ok(()),
+                    Err(error) => break Err(error),
+                }
+            };
+            // A break after the last chunk leaves nothing out.
+            let is_complete = shared.done() == plan.padded;
             // The chunks that were made ahead are given back before waiting callers return.
-            drop(maker);
+            drop(plan);
             // The caller's function may own this buffer.
             drop(pace);
-            // A break after the last chunk leaves nothing out.
-            let is_complete = shared.range.done() == plan.padded;
             shared.end(if is_complete { Ok(()) } else { result });
         };
         let thread = thread::Builder::new().name("egmem-growth".into());
@@ -209,7 +237,7 @@ impl GrowingBuffer {
 
     /// Returns how many bytes are there, padding included, and how many there are to be.
     pub fn progress(&self) -> Progress {
-        Progress::new(self.shared.range.done(), self.padded)
+        Progress::new(self.shared.done(), self.padded)
     }
 
     /// Returns whether the memory grows. A forked child sees it as stopped.
@@ -276,7 +304,7 @@ impl GrowingBuffer {
     /// Looks at the mappings so far, unless a forked child asks, which must not take the lock.
     fn look<T>(&self, look: impl FnOnce(Adjacent<'_, Mapping>) -> T) -> Option<T> {
         let is_here = self.driver.is_of_this_process();
-        is_here.then(|| self.shared.range.look(look))
+        is_here.then(|| self.shared.look(look))
     }
 
     fn is_own_thread(&self) -> bool {
@@ -289,7 +317,13 @@ impl GrowingBuffer {
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may at least read all of them.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
-        self.shared.range.cpu(self.len)
+        let len = self.shared.done().min(self.len);
+        // Later parts may allow less than those that are viewed.
+        let have = Access::from_flags(self.shared.host.load(Ordering::Relaxed).into());
+        // SAFETY: `done` bytes from the start on are mapped side by side, with at least this access. Parts stay, and their
+        // access does not change, until the last of this value and the thread is dropped. Safe code reaches the bytes
+        // through atomic views only.
+        unsafe { CpuView::granted(self.shared.start, len, have.unwrap_or(Access::None)) }
     }
 }
 
@@ -314,7 +348,7 @@ impl_cpu_memory!(GrowingBuffer);
 
 impl_memory! {
     /// Returns the location of the first part.
-    for GrowingBuffer, |this| &this.driver, this.start, this.shared.range.done().min(this.len), this.location
+    for GrowingBuffer, |this| &this.driver, this.shared.start, this.shared.done().min(this.len), this.location
 }
 
 // SAFETY:
@@ -327,12 +361,11 @@ impl_memory! {
 unsafe impl AccessChecks for GrowingBuffer {
     fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
         self.driver.expect_this_process("growing memory")?;
-        let range = &self.shared.range;
-        check_range(offset, len, range.done())?;
+        check_range(offset, len, self.shared.done())?;
         let (mut at, end, mut least) = (offset, offset + len, Access::ReadWrite);
         while at < end {
             // One at a time: the thread can add a chunk in between.
-            let (have, bytes) = range.look(|parts| {
+            let (have, bytes) = self.shared.look(|parts| {
                 let bytes = Adjacent(parts.0).of_one_mapping(at, end - at);
                 (parts.gpu_access(gpu, at, bytes), bytes)
             });

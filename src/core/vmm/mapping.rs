@@ -115,19 +115,10 @@ impl Mapping {
     /// [`Error::InvalidArgument`] in a forked child, whose memory it is not; or the driver's: NOT_SUPPORTED for the
     /// host if it cannot reach a GPU's memory.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
-        if access.is_empty() {
-            return Ok(());
-        }
-        self.driver().expect_this_process("mapping")?;
-        let (own, host) = self.in_own_terms(access);
-        self.granted_to_gpus |= names_a_gpu(access);
-        let result = self.grant(&own);
         let before = self.host;
-        self.note_grants(access, host, result.is_ok());
-        result.map_err(|error| {
-            let wanted = host.map(|host| access[host]);
+        Self::set_access_together(&mut [self], access).map_err(|error| {
             match explain_access(self.driver(), error, self.location, access) {
-                Error::Driver(source) if self.is_refused_to_host(source.code, wanted, before) => {
+                Error::Driver(source) if self.is_refused_to_host(source.code, access, before) => {
                     Error::TooManyReferences { source }
                 }
                 other => other,
@@ -147,11 +138,10 @@ impl Mapping {
     /// [`Error::InvalidArgument`] for mappings that are not adjacent or at several locations, and in a forked child;
     /// the driver's.
     pub fn set_access_together(mappings: &mut [&mut Self], access: &[AccessDesc]) -> Result<()> {
-        let Some(first) = mappings.first() else {
+        let (Some(first), false) = (mappings.first(), access.is_empty()) else {
             return Ok(());
         };
-        let (start, location) = (first.start, first.location);
-        let driver = first.driver().clone();
+        let (start, location, driver) = (first.start, first.location, first.driver());
         driver.expect_this_process("mapping")?;
         let mut size = 0;
         for mapping in mappings.iter() {
@@ -162,83 +152,60 @@ impl Mapping {
             }
             size += mapping.size.padded();
         }
-        let (own, host) = first.in_own_terms(access);
-        if own.is_empty() {
-            return Ok(());
-        }
-        if first.pages.is_some() {
-            let mut mappings = mappings.iter_mut();
-            return mappings.try_for_each(|mapping| mapping.set_access(access));
-        }
-        for mapping in mappings.iter_mut() {
-            mapping.granted_to_gpus |= names_a_gpu(access);
-        }
-        // SAFETY: the mappings are exclusively borrowed, so they have no views; as just checked they are the
-        // whole range.
-        let result = unsafe { driver.mem_set_access(start, size, &own) };
+        let own = first.in_own_terms(access);
+        let result = if first.pages.is_some() {
+            let pages = mappings.iter().filter_map(|mapping| mapping.pages.as_ref());
+            pages.map(|pages| pages.grant(driver, &own)).collect()
+        } else {
+            // SAFETY: the mappings are exclusively borrowed, so they have no views; as just checked they are the
+            // whole range.
+            unsafe { driver.mem_set_access(start, size, &own) }
+        };
         for mapping in mappings {
-            mapping.note_grants(access, host, result.is_ok());
+            mapping.note_grants(&own, result.is_ok());
         }
         result
     }
 
-    /// Records the present access in the ledger. CUDA does not document the access after a failed call.
-    fn note_grants(&mut self, access: &[AccessDesc], host: Option<usize>, granted: bool) {
-        if let Some(host) = host {
-            self.host = match granted {
-                true => access[host].access,
-                // CUDA does not document the access after a failed call.
-                false => self.access(Location::Host).unwrap_or(Access::None),
+    /// Notes the access after a call to change it, here and in the ledger.
+    fn note_grants(&mut self, own: &[AccessDesc], granted: bool) {
+        for desc in own {
+            // CUDA does not document the access after a failed call.
+            let has = match granted {
+                true => Ok(desc.access),
+                false => self.access(desc.location),
             };
-        }
-        if granted {
-            self.grants.set(access);
-            if let Some(pages) = &self.pages {
-                self.grants.set(&pages.gpus());
+            if desc.location.is_host() {
+                self.host = has.clone().unwrap_or(Access::None);
+            } else {
+                self.granted_to_gpus |= desc.access != Access::None;
             }
-            return;
-        }
-        for desc in access {
-            if let Ok(has) = self.access(desc.location) {
+            if let Ok(has) = has {
                 self.grants.set(&[AccessDesc::new(desc.location, has)]);
             }
         }
-    }
-
-    fn grant(&mut self, access: &[AccessDesc]) -> Result<()> {
         if let Some(pages) = &self.pages {
-            return pages.grant(self.driver(), access);
-        }
-        // SAFETY: `&mut self` rules out CPU views of this mapping; the range is whole and ours.
-        unsafe {
-            self.driver()
-                .mem_set_access(self.start, self.size.padded(), access)
+            self.grants.set(&pages.gpus());
         }
     }
 
     /// Returns whether only the host is refused this access, with INVALID_VALUE: drivers do that for host
     /// memory only if it is shared too often (docs/driver-behaviour.md).
-    fn is_refused_to_host(
-        &mut self,
-        code: Code,
-        wanted: Option<AccessDesc>,
-        before: Access,
-    ) -> bool {
-        let Some(wanted) = wanted.filter(|desc| desc.access != Access::None) else {
+    fn is_refused_to_host(&mut self, code: Code, access: &[AccessDesc], before: Access) -> bool {
+        let host = access.iter().rfind(|desc| desc.location.is_host());
+        let Some(wanted) = host.filter(|desc| desc.access != Access::None) else {
             return false;
         };
         if code != Code::INVALID_VALUE || !self.location.is_host() {
             return false;
         }
-        let terms = self.own_terms(&wanted);
-        match self.grant(&[terms]) {
+        match Self::set_access_together(&mut [self], &[*wanted]) {
             Err(error) => error.code() == Some(code),
             Ok(()) => {
                 // A GPU was the cause: a refused call must change nothing.
-                let undone = self.grant(&[AccessDesc::new(terms.location, before)]);
-                self.host = undone.map_or(wanted.access, |()| before);
-                self.grants
-                    .set(&[AccessDesc::new(Location::Host, self.host)]);
+                let before = AccessDesc::new(Location::Host, before);
+                // If that is refused, the ledger has the access that the driver reports.
+                let _ = Self::set_access_together(&mut [self], &[before]);
                 false
             }
         }
@@ -304,11 +271,10 @@ impl Mapping {
     }
 
     fn unmap_once(&self) -> Result<()> {
-        if let (Some(mapping), Some(pages), Some(addresses)) = (
-            &self.pages,
-            &self.mapped.pages,
-            self.reservation.addresses(),
-        ) {
+        let addresses = self.reservation.addresses();
+        if let (Some(mapping), Some(pages), Some(addresses)) =
+            (&self.pages, &self.mapped.pages, addresses)
+        {
             return mapping.unmap(self.driver(), addresses, pages);
         }
         // SAFETY: `self` owns the range and is being dropped; views of it borrow `self`, so none exist.
@@ -361,30 +327,17 @@ impl Mapping {
         }
     }
 
-    /// Converts grants to the form for the driver, and returns which of them is the host's.
+    /// Converts grants to the form for the driver.
     ///
     /// The host has many names. If several are listed, the last one counts and only it is passed on: CUDA
     /// does not document in which order the driver would apply them.
-    fn in_own_terms(&self, access: &[AccessDesc]) -> (Vec<AccessDesc>, Option<usize>) {
+    fn in_own_terms(&self, access: &[AccessDesc]) -> Vec<AccessDesc> {
         let host = access.iter().rposition(|desc| desc.location.is_host());
-        let own = access
-            .iter()
-            .enumerate()
-            .filter(|(index, desc)| !desc.location.is_host() || Some(*index) == host)
-            .map(|(_, desc)| self.own_terms(desc))
-            .collect();
-        (own, host)
+        let listed = access.iter().enumerate();
+        let own = listed.filter(|(at, desc)| !desc.location.is_host() || Some(*at) == host);
+        own.map(|(_, desc)| AccessDesc::new(self.host_terms(desc.location), desc.access))
+            .collect()
     }
-
-    fn own_terms(&self, desc: &AccessDesc) -> AccessDesc {
-        AccessDesc::new(self.host_terms(desc.location), desc.access)
-    }
-}
-
-fn names_a_gpu(access: &[AccessDesc]) -> bool {
-    access
-        .iter()
-        .any(|desc| !desc.location.is_host() && desc.access != Access::None)
 }
 
 impl_cpu_memory!(Mapping);

@@ -12,14 +12,11 @@
 pub mod identity;
 mod mapping;
 pub(crate) mod pages;
-mod part;
 mod physical;
 mod range;
 mod reservation;
 
 pub use mapping::Mapping;
-pub use part::{Adjacent, Mapped, MappedPart};
 pub use physical::{PhysicalMemory, PhysicalOptions};
-pub(crate) use range::GrowingRange;
-pub use range::MappedRange;
+pub use range::{Adjacent, Mapped, MappedPart, MappedRange};
 pub use reservation::{Reservation, ReservationOptions};

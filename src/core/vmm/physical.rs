@@ -40,7 +40,7 @@ pub(super) struct Origin {
 #[derive(Debug)]
 pub struct PhysicalMemory {
     driver: Driver,
-    /// `None` if it is pages of this process.
+    /// `None` if it is pages of this process, or was released or is lost.
     handle: Option<PhysicalHandle>,
     size: PaddedSize,
     props: AllocationProps,
@@ -49,15 +49,10 @@ pub struct PhysicalMemory {
     generation: AtomicU64,
     /// Every mapping of it in this process has a clone.
     mapped: Arc<Origin>,
-    /// Whether the handle was released, or is lost.
-    released: bool,
 }
 
-/// Returns a number for an identity, which peers see.
-fn next_allocation() -> u64 {
-    static NUMBERS: LazyLock<Numbers> = LazyLock::new(Numbers::default);
-    NUMBERS.next()
-}
+/// Numbers for identities, which peers see.
+static NUMBERS: LazyLock<Numbers> = LazyLock::new(Numbers::default);
 
 impl PhysicalMemory {
     /// Imports memory that another process exported; `bytes` is its padded size there.
@@ -113,45 +108,53 @@ impl PhysicalMemory {
             label: None,
             site: Site::here(),
         });
+        let origin = Origin {
+            imported: true,
+            pages,
+            entry: Arc::new(entry),
+        };
         // Owned from here on, so that a failing step releases it.
-        let mut memory = Self {
-            driver: driver.clone(),
-            handle,
-            size: PaddedSize::new(1, Granularity::TWO_MIB)?,
-            props: AllocationProps::at(Location::Host),
-            allocation: OnceLock::new(),
-            generation: AtomicU64::new(0),
-            mapped: Arc::new(Origin {
-                imported: true,
-                pages,
-                entry: Arc::new(entry),
-            }),
-            released: false,
-        };
-        let granularity = match (&memory.mapped.pages, handle) {
-            (Some(pages), _) => {
-                memory.props.location = pages.node().into();
-                let chosen = Chosen::registered(Why::Exporter);
-                memory.mapped.entry.backed_by(&chosen);
-                pages::GRANULARITY
-            }
-            (None, Some(handle)) => {
-                // SAFETY: `memory` keeps the handle alive.
-                memory.props = unsafe { driver.mem_properties(handle)? };
-                Granularity::new(driver.mem_granularity(&memory.props, GranularityKind::Minimum)?)?
-            }
-            (None, None) => return Err(Error::invalid("handle", "it is no memory")),
-        };
+        let size = PaddedSize::new(1, Granularity::TWO_MIB)?;
+        let props = AllocationProps::at(Location::Host);
+        let mut memory = Self::new(driver, handle, size, props, origin);
+        let mut granularity = pages::GRANULARITY;
+        if let Some(pages) = &memory.mapped.pages {
+            memory.props.location = pages.node().into();
+            let chosen = Chosen::registered(Why::Exporter);
+            memory.mapped.entry.backed_by(&chosen);
+        }
+        if let Some(handle) = handle {
+            // SAFETY: `memory` keeps the handle alive.
+            memory.props = unsafe { driver.mem_properties(handle)? };
+            let unit = driver.mem_granularity(&memory.props, GranularityKind::Minimum)?;
+            granularity = Granularity::new(unit)?;
+        }
         if !granularity.divides(bytes) {
             let why = format!("{bytes} bytes is not a multiple of {}", granularity.bytes());
             return Err(Error::invalid("size", why));
         }
         memory.size = PaddedSize::new(bytes, granularity)?;
-        memory
-            .mapped
-            .entry
-            .describe(memory.size.padded(), memory.props.location);
+        let entry = &memory.mapped.entry;
+        entry.describe(memory.size.padded(), memory.props.location);
         Ok(memory)
+    }
+
+    fn new(
+        driver: &Driver,
+        handle: Option<PhysicalHandle>,
+        size: PaddedSize,
+        props: AllocationProps,
+        origin: Origin,
+    ) -> Self {
+        Self {
+            driver: driver.clone(),
+            handle,
+            size,
+            props,
+            allocation: OnceLock::new(),
+            generation: AtomicU64::new(0),
+            mapped: Arc::new(origin),
+        }
     }
 
     /// Exports the memory in a form that another process can import.
@@ -227,7 +230,7 @@ impl PhysicalMemory {
         Ok(Identity {
             boot: BootId::current()?,
             instance: InstanceId::current()?,
-            allocation: *self.allocation.get_or_init(next_allocation),
+            allocation: *self.allocation.get_or_init(|| NUMBERS.next()),
             generation: self.generation.load(Relaxed),
         })
     }
@@ -255,13 +258,14 @@ impl PhysicalMemory {
     ///
     /// # Errors
     /// The driver's error.
-    pub fn release(mut self) -> Result<()> {
-        self.released = true;
-        let result = give_back(&self.driver, "memory", || self.release_once());
-        if result.is_err() {
-            self.mapped.entry.lost(&self.driver);
-        }
-        result
+    pub fn release(self) -> Result<()> {
+        self.try_release().map_err(|refused| {
+            let (memory, error) = *refused;
+            if let Some(mut memory) = memory {
+                memory.lose();
+            }
+            error
+        })
     }
 
     /// Releases the memory; returns it if the driver refuses for a temporary reason, so that the caller can
@@ -270,18 +274,25 @@ impl PhysicalMemory {
     /// # Errors
     /// The driver's error, and the memory if it still exists.
     pub fn try_release(mut self) -> Result<(), Box<(Option<Self>, Error)>> {
-        self.released = true;
-        match give_back(&self.driver, "memory", || self.release_once()) {
-            Ok(()) => Ok(()),
-            Err(error) if may_pass(error.code()) => {
-                self.released = false;
-                Err(Box::new((Some(self), error)))
-            }
-            Err(error) => {
-                self.mapped.entry.lost(&self.driver);
-                Err(Box::new((None, error)))
-            }
+        let Err(error) = give_back(&self.driver, "memory", || self.release_once()) else {
+            self.handle = None;
+            return Ok(());
+        };
+        if may_pass(error.code()) {
+            return Err(Box::new((Some(self), error)));
         }
+        self.lose();
+        Err(Box::new((None, error)))
+    }
+
+    fn lose(&mut self) {
+        self.handle = None;
+        self.mapped.entry.lost(&self.driver);
+    }
+
+    /// Returns the ledger's entry, for further chunks of one allocation.
+    pub(crate) fn entry(&self) -> Arc<Entry> {
+        Arc::clone(&self.mapped.entry)
     }
 
     /// Returns the token that every mapping of it keeps.
@@ -301,7 +312,7 @@ impl PhysicalMemory {
 
     fn release_once(&self) -> Result<()> {
         match self.handle {
-            // SAFETY: `self` owns the handle and is being dropped, and `released` lets this happen once.
+            // SAFETY: `self` owns the handle, which is removed once it is released, and is being dropped.
             Some(handle) => unsafe { self.driver.mem_release(handle) },
             // The pages live as long as their last mapping and fd.
             None => Ok(()),
@@ -317,10 +328,8 @@ impl AsRef<Self> for PhysicalMemory {
 
 impl Drop for PhysicalMemory {
     fn drop(&mut self) {
-        if !self.released
-            && give_back_or_log(&self.driver, "physical memory", || self.release_once())
-        {
-            self.mapped.entry.lost(&self.driver);
+        if give_back_or_log(&self.driver, "physical memory", || self.release_once()) {
+            self.lose();
         }
     }
 }

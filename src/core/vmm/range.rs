@@ -1,21 +1,181 @@
-//! Several physical memories at one range of addresses.
+//! Physical memory at its place in a reservation, and several side by side at one range of addresses.
 
-mod growing;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 
-use super::{Adjacent, Mapping, PhysicalMemory, Reservation};
-use crate::driver::{Access, AccessDesc, DevicePtr, Driver};
-use crate::memory::{AccessChecks, CpuView, Engine, check_range};
+use super::{Mapping, PhysicalMemory, Reservation};
+use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
+use crate::memory::{AccessChecks, CpuView, Engine, Memory, check_range, overlapping};
 use crate::{Error, Result};
 
-pub use growing::GrowingRange;
+/// Physical memory, or a share in some, mapped at its place in a reservation. When dropped, it is unmapped first and then
+/// released.
+#[derive(Debug)]
+pub struct MappedPart<P = PhysicalMemory> {
+    mapping: Mapping,
+    memory: P,
+}
+
+impl<P: AsRef<PhysicalMemory>> MappedPart<P> {
+    /// Maps `memory` at `offset` bytes into the reservation, and grants `access`.
+    ///
+    /// # Errors
+    /// Those of [`Reservation::map`] and [`Mapping::set_access`]; `memory` is dropped then.
+    pub fn map(
+        reservation: &Arc<Reservation>,
+        offset: u64,
+        memory: P,
+        access: &[AccessDesc],
+    ) -> Result<Self> {
+        let mut mapping = reservation.map(offset, memory.as_ref())?;
+        mapping.set_access(access)?;
+        Ok(Self { mapping, memory })
+    }
+}
+
+impl<P> MappedPart<P> {
+    /// Creates a part of memory and its mapping.
+    pub const fn new(mapping: Mapping, memory: P) -> Self {
+        Self { mapping, memory }
+    }
+
+    /// Returns the mapping, to change its access.
+    pub const fn mapping_mut(&mut self) -> &mut Mapping {
+        &mut self.mapping
+    }
+
+    /// Returns the memory.
+    pub const fn memory(&self) -> &P {
+        &self.memory
+    }
+
+    /// Unmaps the memory and returns it. If the driver refuses, the part is unchanged.
+    ///
+    /// # Errors
+    /// The driver's error, and the part.
+    pub fn unmap(self) -> Result<P, Box<(Self, Error)>> {
+        let Self { mapping, memory } = self;
+        match mapping.unmap() {
+            Ok(()) => Ok(memory),
+            Err(refused) => {
+                let (mapping, error) = *refused;
+                Err(Box::new((Self { mapping, memory }, error)))
+            }
+        }
+    }
+}
+
+/// A mapping, or something that has one.
+pub trait Mapped {
+    /// Returns the mapping.
+    fn mapping(&self) -> &Mapping;
+}
+
+impl Mapped for Mapping {
+    fn mapping(&self) -> &Mapping {
+        self
+    }
+}
+
+impl<P> Mapped for MappedPart<P> {
+    fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+impl<M: Mapped> Mapped for Arc<M> {
+    fn mapping(&self) -> &Mapping {
+        (**self).mapping()
+    }
+}
+
+/// Mappings of one reservation, and their answers together. They lie side by side from its start on, without gaps and in the
+/// order of addresses; the answers for other mappings are wrong.
+#[derive(Clone, Copy, Debug)]
+pub struct Adjacent<'a, M>(pub &'a [M]);
+
+impl<'a, M: Mapped> Adjacent<'a, M> {
+    /// Returns those that contain some of `len` bytes from `offset` on.
+    pub fn holding(self, offset: u64, len: u64) -> &'a [M] {
+        overlapping(self.0, |part| part.mapping().range(), offset, len)
+    }
+
+    fn mappings(self, offset: u64, len: u64) -> impl Iterator<Item = &'a Mapping> {
+        self.holding(offset, len).iter().map(Mapped::mapping)
+    }
+
+    /// Returns the CPU's view of `len` bytes from `offset` on, in a range that begins at `start`. Only the mappings that
+    /// contain some of them count; a view of 0 bytes needs none.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read these.
+    ///
+    /// # Safety
+    /// `start` is the start of the mappings' reservation. The mappings lie side by side from `start` on, in the order of
+    /// addresses and without gaps, and have these bytes. While the view lives, none of them is unmapped and their access
+    /// does not change. Any other access to these bytes in this process keeps the rules of [`CpuView::new`].
+    pub unsafe fn cpu(self, start: DevicePtr, offset: u64, len: u64) -> Result<CpuView<'a>> {
+        let have = self.mappings(offset, len).map(Mapping::host).min();
+        let have = have.unwrap_or(Access::ReadWrite);
+        // SAFETY: the caller's promise; mappings are whole pages, so the range may be widened to multiples of 8.
+        unsafe { CpuView::granted(start.add(offset), len, have) }
+    }
+
+    /// Returns the least access of GPU `gpu` to the mappings that contain `len` bytes from `offset` on, as the driver
+    /// reports it.
+    ///
+    /// # Errors
+    /// As [`Mapping::access`].
+    pub fn gpu_access(self, gpu: i32, offset: u64, len: u64) -> Result<Access> {
+        let mut mappings = self.mappings(offset, len);
+        mappings.try_fold(Access::ReadWrite, |least, mapping| {
+            Ok(least.min(mapping.access(Location::Device(gpu))?))
+        })
+    }
+
+    /// Returns whether the CPU may read, but not write, some of the `len` bytes from `offset` on.
+    pub fn is_read_only_for_cpu(self, offset: u64, len: u64) -> bool {
+        let mut mappings = self.mappings(offset, len);
+        mappings.any(|mapping| mapping.host() == Access::Read)
+    }
+
+    /// Returns whether some of the `len` bytes from `offset` on are the CPU's memory.
+    pub fn may_be_on_host(self, offset: u64, len: u64) -> bool {
+        let mut mappings = self.mappings(offset, len);
+        mappings.any(|mapping| mapping.location().is_host())
+    }
+
+    /// Returns how many of `len` bytes from `offset` on one copy may take; see [`AccessChecks::of_one_copy`](crate::memory::AccessChecks::of_one_copy).
+    pub fn of_one_copy(self, offset: u64, len: u64) -> u64 {
+        let mut mappings = self.mappings(offset, len);
+        let Some(first) = mappings.next() else {
+            return len;
+        };
+        let is_host = |mapping: &Mapping| mapping.location().is_host();
+        let is_registered = first.is_registered();
+        let other = mappings.find(|next| is_registered || is_host(next) != is_host(first));
+        other.map_or(len, |mapping| up_to(mapping, offset))
+    }
+
+    /// Returns how many of `len` bytes from `offset` on lie in the mapping of the first one.
+    pub fn of_one_mapping(self, offset: u64, len: u64) -> u64 {
+        let next = self.mappings(offset, len).nth(1);
+        next.map_or(len, |mapping| up_to(mapping, offset))
+    }
+}
+
+/// Returns the bytes from `offset` to the mapping: 0 if it begins before, which it does only if mappings are out of order.
+fn up_to(mapping: &Mapping, offset: u64) -> u64 {
+    mapping.range().start.saturating_sub(offset)
+}
 
 /// Physical memories mapped side by side in one reservation, unmapped and released when dropped.
 ///
-/// `P` owns a physical memory, or shares one with others.
+/// `P` owns a physical memory, or shares one with others. When dropped, the first part is unmapped and its memory released,
+/// then the second, and so on: other processes wait longer for releases that follow one another without a pause
+/// (docs/driver-behaviour.md).
 ///
 /// ```
 /// use egmem::driver::{Access, AccessDesc, Location, NodeId};
@@ -33,8 +193,10 @@ pub use growing::GrowingRange;
 /// ```
 #[derive(Debug)]
 pub struct MappedRange<P = PhysicalMemory> {
-    /// Adjacent, in the order of addresses; at least one.
-    pairs: Pairs<P>,
+    /// Side by side, in the order of addresses.
+    mappings: Vec<Mapping>,
+    /// The memory of each mapping.
+    parts: Vec<P>,
     start: DevicePtr,
     /// The sum of the mappings' sizes.
     padded: u64,
@@ -64,60 +226,65 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
         access: &[AccessDesc],
         instead: &[AccessDesc],
     ) -> Result<Self> {
-        let grant = |mapping: &mut Mapping| {
-            let result = mapping.set_access(access);
-            if instead.is_empty() {
-                return result;
-            }
-            result.or_else(|error| mapping.set_access(instead).map_err(|_| error))
-        };
-        // Asked once: `as_ref` is the user's code, and may return another memory the next time.
-        let memories: Vec<&PhysicalMemory> = parts.iter().map(AsRef::as_ref).collect();
-        if memories.is_empty() {
+        let Some(first) = parts.first() else {
             return Err(Error::invalid("parts", "the list is empty"));
-        }
-        let mut sizes = memories.iter().map(|memory| memory.size().padded());
+        };
+        let options = Reservation::options().backing(first.as_ref().backing());
+        let mut sizes = parts.iter().map(|part| part.as_ref().size().padded());
         let padded = sizes
             .try_fold(0_u64, u64::checked_add)
             .ok_or_else(|| Error::invalid("parts", "their sum exceeds the address space"))?;
-        let options = Reservation::options().backing(memories[0].backing());
         let reservation = Arc::new(options.reserve(driver, padded)?);
-        let mut mappings = Vec::with_capacity(memories.len());
-        let mut offset = 0;
-        let result: Result<()> = memories.into_iter().try_for_each(|memory| {
-            let mut mapping = reservation.map(offset, memory)?;
-            grant(&mut mapping)?;
-            offset += mapping.size().padded();
-            mappings.push(mapping);
-            Ok(())
-        });
-        // Before an error is returned: pairs are undone one after the other.
-        let pairs = Pairs { mappings, parts };
-        result?;
-        Ok(Self {
-            start: reservation.start(),
-            padded,
-            host: least(&pairs.mappings),
-            pairs,
-        })
+        let mut range = Self::new();
+        for memory in parts {
+            // `as_ref` is the user's code, and may return another memory than before: the mapping's size counts.
+            let mut mapping = reservation.map(range.padded, memory.as_ref())?;
+            if let Err(error) = mapping.set_access(access)
+                && (instead.is_empty() || mapping.set_access(instead).is_err())
+            {
+                return Err(error);
+            }
+            range.push(mapping, memory);
+        }
+        Ok(range)
     }
 }
 
 impl<P> MappedRange<P> {
+    /// Begins a range, to which a buffer's chunks are added.
+    pub(crate) const fn new() -> Self {
+        Self {
+            mappings: Vec::new(),
+            parts: Vec::new(),
+            start: DevicePtr(0),
+            padded: 0,
+            host: Access::ReadWrite,
+        }
+    }
+
+    /// Adds a part, which is mapped behind those before it.
+    pub(crate) fn push(&mut self, mapping: Mapping, memory: P) {
+        self.start = mapping.reservation().start();
+        self.padded = mapping.range().end;
+        self.host = self.host.min(mapping.host());
+        self.mappings.push(mapping);
+        self.parts.push(memory);
+    }
+
     /// Returns the mappings, in the order of addresses.
     pub fn mappings(&self) -> &[Mapping] {
-        &self.pairs.mappings
+        &self.mappings
     }
 
     /// Returns the physical memories, in the same order.
     pub fn parts(&self) -> &[P] {
-        &self.pairs.parts
+        &self.parts
     }
 
     /// Returns the first mapping.
     pub fn first(&self) -> &Mapping {
-        // Never empty: `map_or` refuses that.
-        &self.pairs.mappings[0]
+        // Never empty: `map_or` refuses that, and a buffer has a chunk.
+        &self.mappings[0]
     }
 
     /// Returns the first address.
@@ -147,17 +314,18 @@ impl<P> MappedRange<P> {
         check_range(offset, len, self.padded)?;
         let first = self.parts_before(offset)?;
         let last = self.parts_before(offset + len)?;
-        let mut mappings = self.pairs.mappings[first..last].iter_mut();
+        let mut mappings = self.mappings[first..last].iter_mut();
         let result = mappings.try_for_each(|mapping| mapping.set_access(access));
-        self.host = least(&self.pairs.mappings);
+        let hosts = self.mappings.iter().map(Mapping::host);
+        self.host = hosts.min().unwrap_or(Access::None);
         result
     }
 
     /// Returns how many parts end at `offset` or before, if a part begins or the last one ends there.
     fn parts_before(&self, offset: u64) -> Result<usize> {
         let before = |mapping: &Mapping| mapping.range().end <= offset;
-        let parts = self.pairs.mappings.partition_point(before);
-        match self.pairs.mappings.get(parts).map(Mapping::range) {
+        let parts = self.mappings.partition_point(before);
+        match self.mappings.get(parts).map(Mapping::range) {
             Some(next) if next.start != offset => {
                 let why = format!("byte {offset} is inside a part, whose access cannot be divided");
                 let valid = format!(
@@ -172,8 +340,7 @@ impl<P> MappedRange<P> {
 
     /// Notes that something besides GPUs may write the memory from now on.
     pub(crate) fn note_other_writers(&mut self) {
-        self.pairs
-            .mappings
+        self.mappings
             .iter_mut()
             .for_each(Mapping::note_other_writers);
     }
@@ -216,8 +383,9 @@ impl<P> MappedRange<P> {
         unsafe { CpuView::granted(self.start.add(offset), len, have) }
     }
 
-    fn all(&self) -> Adjacent<'_, Mapping> {
-        Adjacent(&self.pairs.mappings)
+    /// Returns the mappings, to be asked together.
+    pub(crate) fn all(&self) -> Adjacent<'_, Mapping> {
+        Adjacent(&self.mappings)
     }
 }
 
@@ -246,23 +414,7 @@ unsafe impl<P> AccessChecks for MappedRange<P> {
     }
 }
 
-/// Returns the least that the host may do with any of the mappings.
-fn least(mappings: &[Mapping]) -> Access {
-    let hosts = mappings.iter().map(Mapping::host);
-    hosts.min().unwrap_or(Access::None)
-}
-
-/// Mappings, and the memory of each in the same order. Memory behind the last mapping is not mapped.
-///
-/// When dropped, the first mapping is unmapped and its memory released, then the second, and so on: other processes wait
-/// longer for releases that follow one another without a pause (docs/driver-behaviour.md).
-#[derive(Debug)]
-struct Pairs<P> {
-    pub mappings: Vec<Mapping>,
-    pub parts: Vec<P>,
-}
-
-impl<P> Drop for Pairs<P> {
+impl<P> Drop for MappedRange<P> {
     fn drop(&mut self) {
         for (mapping, part) in self.mappings.drain(..).zip(self.parts.drain(..)) {
             drop(mapping);

@@ -243,11 +243,7 @@ fn dropped_while_it_grows_it_gives_everything_back() {
 /// A rest of up to a second ends with the growth.
 #[test]
 fn a_rest_is_broken_off() {
-    let shared = Shared {
-        range: GrowingRange::new(1, crate::Backing::Driver, None),
-        state: Mutex::default(),
-        changed: Condvar::new(),
-    };
+    let shared = Shared::new(DevicePtr(0));
     assert!(shared.rest(Duration::ZERO).is_continue());
     thread::scope(|scope| {
         let resting = scope.spawn(|| shared.rest(Duration::MAX));

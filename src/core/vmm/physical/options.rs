@@ -1,14 +1,11 @@
 //! Options for physical memory.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use super::{Origin, PhysicalMemory};
 use crate::Result;
 use crate::backing::{Backing, Chosen};
-use crate::driver::{
-    AllocationProps, Driver, GranularityKind, HandleTypes, Location, PhysicalHandle,
-};
+use crate::driver::{AllocationProps, Driver, GranularityKind, HandleTypes, Location};
 use crate::explain::explain_create;
 use crate::guard::check_free;
 use crate::ledger::{AllocPath, Entry, Label, NewEntry, Site};
@@ -33,8 +30,6 @@ pub struct PhysicalOptions {
     label: Option<Label>,
     /// The program's call; `None`: the caller of [`PhysicalOptions::create`].
     site: Option<Site>,
-    /// The ledger's entry of the chunks before it, if it is not the first.
-    entry: Option<Arc<Entry>>,
 }
 
 impl PhysicalOptions {
@@ -89,13 +84,6 @@ impl PhysicalOptions {
         self
     }
 
-    /// Makes the memory a further chunk of one allocation, which has one entry in the [ledger](crate::ledger): that
-    /// of `first`.
-    pub(crate) fn chunk_of(mut self, first: &PhysicalMemory) -> Self {
-        self.entry = Some(Arc::clone(&first.mapped.entry));
-        self
-    }
-
     /// Creates at least `bytes` of physical memory; it is zero on every driver measured.
     ///
     /// It is one allocation, however large. [`Growth::MAX_CHUNK`](crate::Growth::MAX_CHUNK) tells why buffers and
@@ -110,66 +98,62 @@ impl PhysicalOptions {
     /// [`PlatformUnsupported`](crate::Error::PlatformUnsupported), [`NoSuchNode`](crate::Error::NoSuchNode),
     /// [`NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's own code.
     #[track_caller]
-    pub fn create(self, driver: &Driver, bytes: u64) -> Result<PhysicalMemory> {
-        let site = self.site.clone().unwrap_or(Site::here());
+    pub fn create(mut self, driver: &Driver, bytes: u64) -> Result<PhysicalMemory> {
+        self.site.get_or_insert(Site::here());
+        self.chosen = Some(self.choose(driver)?);
         let size = PaddedSize::new(bytes, self.granularity_of(driver)?)?;
-        if !self.overcommit {
-            check_free(driver, self.props.location, size.padded(), || 0)?;
+        self.create_chunk(driver, size, !self.overcommit, None)
+    }
+
+    /// As [`create`](Self::create), with all decisions made. A further chunk of one allocation has the ledger's entry of
+    /// the first.
+    pub(crate) fn create_chunk(
+        &self,
+        driver: &Driver,
+        size: PaddedSize,
+        check: bool,
+        first: Option<&Arc<Entry>>,
+    ) -> Result<PhysicalMemory> {
+        let (bytes, props) = (size.padded(), self.props);
+        if check {
+            check_free(driver, props.location, bytes, || 0)?;
         }
-        let chosen = self.choose(driver)?;
-        let (handle, pages) = self.make(driver, size.padded(), &chosen)?;
-        let entry = match self.entry {
+        let default = Chosen::DRIVER;
+        let chosen = self.chosen.as_ref().unwrap_or(&default);
+        let (mut handle, mut pages, mut path) = (None, None, self.path);
+        if let Some(node) = chosen.node_of_pages(props.location) {
+            path = AllocPath::Registered;
+            pages = Some(match props.handle_types {
+                HandleTypes::NONE => Pages::private(node, self.fork),
+                _ => Pages::shareable(node, bytes)?,
+            });
+        } else {
+            let created = driver.mem_create(bytes, &props);
+            let explain = |error| explain_create(driver, error, &props, bytes);
+            handle = Some(created.map_err(explain)?);
+        }
+        let entry = match first {
             Some(entry) => {
-                entry.add_chunk(size.padded());
-                entry
+                entry.add_chunk(bytes);
+                Arc::clone(entry)
             }
             None => Arc::new(Entry::new(NewEntry {
                 driver,
-                bytes: size.padded(),
-                location: self.props.location,
-                path: match pages {
-                    Some(_) => AllocPath::Registered,
-                    None => self.path,
-                },
-                label: self.label,
-                site,
+                bytes,
+                location: props.location,
+                path,
+                label: self.label.clone(),
+                site: self.site.clone().unwrap_or(Site::unknown()),
             })),
         };
-        entry.backed_by(&chosen);
-        Ok(PhysicalMemory {
-            driver: driver.clone(),
-            handle,
-            size,
-            props: self.props,
-            allocation: OnceLock::new(),
-            generation: AtomicU64::new(0),
-            mapped: Arc::new(Origin {
-                imported: false,
-                pages,
-                entry,
-            }),
-            released: false,
-        })
-    }
-
-    /// Has the driver create `bytes`, or prepares pages.
-    fn make(
-        &self,
-        driver: &Driver,
-        bytes: u64,
-        chosen: &Chosen,
-    ) -> Result<(Option<PhysicalHandle>, Option<Pages>)> {
-        if let Some(node) = chosen.node_of_pages(self.props.location) {
-            let pages = match self.props.handle_types {
-                HandleTypes::NONE => Pages::private(node, self.fork),
-                _ => Pages::shareable(node, bytes)?,
-            };
-            return Ok((None, Some(pages)));
-        }
-        let handle = driver
-            .mem_create(bytes, &self.props)
-            .map_err(|error| explain_create(driver, error, &self.props, bytes))?;
-        Ok((Some(handle), None))
+        entry.backed_by(chosen);
+        let imported = false;
+        let origin = Origin {
+            imported,
+            pages,
+            entry,
+        };
+        Ok(PhysicalMemory::new(driver, handle, size, props, origin))
     }
 
     fn choose(&self, driver: &Driver) -> Result<Chosen> {
@@ -208,7 +192,6 @@ impl PhysicalMemory {
             path: AllocPath::Vmm,
             label: None,
             site: None,
-            entry: None,
         }
     }
 }
