@@ -1,14 +1,13 @@
 //! Pages of this process: anonymous ones, and those of files.
 
 use std::fs::File;
-use std::io;
-use std::os::fd::AsRawFd;
-use std::ptr;
+use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{SealFlags, fcntl_get_seals, fstatfs};
+use rustix::fs::{SealFlags, fcntl_get_seals};
 
 use crate::driver::DevicePtr;
 use crate::memory::check_range;
+use crate::vmm::pages::{advise, huge_page_of, map, unmap};
 use crate::{Error, Result};
 
 /// The size of a huge page here.
@@ -29,16 +28,11 @@ pub enum PageSize {
 /// A mapping of this process, unmapped when dropped.
 #[derive(Debug)]
 pub(super) struct Pages {
-    base: *mut libc::c_void,
-    mapped: usize,
+    base: u64,
+    mapped: u64,
     /// The first byte used.
-    start: DevicePtr,
+    start: u64,
 }
-
-// SAFETY: an address range is no thread's own.
-unsafe impl Send for Pages {}
-// SAFETY: as above; the type itself reads and writes nothing.
-unsafe impl Sync for Pages {}
 
 impl Pages {
     /// Maps at least `bytes` of zeros, from a multiple of 2 MiB on except for base pages.
@@ -59,20 +53,17 @@ impl Pages {
                 libc::MAP_HUGETLB | libc::MAP_HUGE_2MB,
             ),
         };
-        let mut pages = Self::map(
-            mapped,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags,
-            (-1, 0),
-            "mapping memory",
-        )?;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
+        let mut pages = Self::map(mapped, protection, flags, None, "mapping memory")?;
         if size == PageSize::Transparent {
-            let start = pages.start.0.next_multiple_of(HUGE);
-            pages.start = DevicePtr(start);
-            let len = bytes.next_multiple_of(HUGE) as usize;
-            // SAFETY: the range is in the mapping, which is ours and has no other pages yet. A kernel without such
-            // pages refuses, and the memory has base pages.
-            unsafe { libc::madvise(start as *mut _, len, libc::MADV_HUGEPAGE) };
+            let start = pages.start.next_multiple_of(HUGE);
+            pages.start = start;
+            // A kernel without such pages refuses, and the memory has base pages.
+            let _ = advise(
+                &(start..start + bytes.next_multiple_of(HUGE)),
+                libc::MADV_HUGEPAGE,
+            );
         }
         Ok(pages)
     }
@@ -89,51 +80,36 @@ impl Pages {
             false => libc::PROT_READ,
         };
         let at = i64::try_from(offset).map_err(|_| Error::invalid("offset", "it is too large"))?;
-        Self::map(
-            mapped_len(bytes, huge_page_of(file)?)?,
-            prot,
-            libc::MAP_SHARED,
-            (file.as_raw_fd(), at),
-            "mapping a file",
-        )
+        let len = mapped_len(bytes, huge_page_of(file)?)?;
+        let file = Some((file.as_fd(), at));
+        Self::map(len, prot, libc::MAP_SHARED, file, "mapping a file")
     }
 
     fn map(
-        bytes: u64,
+        mapped: u64,
         prot: libc::c_int,
         flags: libc::c_int,
-        (fd, offset): (libc::c_int, i64),
+        file: Option<(BorrowedFd<'_>, i64)>,
         what: &str,
     ) -> Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice; the fd, if any, is borrowed by the caller.
-        let base = unsafe { libc::mmap(ptr::null_mut(), bytes as usize, prot, flags, fd, offset) };
-        if base == libc::MAP_FAILED {
-            let error = io::Error::last_os_error();
-            return Err(Error::system(format!("{what} of {bytes} bytes"), &error));
-        }
+        let base = map(0, mapped, prot, flags, file)
+            .map_err(|error| Error::system(format!("{what} of {mapped} bytes"), &error))?;
         Ok(Self {
             base,
-            mapped: bytes as usize,
-            start: DevicePtr(base.expose_provenance() as u64),
+            mapped,
+            start: base,
         })
     }
 
     pub(super) fn start(&self) -> DevicePtr {
-        self.start
+        DevicePtr(self.start)
     }
 }
 
 impl Drop for Pages {
+    /// The owner has made sure that nothing uses the mapping.
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours; the owner has made sure that nothing uses it.
-        if unsafe { libc::munmap(self.base, self.mapped) } != 0 {
-            let error = io::Error::last_os_error();
-            tracing::error!(
-                %error,
-                bytes = self.mapped,
-                "cannot unmap memory: it stays mapped until the process ends"
-            );
-        }
+        unmap(self.base, self.mapped);
     }
 }
 
@@ -146,15 +122,6 @@ fn mapped_len(bytes: u64, huge_page: Option<u64>) -> Result<u64> {
         }),
         None => Ok(bytes),
     }
-}
-
-/// Returns the size of a file's huge pages, if it is in hugetlbfs. Only there is the file system's block a page: the
-/// block of a network file system may be larger than the pages that the kernel maps.
-pub(crate) fn huge_page_of(file: &File) -> Result<Option<u64>> {
-    let answer = fstatfs(file)
-        .map_err(|error| Error::system("asking for a file's file system", &error.into()))?;
-    let block = answer.f_bsize as u64;
-    Ok((answer.f_type == libc::HUGETLBFS_MAGIC && block > 0).then_some(block))
 }
 
 /// Refuses a file that can shrink, or whose pages can be lost while it is mapped: each access to a lost page would
@@ -208,11 +175,12 @@ mod tests {
             Err(error) => return println!("skipped: {error}"),
             Ok(pages) => pages,
         };
-        assert_eq!(pages.mapped as u64, 2 * HUGE);
+        assert_eq!(pages.mapped, 2 * HUGE);
+        let at = std::ptr::with_exposed_provenance_mut(pages.base as usize);
         // SAFETY: mapped here; nothing uses it.
-        let result = unsafe { libc::munmap(pages.base, pages.mapped) };
+        let result = unsafe { libc::munmap(at, pages.mapped as usize) };
         mem::forget(pages);
-        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
     }
 
     #[test]

@@ -1,11 +1,10 @@
 //! Memory of this process, pinned and mapped for GPUs later.
 
 use std::fs::File;
-use std::mem::ManuallyDrop;
 
 use super::pages::{PageSize, Pages, expect_sealed};
 use super::{Owned, is_supported, owned};
-use crate::driver::{DeviceAttribute, Driver, Location};
+use crate::driver::{DeviceAttribute, Driver};
 use crate::explain::name_missing_gpu;
 use crate::ledger::{AllocPath, Site};
 use crate::size::not_empty;
@@ -27,12 +26,7 @@ use crate::{Error, Result};
 /// # Ok::<(), egmem::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct RegisteredHost {
-    memory: Owned,
-    device: i32,
-    /// Unmapped after the registration has ended.
-    pages: ManuallyDrop<Pages>,
-}
+pub struct RegisteredHost(Owned);
 
 impl RegisteredHost {
     /// Maps `bytes` of zeros and registers them in the primary context of GPU `device`.
@@ -167,37 +161,16 @@ impl RegisteredHost {
         // SAFETY: the pages are mapped, and unmapped after the registration.
         unsafe { driver.mem_host_register(device, start, bytes, !writable, None) }
             .map_err(|error| name_missing_gpu(driver, error, device))?;
-        let kind = (AllocPath::Registered, Location::Host);
-        let mut memory = Owned::new(driver, kind, (start, bytes), gpus, site);
-        memory.writable = writable;
-        let registered = Self {
-            memory,
-            device,
-            pages: ManuallyDrop::new(pages),
-        };
+        let (kind, range) = ((AllocPath::Registered, device), (start, bytes));
         // From here on a failure ends the registration.
+        let mut memory = Owned::new(driver, kind, range, gpus, site);
+        memory.writable = writable;
+        memory.pages = Some(pages);
         if driver.mem_host_device_pointer(device, start)? != start {
             let what = "registered memory at the CPU's address";
             return Err(Error::unsupported(what, None));
         }
-        Ok(registered)
-    }
-}
-
-impl Drop for RegisteredHost {
-    /// Pages that the driver does not let go stay mapped, and so do those of a forked child, which the kernel unmaps.
-    fn drop(&mut self) {
-        let is_lost = self
-            .memory
-            .give_back("registered host memory", |driver, start| {
-                // SAFETY: registered by `self`; views of it borrow `self`, so none exist.
-                unsafe { driver.mem_host_unregister(self.device, start) }
-            });
-        let is_own = self.memory.driver.is_of_this_process();
-        if is_own && !is_lost {
-            // SAFETY: dropped once, here; the driver no longer uses the pages.
-            unsafe { ManuallyDrop::drop(&mut self.pages) };
-        }
+        Ok(Self(memory))
     }
 }
 

@@ -220,7 +220,10 @@ impl Mapping {
     /// does not know.
     pub fn access(&self, location: Location) -> Result<Access> {
         if let Some(pages) = &self.pages {
-            return pages.access(location);
+            return match location {
+                Location::Device(gpu) => pages.access(gpu),
+                _ => Ok(self.host),
+            };
         }
         let flags = self
             .driver()

@@ -1,15 +1,12 @@
 //! Addresses that the kernel keeps for pages.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::ops::Range;
-use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use super::Fork;
-use super::calls::{map, map_anonymous};
 use super::pool::Pool;
+use super::{Fork, map, map_anonymous, unmap};
 use crate::driver::{Driver, NodeId};
 use crate::per_driver::lock;
 use crate::{Error, Result};
@@ -40,14 +37,9 @@ impl Addresses {
             .checked_add(alignment)
             .filter(|&all| all <= isize::MAX as u64)
             .ok_or_else(|| Error::failed(what(), "they exceed the address space"))?;
-        let base = map(
-            hint,
-            all,
-            libc::PROT_NONE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            None,
-        )
-        .map_err(|error| Error::system(what(), &error))?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let base = map(hint, all, libc::PROT_NONE, flags, None)
+            .map_err(|error| Error::system(what(), &error))?;
         let start = base.next_multiple_of(alignment);
         let end = start + size;
         // The parts before and behind are not needed.
@@ -137,22 +129,5 @@ impl Drop for Addresses {
         }
         lock(&self.pools).values().for_each(|pool| pool.close());
         unmap(self.start, self.size);
-    }
-}
-
-fn unmap(start: u64, size: u64) {
-    if size == 0 {
-        return;
-    }
-    // SAFETY: the range is this module's own, and no mapping of pages is left in it.
-    let result = unsafe {
-        libc::munmap(
-            ptr::with_exposed_provenance_mut(start as usize),
-            size as usize,
-        )
-    };
-    if result != 0 {
-        let error = io::Error::last_os_error();
-        tracing::error!(%error, size, "cannot give addresses back: they stay reserved until the process ends");
     }
 }

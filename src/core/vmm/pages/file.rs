@@ -1,5 +1,5 @@
-//! The file behind pages that processes share: a memfd that nobody can shorten. A process that has it can punch holes, in
-//! which the CPU sees zeros, and GPUs that have registered the pages the old bytes.
+//! Pages of this process on a host node, and the file behind pages that processes share: a memfd that nobody can shorten. A
+//! process that has it can punch holes, in which the CPU sees zeros, and GPUs that have registered the pages the old bytes.
 //!
 //! Its name tells an importer that the fd is such memory, and the node that the pages were bound to.
 
@@ -7,12 +7,12 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 
-use super::GRANULARITY;
-use crate::driver::NodeId;
-use crate::pinned::huge_page_of;
+use super::{Fork, GRANULARITY, huge_page_of};
+use crate::driver::{Driver, NodeId};
 use crate::{Error, Result};
 
 const NAME: &str = "egmem-pages node ";
@@ -24,6 +24,86 @@ const BLOCK: u64 = 512;
 const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
+
+/// Pages on a host node.
+#[derive(Debug)]
+pub struct Pages {
+    pub(super) node: NodeId,
+    /// A sealed memfd; `None`: anonymous pages, which exist while they are mapped.
+    pub(super) file: Option<File>,
+    pub(super) fork: Fork,
+    /// Whether anonymous pages are mapped now. A second mapping would have pages of its own.
+    mapped: AtomicBool,
+    /// Whether the file's pages exist on the node. They outlive their mappings.
+    pub(super) placed: AtomicBool,
+}
+
+impl Pages {
+    /// Returns pages without a file, which no other process can map.
+    pub const fn private(node: NodeId, fork: Fork) -> Self {
+        Self {
+            node,
+            file: None,
+            fork,
+            mapped: AtomicBool::new(false),
+            placed: AtomicBool::new(false),
+        }
+    }
+
+    /// Creates a file of `bytes`, whose pages another process can map. They exist once they are mapped and touched.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn shareable(node: NodeId, bytes: u64) -> Result<Self> {
+        Ok(Self {
+            file: Some(create(node, bytes)?),
+            ..Self::private(node, Fork::Shared)
+        })
+    }
+
+    /// Returns the pages behind an fd that [`export`](Self::export) made in any process; `None` for any other fd.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if they are not `bytes` bytes, if some do not exist, or if another process could take
+    /// them away.
+    pub fn import(driver: &Driver, fd: BorrowedFd<'_>, bytes: u64) -> Result<Option<Self>> {
+        let Some((file, node)) = open(fd, bytes)? else {
+            return Ok(None);
+        };
+        // Those of a simulated machine come when they are touched.
+        if !driver.is_simulated() {
+            expect_whole(&file)?;
+        }
+        Ok(Some(Self {
+            file: Some(file),
+            placed: AtomicBool::new(true),
+            ..Self::private(node, Fork::Shared)
+        }))
+    }
+
+    /// Returns the node that the pages are bound to.
+    pub const fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Claims private pages for a mapping, which releases them.
+    pub(super) fn claim(&self) -> Result<()> {
+        if self.file.is_none() && self.mapped.swap(true, AcqRel) {
+            let why = "it is mapped already, and private registered memory has one mapping: make it shareable";
+            return Err(Error::invalid("memory", why));
+        }
+        Ok(())
+    }
+
+    /// Returns whether a mapping need not create the pages.
+    pub(super) fn are_placed(&self) -> bool {
+        self.file.is_some() && self.placed.load(Acquire)
+    }
+
+    pub(super) fn release(&self) {
+        self.mapped.store(false, Release);
+    }
+}
 
 /// Creates a sealed file of `bytes`.
 pub(super) fn create(node: NodeId, bytes: u64) -> Result<File> {
@@ -38,7 +118,7 @@ pub(super) fn create(node: NodeId, bytes: u64) -> Result<File> {
 }
 
 /// Opens a file of [`create`], from any process; `None` for any other fd.
-pub(super) fn open(fd: BorrowedFd<'_>, bytes: u64) -> Result<Option<(File, NodeId)>> {
+fn open(fd: BorrowedFd<'_>, bytes: u64) -> Result<Option<(File, NodeId)>> {
     let Some(node) = node_in_name(fd) else {
         return Ok(None);
     };

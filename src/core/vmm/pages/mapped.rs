@@ -1,15 +1,16 @@
 //! Pages at their addresses, registered once a GPU is granted access.
 
+use std::fs::File;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
 use super::addresses::Addresses;
-use super::calls::{advise, map, map_anonymous};
+use super::file::{Pages, expect_whole};
 use super::pool::{Job, Pool};
-use super::{Fork, Pages, place};
+use super::{Fork, GRANULARITY, advise, map, map_anonymous, place};
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location, NodeId, Relaxed};
 use crate::explain::name_missing_gpu;
 use crate::{Error, Result};
@@ -25,14 +26,12 @@ pub struct PagesMapping {
     range: Range<u64>,
     /// The creation of the pages; `None` if they exist, or come when they are touched.
     job: Option<Arc<Job>>,
-    location: Location,
+    node: NodeId,
     /// The number of GPUs, to all of which a registration opens the pages.
     gpus: i32,
     /// The GPU in whose primary context the pages are registered.
     registered_by: AtomicI32,
-    /// The CPU's access as it was granted, as `Access::flags`: none before the first grant, which waits for the pages.
-    host: AtomicU8,
-    /// The protection of the addresses, in the same form.
+    /// The protection of the addresses, as `Access::flags`.
     protection: AtomicU8,
 }
 
@@ -82,10 +81,9 @@ impl PagesMapping {
         Ok(Self {
             range,
             job,
-            location: pages.node.into(),
+            node: pages.node,
             gpus,
             registered_by: AtomicI32::new(NONE),
-            host: AtomicU8::new(Access::None.flags() as u8),
             protection: AtomicU8::new(Access::ReadWrite.flags() as u8),
         })
     }
@@ -114,26 +112,17 @@ impl PagesMapping {
                 ));
             }
         }
-        let mut gpus = access
-            .iter()
-            .filter(is_of_gpu)
-            .filter(|desc| desc.access != Access::None);
-        if let Some(Location::Device(first)) = gpus.next().map(|desc| desc.location)
+        let mut gpus = access.iter().filter(is_of_gpu);
+        let first = gpus.find(|desc| desc.access != Access::None);
+        if let Some(Location::Device(first)) = first.map(|desc| desc.location)
             && !is_registered
         {
             // The driver pins what the CPU may write.
             self.protect(Access::ReadWrite)?;
             self.register(driver, driver.active_device().unwrap_or(first))?;
         }
-        match access.iter().rfind(|desc| desc.location.is_host()) {
-            Some(host) => {
-                self.protect(host.access)?;
-                let flags = host.access.flags() as u8;
-                self.host.store(flags, Ordering::Relaxed);
-                Ok(())
-            }
-            None => Ok(()),
-        }
+        let host = access.iter().rfind(|desc| desc.location.is_host());
+        host.map_or(Ok(()), |host| self.protect(host.access))
     }
 
     /// Waits until all pages exist.
@@ -146,15 +135,19 @@ impl PagesMapping {
             DevicePtr(self.range.start),
             self.range.end - self.range.start,
         );
-        let node = match self.location {
-            Location::HostNuma(node) => Some(NodeId(node)),
-            _ => None,
-        };
         // Another thread may be capturing its streams.
         let _relaxed = Relaxed::new(driver);
         // SAFETY: the range is mapped, and its owner ends the registration before it unmaps it.
-        unsafe { driver.mem_host_register(device, start, size, false, node) }
-            .map_err(|error| self.explain(driver, error, device))?;
+        unsafe { driver.mem_host_register(device, start, size, false, Some(self.node)) }.map_err(
+            |error| match error {
+                Error::Driver(source) if source.code == Code::OUT_OF_MEMORY => Error::OutOfMemory {
+                    location: self.node.into(),
+                    requested: size,
+                    source,
+                },
+                other => name_missing_gpu(driver, other, device),
+            },
+        )?;
         self.registered_by.store(device, Ordering::Relaxed);
         let is_same = match driver.mem_host_device_pointer(device, start) {
             Ok(address) if address == start => return Ok(()),
@@ -163,20 +156,6 @@ impl PagesMapping {
         };
         self.unregister(driver)?;
         Err(is_same)
-    }
-
-    fn explain(&self, driver: &Driver, error: Error, device: i32) -> Error {
-        let Error::Driver(source) = error else {
-            return error;
-        };
-        match source.code {
-            Code::OUT_OF_MEMORY => Error::OutOfMemory {
-                location: self.location,
-                requested: self.range.end - self.range.start,
-                source,
-            },
-            _ => name_missing_gpu(driver, error, device),
-        }
     }
 
     fn unregister(&self, driver: &Driver) -> Result<()> {
@@ -191,31 +170,27 @@ impl PagesMapping {
         Ok(())
     }
 
-    /// Returns the access of a location.
+    /// Returns the access of a GPU.
     ///
     /// # Errors
     /// [`Error::NoSuchGpu`].
-    pub fn access(&self, location: Location) -> Result<Access> {
-        if let Location::Device(gpu) = location {
-            Error::expect_gpu(gpu, self.gpus)?;
-            return Ok(self.access_of_gpus());
-        }
-        let flags = self.host.load(Ordering::Relaxed);
-        Ok(Access::from_flags(flags.into()).unwrap_or(Access::None))
-    }
-
-    fn access_of_gpus(&self) -> Access {
-        match self.registered_by.load(Ordering::Relaxed) {
+    pub fn access(&self, gpu: i32) -> Result<Access> {
+        Error::expect_gpu(gpu, self.gpus)?;
+        Ok(match self.registered_by.load(Ordering::Relaxed) {
             NONE => Access::None,
             _ => Access::ReadWrite,
-        }
+        })
     }
 
     /// Returns the access of all GPUs, named or not.
     pub fn gpus(&self) -> Vec<AccessDesc> {
-        let access = self.access_of_gpus();
-        let gpus = (0..self.gpus).map(Location::Device);
-        gpus.map(|gpu| AccessDesc::new(gpu, access)).collect()
+        let access = |gpu| {
+            Some(AccessDesc::new(
+                Location::Device(gpu),
+                self.access(gpu).ok()?,
+            ))
+        };
+        (0..self.gpus).filter_map(access).collect()
     }
 
     fn protect(&self, access: Access) -> Result<()> {
@@ -282,14 +257,8 @@ impl PagesMapping {
 /// Leaves addresses without pages.
 fn clear(range: &Range<u64>) -> std::io::Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    map(
-        range.start,
-        range.end - range.start,
-        libc::PROT_NONE,
-        flags,
-        None,
-    )
-    .map(drop)
+    let size = range.end - range.start;
+    map(range.start, size, libc::PROT_NONE, flags, None).map(drop)
 }
 
 fn refused(range: &Range<u64>, error: &std::io::Error) -> Error {
@@ -313,11 +282,42 @@ fn map_pages(addresses: &Addresses, pages: &Pages, range: &Range<u64>) -> Result
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED | libc::MAP_FIXED,
             );
-            let fd = Some(file.as_raw_fd());
-            let mapped = map(range.start, range.end - range.start, protection, flags, fd);
+            let (size, file) = (range.end - range.start, Some((file.as_fd(), 0)));
+            let mapped = map(range.start, size, protection, flags, file);
             // The kernel follows it where its settings allow files huge pages.
             mapped.map(|_| advise(range, libc::MADV_HUGEPAGE).unwrap_or_default())
         }
     };
     mapped.map_err(|error| refused(range, &error))
+}
+
+impl Pages {
+    /// Returns an fd of shareable pages for another process. All of them exist then.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for private pages; [`Error::System`].
+    pub fn export(&self, driver: &Driver) -> Result<OwnedFd> {
+        let Some(file) = &self.file else {
+            return Err(Error::invalid("memory", "its pages are private"));
+        };
+        if !driver.is_simulated() && expect_whole(file).is_err() {
+            self.create_missing(driver, file)?;
+        }
+        let fd = file.as_fd().try_clone_to_owned();
+        fd.map_err(|error| Error::system("duplicating the fd of memory", &error))
+    }
+
+    /// Creates the pages of a file that do not exist, by a mapping of its own.
+    fn create_missing(&self, driver: &Driver, file: &File) -> Result<()> {
+        let metadata = file.metadata();
+        let metadata = metadata.map_err(|error| Error::system("looking at memory", &error))?;
+        let addresses = Addresses::reserve(metadata.len(), GRANULARITY.bytes(), 0)?;
+        let range = addresses.start()..addresses.start() + metadata.len();
+        self.placed.store(false, Ordering::Release);
+        let mapping = PagesMapping::new(driver, &addresses, self, range)?;
+        // Waits for the pages.
+        let created = mapping.grant(driver, &[]);
+        mapping.unmap(driver, &addresses, self)?;
+        created
+    }
 }
