@@ -152,7 +152,7 @@ pub mod memory {
 pub mod ledger {
     #[doc(inline)]
     pub use egmem_core::ledger::{
-        AllocPath, Allocation, BACKTRACES, CallSite, Foreign, Frames, Imported, Label, Located,
+        AllocPath, Allocation, BACKTRACES, CallSite, Foreign, Imported, Label, Located,
         MAX_PARTIES, MappedAt, Party, all_allocations, allocations, called_from,
         capture_backtraces, captures_backtraces, count, locate,
     };

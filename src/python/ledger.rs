@@ -88,7 +88,7 @@ impl Allocation {
     /// The stack of the call, as a traceback shows it; `None` unless `EGMEM_BACKTRACES=1`.
     #[getter]
     fn stack(&self) -> Option<String> {
-        self.site()?.backtrace.as_ref().map(ToString::to_string)
+        self.site()?.backtrace.clone()
     }
 
     /// The first address, or `None` if it is not mapped.

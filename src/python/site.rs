@@ -1,6 +1,6 @@
 //! The line of the Python program that allocates, for the ledger.
 
-use egmem::ledger::{self, CallSite, Frames};
+use egmem::ledger::{self, CallSite};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -36,7 +36,7 @@ fn line(py: Python<'_>) -> PyResult<Option<CallSite>> {
     let number: Option<u32> = frame.getattr(intern!(py, "f_lineno"))?.extract()?;
     let site = CallSite::new(file, number.unwrap_or(0)).function(function);
     Ok(Some(match ledger::captures_backtraces() {
-        true => site.backtrace(stack(&frame)?),
+        true => site.backtrace(&stack(&frame)?),
         false => site,
     }))
 }
@@ -56,10 +56,10 @@ fn is_own(frame: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 /// Returns a frame and its callers as text, the outermost first, as tracebacks show them.
-fn stack(frame: &Bound<'_, PyAny>) -> PyResult<Frames> {
+fn stack(frame: &Bound<'_, PyAny>) -> PyResult<String> {
     let traceback = frame.py().import("traceback")?;
     let frames: Vec<String> = traceback
         .call_method1("format_stack", (frame,))?
         .extract()?;
-    Ok(Frames::from(frames.concat().as_str()))
+    Ok(frames.concat())
 }

@@ -1,13 +1,13 @@
 //! The ledger's report of an allocation, as plain values.
 
-use std::backtrace::Backtrace;
-use std::fmt::{self, Display};
-use std::sync::Arc;
+use std::fmt;
+use std::sync::Mutex;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::backing::{Backing, Chosen};
-use crate::driver::{AccessDesc, Location};
+use crate::driver::{Access, AccessDesc, Location};
+use crate::per_driver::lock;
 use crate::text::cut;
 use crate::vmm::identity::Identity;
 
@@ -105,6 +105,9 @@ pub struct Imported {
     pub identity: Option<Identity>,
 }
 
+/// The most bytes of frames that are kept as text.
+const MAX_FRAMES: usize = 64 << 10;
+
 /// The line of the program that allocated, in the program's own language.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -116,8 +119,8 @@ pub struct CallSite {
     /// The function, of a program in Python or C. Rust's sites have none.
     #[serde(default)]
     pub function: Option<String>,
-    /// The frames of the call, if [`capture_backtraces`](super::capture_backtraces) was on.
-    pub backtrace: Option<Frames>,
+    /// The frames of the call as text, if [`capture_backtraces`](super::capture_backtraces) was on.
+    pub backtrace: Option<String>,
 }
 
 impl CallSite {
@@ -138,10 +141,10 @@ impl CallSite {
         self
     }
 
-    /// Sets the frames of the call.
+    /// Sets the frames of the call: at most 64 KiB of text are kept.
     #[must_use]
-    pub fn backtrace(mut self, frames: Frames) -> Self {
-        self.backtrace = Some(frames);
+    pub fn backtrace(mut self, frames: &str) -> Self {
+        self.backtrace = Some(cut(frames, MAX_FRAMES).to_owned());
         self
     }
 }
@@ -223,56 +226,67 @@ impl Allocation {
     }
 }
 
-/// The most bytes of frames that are kept as text.
-const MAX_TEXT: usize = 64 << 10;
+/// The access of each location that has any. Owners of memory change it where they call the driver.
+#[derive(Debug, Default)]
+pub struct Grants(Mutex<Vec<AccessDesc>>);
 
-/// The frames of the call that allocated. Formatting them takes milliseconds: it is done where they are displayed or
-/// serialized.
-#[derive(Clone)]
-pub struct Frames(Arc<dyn Display + Send + Sync>);
+impl Grants {
+    /// Returns grants that never change.
+    pub fn of(list: Vec<AccessDesc>) -> Self {
+        Self(Mutex::new(list))
+    }
 
-impl Frames {
-    pub(super) fn captured(frames: Arc<Backtrace>) -> Self {
-        Self(frames)
+    /// Notes the access of locations from now on. Every name of the host is [`Location::Host`].
+    pub fn set(&self, changes: &[AccessDesc]) {
+        let mut list = lock(&self.0);
+        for change in changes {
+            let location = match change.location.is_host() {
+                true => Location::Host,
+                false => change.location,
+            };
+            list.retain(|desc| desc.location != location);
+            if change.access != Access::None {
+                list.push(AccessDesc::new(location, change.access));
+            }
+        }
+    }
+
+    /// Returns all locations that may do something, the host first, then GPUs by ordinals.
+    pub fn list(&self) -> Vec<AccessDesc> {
+        let mut list = lock(&self.0).clone();
+        list.sort_by_key(|desc| match desc.location {
+            Location::Device(gpu) => (1, gpu),
+            _ => (0, 0),
+        });
+        list
     }
 }
 
-/// The frames of another language's stack, as text: at most 64 KiB are kept.
-impl From<&str> for Frames {
-    fn from(text: &str) -> Self {
-        Self(Arc::new(cut(text, MAX_TEXT).to_owned()))
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Display for Frames {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Debug for Frames {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Frames")
-    }
-}
-
-/// Frames are equal if their texts are.
-impl PartialEq for Frames {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self.to_string() == other.to_string()
-    }
-}
-
-impl Eq for Frames {}
-
-impl Serialize for Frames {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Frames {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        Ok(String::deserialize(from)?.as_str().into())
+    #[test]
+    fn the_last_grant_of_a_location_counts() {
+        let grants = Grants::default();
+        let [host, one, two] = [
+            Location::HostNuma(3),
+            Location::Device(1),
+            Location::Device(2),
+        ];
+        grants.set(&[
+            AccessDesc::new(two, Access::Read),
+            AccessDesc::new(one, Access::ReadWrite),
+            AccessDesc::new(host, Access::Read),
+        ]);
+        grants.set(&[
+            AccessDesc::new(Location::Host, Access::ReadWrite),
+            AccessDesc::new(two, Access::None),
+        ]);
+        let expected = [
+            AccessDesc::new(Location::Host, Access::ReadWrite),
+            AccessDesc::new(one, Access::ReadWrite),
+        ];
+        assert_eq!(grants.list(), expected);
     }
 }

@@ -10,12 +10,9 @@ use std::time::Instant;
 
 use tracing::{Level, trace};
 
-use super::allocation::{AllocPath, Imported, Party};
-use super::grants::Grants;
-use super::label::Label;
-use super::record::{Range, Ranges, Record};
-use super::registry::Registry;
-use super::site::Site;
+use super::allocation::{AllocPath, Grants, Imported, Party};
+use super::registry::{Range, Ranges, Record, Registry};
+use super::site::{Label, Site};
 use crate::Driver;
 use crate::backing::Chosen;
 use crate::driver::{DevicePtr, Location};

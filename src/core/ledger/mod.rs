@@ -35,10 +35,7 @@
 
 mod allocation;
 mod entry;
-mod grants;
-mod label;
 mod locate;
-mod record;
 mod registry;
 mod site;
 #[cfg(test)]
@@ -48,21 +45,18 @@ mod tiers;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-pub use allocation::{AllocPath, Allocation, CallSite, Frames, Imported, MappedAt, Party};
+pub use allocation::{AllocPath, Allocation, CallSite, Grants, Imported, MappedAt, Party};
 pub use entry::{
     BACKTRACES, Entry, MappedEntry, NewEntry, capture_backtraces, captures_backtraces,
     on_first_entry,
 };
-pub use grants::Grants;
-pub use label::Label;
 pub use locate::{Foreign, Located, locate};
-pub use record::MAX_PARTIES;
-pub use site::{Site, called_from};
+pub use registry::MAX_PARTIES;
+pub use site::{Label, Site, called_from};
 pub use tiers::{MAX_TIERS, ShowTier, TierStats, TierUse};
 
 use crate::Driver;
-use record::Record;
-use registry::Registry;
+use registry::{Record, Registry};
 use tiers::Known;
 
 /// Returns the live allocations of `driver` in this process, the oldest first.

@@ -1,4 +1,4 @@
-//! The line of the program that a call comes from.
+//! What a program says about its memory: a name, and the line that a call comes from.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -6,6 +6,7 @@ use std::panic::Location as Caller;
 use std::sync::Arc;
 
 use super::allocation::CallSite;
+use crate::text::cut;
 
 /// The line of a program that allocates: of Rust code, or of a program in another language that calls by a binding.
 #[derive(Clone, Debug)]
@@ -81,6 +82,40 @@ impl fmt::Display for Site {
     }
 }
 
+/// A program's name for memory, such as `"kv cache"`. At most [`MAX`](Self::MAX) bytes are kept.
+///
+/// It is shown in the ledger, to processes of the same user, and in logs: it must not contain secrets.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Label(Arc<str>);
+
+impl Label {
+    /// The most bytes of a label; longer ones are cut between two characters.
+    pub const MAX: usize = 128;
+
+    /// Returns the text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for Label {
+    fn from(text: &str) -> Self {
+        Self(cut(text, Self::MAX).into())
+    }
+}
+
+impl From<String> for Label {
+    fn from(text: String) -> Self {
+        text.as_str().into()
+    }
+}
+
+impl fmt::Debug for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,5 +141,14 @@ mod tests {
         let panics = || called_from(given(9), || panic!("expected"));
         assert!(std::panic::catch_unwind(panics).is_err());
         assert_eq!(here(), own);
+    }
+
+    #[test]
+    fn long_labels_are_cut_between_characters() {
+        assert_eq!(Label::from("kv cache").as_str(), "kv cache");
+        let long = Label::from("ä".repeat(100) + "b");
+        assert_eq!(long.as_str(), "ä".repeat(Label::MAX / 2));
+        let odd = Label::from("x".to_owned() + &"ä".repeat(100));
+        assert_eq!(odd.as_str().len(), Label::MAX - 1);
     }
 }

@@ -93,7 +93,7 @@ fn a_binding_gives_the_line_of_its_program() {
     let driver = machine();
     let frames = "  File \"train.py\", line 12, in load\n";
     let site = CallSite::new("train.py", 12).function("load");
-    let site = site.backtrace(Frames::from(frames));
+    let site = site.backtrace(frames);
     let pool = Pool::options(NODE).create(&driver).unwrap();
     let stream = Stream::new(&driver, 0).unwrap();
     let (buffer, pooled) = called_from(Some(site.clone()), || {

@@ -172,8 +172,6 @@ fn long_texts_of_other_processes_are_shown_cut_and_newer_paths_are_kept() {
     for line in read.to_text().lines() {
         assert!(line.chars().count() <= 100, "{line}");
     }
-    let frames = site.backtrace.as_ref().unwrap().to_string();
-    assert_eq!(frames.len(), 64 << 10);
 }
 
 /// A process may send anything.
