@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::handle::{Inner, Pool};
-use crate::driver::{Access, DevicePtr, Driver, Location, Relaxed, StreamHandle};
+use super::handle::Pool;
+use crate::driver::{Access, DevicePtr, Driver, Location, PoolCalls, Relaxed, StreamHandle};
 use crate::explain::explain_pool;
 use crate::guard::check_free;
 use crate::ledger::{AllocPath, Entry, Label, NewEntry, Party, Site};
@@ -36,7 +36,7 @@ pub struct PoolBuffer {
 /// Memory of a pool of this process or of another. A free that waits for the end of a capture keeps it.
 #[derive(Debug)]
 pub(super) struct Allocation {
-    pub(super) pool: Arc<Inner>,
+    pub(super) pool: Pool,
     pub(super) start: DevicePtr,
     pub(super) len: u64,
     pub(super) stream: Stream,
@@ -54,33 +54,42 @@ impl Pool {
     /// size.
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: &Stream) -> Result<PoolBuffer> {
-        self.0.driver.expect_same(stream.driver(), "stream")?;
+        self.allocate_by(bytes, stream, |calls| {
+            // SAFETY: `self` and `stream` keep their handles alive.
+            unsafe { calls.alloc_from_pool_async(self.handle(), bytes, stream.handle()) }
+        })
+    }
+
+    /// Allocates by `call`, which takes memory of this pool.
+    #[track_caller]
+    pub(super) fn allocate_by(
+        &self,
+        bytes: u64,
+        stream: &Stream,
+        call: impl FnOnce(&dyn PoolCalls) -> Result<DevicePtr>,
+    ) -> Result<PoolBuffer> {
+        let (driver, props) = (self.driver(), self.props());
+        driver.expect_same(stream.driver(), "stream")?;
         not_empty(bytes)?;
         stream.expect_no_capture()?;
-        run_due(&self.0.driver);
+        run_due(driver);
         if !self.0.overcommit {
-            check_free(&self.0.driver, self.0.props.location, bytes, || self.idle())?;
+            check_free(driver, props.location, bytes, || self.idle())?;
         }
-        let calls = self.0.calls()?;
-        let _relaxed = Relaxed::new(&self.0.driver);
-        // SAFETY: `self` and `stream` keep their handles alive.
-        let start = unsafe { calls.alloc_from_pool_async(self.0.handle, bytes, stream.handle()) }
-            .map_err(|error| explain_pool(&self.0.driver, error, &self.0.props, bytes))?;
-        Ok(PoolBuffer::new(Arc::clone(&self.0), start, bytes, stream))
+        let _relaxed = Relaxed::new(driver);
+        let start = call(self.calls()?);
+        let start = start.map_err(|error| explain_pool(driver, error, props, bytes))?;
+        let (range, site) = ((start, bytes), Site::here());
+        let memory = Allocation::new(self, AllocPath::Pool, range, stream, site);
+        Ok(PoolBuffer {
+            memory: Arc::new(memory),
+            users: Vec::new(),
+            freed: false,
+        })
     }
 }
 
 impl PoolBuffer {
-    #[track_caller]
-    pub(super) fn new(pool: Arc<Inner>, start: DevicePtr, len: u64, stream: &Stream) -> Self {
-        let memory = Allocation::new(pool, AllocPath::Pool, (start, len), stream, Site::here());
-        Self {
-            memory: Arc::new(memory),
-            users: Vec::new(),
-            freed: false,
-        }
-    }
-
     /// Sets the memory's name in the [ledger](crate::ledger); by default its pool's.
     pub fn labelled(self, label: impl Into<Label>) -> Self {
         self.memory.entry.set_label(label.into());
@@ -130,7 +139,7 @@ impl PoolBuffer {
     /// [`Error::NotAccessible`] if the CPU cannot reach the pool's memory; [`Error::InvalidArgument`] while one of the streams
     /// is being captured into a graph; the error of earlier work on the streams.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
-        if !self.memory.pool.props.location.is_host() {
+        if !self.memory.pool.props().location.is_host() {
             let (have, need) = (Access::None, Access::ReadWrite);
             return Err(Error::not_accessible(Location::Host, have, need));
         }
@@ -146,7 +155,7 @@ impl PoolBuffer {
 
     /// Returns the pool that it was allocated from.
     pub fn pool(&self) -> Pool {
-        Pool(Arc::clone(&self.memory.pool))
+        self.memory.pool.clone()
     }
 
     /// Returns the stream that the memory was allocated on.
@@ -155,7 +164,7 @@ impl PoolBuffer {
     }
 
     fn driver(&self) -> &Driver {
-        &self.memory.pool.driver
+        self.memory.pool.driver()
     }
 
     fn streams(&self) -> impl Iterator<Item = &Stream> {
@@ -178,23 +187,23 @@ impl PoolBuffer {
 
 impl Allocation {
     pub(super) fn new(
-        pool: Arc<Inner>,
+        pool: &Pool,
         path: AllocPath,
         (start, len): (DevicePtr, u64),
         stream: &Stream,
         site: Site,
     ) -> Self {
         let new = NewEntry {
-            driver: &pool.driver,
+            driver: pool.driver(),
             bytes: len,
-            location: pool.props.location,
+            location: pool.props().location,
             path,
-            label: pool.label.clone(),
+            label: pool.0.label.clone(),
             site,
         };
         Self {
-            entry: Entry::mapped(new, start, Arc::clone(&pool.grants)),
-            pool,
+            entry: Entry::mapped(new, start, Arc::clone(&pool.0.grants)),
+            pool: pool.clone(),
             start,
             len,
             stream: stream.clone(),
@@ -211,12 +220,12 @@ impl Allocation {
             });
             return Ok(());
         }
-        run_due(&self.pool.driver);
+        run_due(self.pool.driver());
         self.free_after(&users, &stream)
     }
 
     fn free_after(&self, users: &[Stream], stream: &Stream) -> Result<()> {
-        let _relaxed = Relaxed::new(&self.pool.driver);
+        let _relaxed = Relaxed::new(self.pool.driver());
         let mut ordered = Ok(());
         for user in users {
             if stream.wait_for(user).is_ok() {
@@ -226,7 +235,7 @@ impl Allocation {
             let waited = user.wait_until_over();
             if !waited.over {
                 // A GPU may still use it.
-                self.entry.give_back(&self.pool.driver, || true);
+                self.entry.give_back(self.pool.driver(), || true);
                 return waited.result;
             }
             ordered = ordered.and(waited.result);
@@ -237,8 +246,8 @@ impl Allocation {
     /// Frees the memory on `stream`, after its work. Called once.
     pub(super) fn give_back(&self, stream: &Stream) -> Result<()> {
         let mut freed = Ok(());
-        self.entry.give_back(&self.pool.driver, || {
-            freed = give_back(&self.pool.driver, "a pool's memory", || {
+        self.entry.give_back(self.pool.driver(), || {
+            freed = give_back(self.pool.driver(), "a pool's memory", || {
                 // SAFETY: owned by `self`, which frees it once; the free comes after all known work.
                 unsafe { self.pool.calls()?.free_async(self.start, stream.handle()) }
             });
@@ -253,7 +262,7 @@ impl_cpu_memory!(PoolBuffer);
 // SAFETY: the pool's grants answer, and it is freed when this is dropped.
 unsafe impl AccessChecks for PoolBuffer {
     fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
-        self.pool().access(Location::Device(gpu))
+        self.memory.pool.access(Location::Device(gpu))
     }
 
     fn may_be_on_host(&self, _: u64, _: u64) -> bool {
@@ -265,7 +274,7 @@ unsafe impl AccessChecks for PoolBuffer {
     }
 
     fn hold_grants(&self) -> Option<GrantUse> {
-        Some(self.memory.pool.uses.begin())
+        Some(self.memory.pool.0.uses.begin())
     }
 
     unsafe fn ready_on(&self, stream: StreamHandle) -> Result<()> {
@@ -274,7 +283,7 @@ unsafe impl AccessChecks for PoolBuffer {
     }
 }
 
-impl_memory! { for PoolBuffer, |this| &this.memory.pool.driver, this.memory.start, this.memory.len, this.memory.pool.props.location }
+impl_memory! { for PoolBuffer, |this| this.memory.pool.driver(), this.memory.start, this.memory.len, this.memory.pool.props().location }
 
 impl Drop for PoolBuffer {
     fn drop(&mut self) {

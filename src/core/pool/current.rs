@@ -1,13 +1,12 @@
 //! Makes a pool a device's current one, from which plain `cudaMallocAsync` allocates.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 
 use super::{Pool, PoolBuffer};
-use crate::driver::{Code, PoolHandle, Relaxed};
-use crate::explain::{explain_pool, name_missing_gpu};
+use crate::driver::{Code, PoolHandle};
+use crate::explain::name_missing_gpu;
 use crate::per_driver::lock;
 use crate::stream::Stream;
-use crate::stream::captures::run_due;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
 
@@ -42,7 +41,7 @@ impl Pool {
     /// 13.0: allocate from the pool itself there. [`Error::InvalidArgument`] while another guard lives for
     /// the device; [`Error::NoSuchGpu`].
     pub fn make_current(&self, device: i32) -> Result<DevicePoolGuard> {
-        let calls = self.0.calls()?;
+        let calls = self.calls()?;
         let mut current = current();
         let key = (self.driver().address(), device);
         if current.contains(&key) {
@@ -84,25 +83,19 @@ impl DevicePoolGuard {
     /// crate has made another pool current meanwhile.
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: &Stream) -> Result<PoolBuffer> {
-        self.pool.driver().expect_same(stream.driver(), "stream")?;
         if stream.device() != self.device || bytes == 0 {
             let why = format!("{bytes} bytes on a stream of GPU {}", stream.device());
             return Err(Error::invalid("allocation", why));
         }
-        let inner = &self.pool.0;
-        let calls = inner.calls()?;
-        stream.expect_no_capture()?;
-        run_due(&inner.driver);
-        let _relaxed = Relaxed::new(&inner.driver);
-        let _unchanged = current();
-        if calls.device_pool(self.device)? != inner.handle {
-            let why = format!("it is no longer the current one of GPU {}", self.device);
-            return Err(Error::invalid("pool", why));
-        }
-        // SAFETY: `stream` keeps its handle alive.
-        let start = unsafe { calls.alloc_async(bytes, stream.handle()) }
-            .map_err(|error| explain_pool(&inner.driver, error, &inner.props, bytes))?;
-        Ok(PoolBuffer::new(Arc::clone(inner), start, bytes, stream))
+        self.pool.allocate_by(bytes, stream, |calls| {
+            let _unchanged = current();
+            if calls.device_pool(self.device)? != self.pool.handle() {
+                let why = format!("it is no longer the current one of GPU {}", self.device);
+                return Err(Error::invalid("pool", why));
+            }
+            // SAFETY: `stream` keeps its handle alive.
+            unsafe { calls.alloc_async(bytes, stream.handle()) }
+        })
     }
 }
 
@@ -119,7 +112,6 @@ impl Drop for DevicePoolGuard {
             // device's default one, or code outside this crate keeps it alive.
             unsafe {
                 self.pool
-                    .0
                     .calls()?
                     .device_set_pool(self.device, self.previous)
             }

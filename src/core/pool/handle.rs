@@ -51,19 +51,12 @@ pub(super) struct Inner {
     pub(super) owned: AtomicU32,
 }
 
-impl Inner {
-    /// Returns the calls of the pool's API, which was available when the pool was created.
-    pub(super) fn calls(&self) -> Result<&dyn PoolCalls> {
-        self.driver.pools(self.api)
-    }
-}
-
 impl Drop for Inner {
     fn drop(&mut self) {
         for _ in 0..*self.owned.get_mut() {
             give_back_or_log(&self.driver, "a memory pool", || {
                 // SAFETY: owned by `self`, this often; the driver keeps memory that allocations in flight still need.
-                unsafe { self.calls()?.pool_destroy(self.handle) }
+                unsafe { self.driver.pools(self.api)?.pool_destroy(self.handle) }
             });
         }
     }
@@ -83,6 +76,11 @@ pub struct PoolStats {
 }
 
 impl Pool {
+    /// Returns the calls of the pool's API, which was available when the pool was created.
+    pub(super) fn calls(&self) -> Result<&dyn PoolCalls> {
+        self.0.driver.pools(self.0.api)
+    }
+
     /// Returns the bytes that the pool holds and that are not allocated.
     pub(super) fn idle(&self) -> u64 {
         match (
@@ -105,7 +103,26 @@ impl Pool {
     /// [`Error::StillHeld`](crate::Error::StillHeld) for access that is revoked while a copy, a fill or a
     /// [ticket](crate::stream::Transfer) for one uses the memory.
     pub fn set_access(&self, access: &[AccessDesc]) -> Result<()> {
-        self.0.set_access(access)
+        for AccessDesc { location, access } in access {
+            refuse! { |why| Error::invalid("access", why);
+                *access == Access::Read => "a pool cannot be granted to {location} read-only";
+                location.is_host() && *access == Access::None => "{location} keeps its access to a host pool";
+            }
+        }
+        if access.is_empty() {
+            return Ok(());
+        }
+        let Inner { driver, handle, .. } = &*self.0;
+        driver.expect_this_process("memory pool")?;
+        let calls = self.calls()?;
+        self.0.uses.change(access, || {
+            // SAFETY: `self` keeps the pool; the CPU's access is never revoked, as just checked, so views stay valid; work of
+            // safe calls counts among the uses.
+            unsafe { calls.pool_set_access(*handle, access) }
+                .map_err(|error| explain_access(driver, error, self.props().location, access))?;
+            self.0.grants.set(access);
+            Ok(())
+        })
     }
 
     /// Returns the access of `location` to the pool's memory.
@@ -116,7 +133,13 @@ impl Pool {
     /// The driver's errors, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for flags that this
     /// crate does not know.
     pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
-        self.0.access(location.into())
+        // SAFETY: `self` keeps the pool.
+        let flags = unsafe {
+            self.calls()?
+                .pool_get_access(self.0.handle, location.into())?
+        };
+        Access::from_flags(flags)
+            .ok_or_else(|| Error::invalid_of("access flags", format!("{flags:#x}"), "0, 1 or 3"))
     }
 
     /// Gives free memory back to the system until `keep` bytes are held, or no more is free.
@@ -128,7 +151,7 @@ impl Pool {
     pub fn trim_to(&self, keep: u64) -> Result<()> {
         run_due(&self.0.driver);
         // SAFETY: `self` keeps the handle alive.
-        unsafe { self.0.calls()?.pool_trim_to(self.0.handle, keep) }
+        unsafe { self.calls()?.pool_trim_to(self.0.handle, keep) }
     }
 
     /// Sets how many bytes the pool keeps at a synchronisation. See
@@ -169,11 +192,11 @@ impl Pool {
     /// The driver's errors.
     pub fn get(&self, attribute: PoolAttribute) -> Result<u64> {
         // SAFETY: `self` keeps the handle alive.
-        unsafe { self.0.calls()?.pool_get_attribute(self.0.handle, attribute) }
+        unsafe { self.calls()?.pool_get_attribute(self.0.handle, attribute) }
     }
 
     pub(super) fn set(&self, attribute: PoolAttribute, value: u64) -> Result<()> {
-        let calls = self.0.calls()?;
+        let calls = self.calls()?;
         // SAFETY: `self` keeps the handle alive.
         unsafe { calls.pool_set_attribute(self.0.handle, attribute, value) }
     }
@@ -204,56 +227,21 @@ impl Pool {
     /// The driver's errors.
     pub fn destroy(self) -> Result<Result<(), Self>> {
         run_due(&self.0.driver);
-        match Arc::try_unwrap(self.0) {
-            Ok(mut inner) => {
-                *inner.owned.get_mut() = 0;
-                // SAFETY: this is the last reference; allocations hold one each.
-                let result = give_back(&inner.driver, "a memory pool", || unsafe {
-                    inner.calls()?.pool_destroy(inner.handle)
-                });
-                result.map(Ok)
-            }
-            Err(shared) => Ok(Err(Self(shared))),
-        }
-    }
-}
-
-impl Inner {
-    /// As [`Pool::set_access`](super::Pool::set_access).
-    pub(super) fn set_access(&self, access: &[AccessDesc]) -> Result<()> {
-        check(access)?;
-        if access.is_empty() {
-            return Ok(());
-        }
-        self.driver.expect_this_process("memory pool")?;
-        let calls = self.calls()?;
-        self.uses.change(access, || {
-            // SAFETY: `self` keeps the pool; the CPU's access is never revoked, as just checked, so views stay valid; work of
-            // safe calls counts among the uses.
-            unsafe { calls.pool_set_access(self.handle, access) }.map_err(|error| {
-                explain_access(&self.driver, error, self.props.location, access)
-            })?;
-            self.grants.set(access);
-            Ok(())
+        let mut inner = match Arc::try_unwrap(self.0) {
+            Ok(inner) => inner,
+            Err(shared) => return Ok(Err(Self(shared))),
+        };
+        *inner.owned.get_mut() = 0;
+        let Inner {
+            driver,
+            api,
+            handle,
+            ..
+        } = &inner;
+        // SAFETY: this is the last reference; allocations hold one each.
+        give_back(driver, "a memory pool", || unsafe {
+            driver.pools(*api)?.pool_destroy(*handle)
         })
+        .map(Ok)
     }
-
-    /// As [`Pool::access`](super::Pool::access).
-    pub(super) fn access(&self, location: Location) -> Result<Access> {
-        // SAFETY: `self` keeps the pool.
-        let flags = unsafe { self.calls()?.pool_get_access(self.handle, location)? };
-        Access::from_flags(flags)
-            .ok_or_else(|| Error::invalid_of("access flags", format!("{flags:#x}"), "0, 1 or 3"))
-    }
-}
-
-/// Checks that pools can be granted this access at all.
-fn check(access: &[AccessDesc]) -> Result<()> {
-    for AccessDesc { location, access } in access {
-        refuse! { |why| Error::invalid("access", why);
-            *access == Access::Read => "a pool cannot be granted to {location} read-only";
-            location.is_host() && *access == Access::None => "{location} keeps its access to a host pool";
-        }
-    }
-    Ok(())
 }

@@ -38,10 +38,9 @@ impl Pool {
         }
         // SAFETY: `self` keeps the handle alive. The driver API's call works for pools of both APIs.
         unsafe {
-            self.0
-                .driver
+            self.driver()
                 .driver_pools()
-                .pool_export(self.0.handle, handle_type)
+                .pool_export(self.handle(), handle_type)
         }
     }
 }
@@ -70,7 +69,7 @@ impl PoolBuffer {
 /// `Channel::receive_pool` returns it, with an example. Clones are the same pool; it is released
 /// with the last clone and allocation.
 #[derive(Clone, Debug)]
-pub struct ImportedPool(Arc<Inner>);
+pub struct ImportedPool(Pool);
 
 /// The imported pools of this process, by driver and handle. All imports of a pool share its grants, and so
 /// the count of their uses.
@@ -97,9 +96,9 @@ impl ImportedPool {
         if let Some(pool) = all.get(&key).and_then(Weak::upgrade) {
             // Its grants and its location stay as they are.
             pool.owned.fetch_add(1, Relaxed);
-            return Ok(Self(pool));
+            return Ok(Self(Pool(pool)));
         }
-        let pool = Arc::new(Inner {
+        let pool = Pool(Arc::new(Inner {
             driver: driver.clone(),
             api: PoolApi::Driver,
             handle,
@@ -113,14 +112,14 @@ impl ImportedPool {
             grants: Arc::default(),
             label: None,
             owned: 1.into(),
-        });
+        }));
         let access: Vec<AccessDesc> = (0..driver.device_count()?)
             .map(Location::Device)
             .filter(|&gpu| location.is_host() || gpu == location)
             .map(AccessDesc::read_write)
             .collect();
         pool.set_access(&access)?;
-        all.insert(key, Arc::downgrade(&pool));
+        all.insert(key, Arc::downgrade(&pool.0));
         Ok(Self(pool))
     }
 
@@ -141,16 +140,16 @@ impl ImportedPool {
     /// # Errors
     /// The driver's errors, and [`Error::InvalidArgument`] for flags that this crate does not know.
     pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
-        self.0.access(location.into())
+        self.0.access(location)
     }
 
     /// Returns the location of the pool's memory, as its exporter claims.
     pub fn location(&self) -> Location {
-        self.0.props.location
+        self.0.props().location
     }
 
     /// Returns the pool's driver.
     pub fn driver(&self) -> &Driver {
-        &self.0.driver
+        self.0.driver()
     }
 }

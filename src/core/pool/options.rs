@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::handle::{Inner, Pool};
 use crate::Result;
+use crate::buffer::reachable_gpus;
 use crate::driver::{AccessDesc, Driver, HandleTypes, Location, PoolApi, PoolAttribute, PoolProps};
 use crate::explain::explain_pool;
 use crate::ledger::{Grants, Label};
@@ -21,24 +22,32 @@ pub struct Reuse {
     pub allow_internal_dependencies: bool,
 }
 
-impl Reuse {
-    const ALL: Self = Self {
-        follow_event_dependencies: true,
-        allow_opportunistic: true,
-        allow_internal_dependencies: true,
-    };
-}
-
 impl Default for Reuse {
     fn default() -> Self {
-        Self::ALL
+        Self {
+            follow_event_dependencies: true,
+            allow_opportunistic: true,
+            allow_internal_dependencies: true,
+        }
     }
 }
 
 impl Pool {
     /// Returns options for a pool at `location`: a node's id, or any [`Location`].
     pub fn options(location: impl Into<Location>) -> PoolOptions {
-        PoolOptions::at(location.into())
+        PoolOptions {
+            props: PoolProps {
+                location: location.into(),
+                handle_types: HandleTypes::NONE,
+                max_size: 0,
+            },
+            release_threshold: 0,
+            reuse: Reuse::default(),
+            access: None,
+            api: PoolApi::Driver,
+            overcommit: false,
+            label: None,
+        }
     }
 }
 
@@ -56,22 +65,6 @@ pub struct PoolOptions {
 }
 
 impl PoolOptions {
-    const fn at(location: Location) -> Self {
-        Self {
-            props: PoolProps {
-                location,
-                handle_types: HandleTypes::NONE,
-                max_size: 0,
-            },
-            release_threshold: 0,
-            reuse: Reuse::ALL,
-            access: None,
-            api: PoolApi::Driver,
-            overcommit: false,
-            label: None,
-        }
-    }
-
     crate::driver::setters! {
         /// Sets the most bytes that the pool may hold; 0, the default, leaves it to the driver. The driver may
         /// round it up to its own unit.
@@ -147,39 +140,29 @@ impl PoolOptions {
             owned: 1.into(),
         }));
         let reuse = &self.reuse;
-        let refused = [
-            (
-                PoolAttribute::ReuseFollowEventDependencies,
-                !reuse.follow_event_dependencies,
-            ),
-            (
-                PoolAttribute::ReuseAllowOpportunistic,
-                !reuse.allow_opportunistic,
-            ),
-            (
-                PoolAttribute::ReuseAllowInternalDependencies,
-                !reuse.allow_internal_dependencies,
-            ),
-        ];
+        use PoolAttribute::{
+            ReuseAllowInternalDependencies as Internal, ReuseAllowOpportunistic as Opportunistic,
+            ReuseFollowEventDependencies as Events,
+        };
         // The driver's default is all three on.
-        let off = 0;
-        for (attribute, _) in refused.into_iter().filter(|(_, is_off)| *is_off) {
-            pool.set(attribute, off)?;
+        for (attribute, is_on) in [
+            (Events, reuse.follow_event_dependencies),
+            (Opportunistic, reuse.allow_opportunistic),
+            (Internal, reuse.allow_internal_dependencies),
+        ] {
+            if !is_on {
+                pool.set(attribute, 0)?;
+            }
         }
         if self.release_threshold != 0 {
             pool.set_release_threshold(self.release_threshold)?;
         }
         let access = match self.access {
             Some(access) => access,
-            None if self.props.location.is_host() => every_gpu(driver)?,
+            None if self.props.location.is_host() => reachable_gpus(driver, self.props.location)?,
             None => Vec::new(),
         };
         pool.set_access(&access)?;
         Ok(pool)
     }
-}
-
-fn every_gpu(driver: &Driver) -> Result<Vec<AccessDesc>> {
-    let gpus = (0..driver.device_count()?).map(Location::Device);
-    Ok(gpus.map(AccessDesc::read_write).collect())
 }

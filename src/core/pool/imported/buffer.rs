@@ -25,13 +25,13 @@ const WHAT: &str = "another process's pool memory";
 impl ImportedPool {
     /// Returns whether the driver says that the CPU reaches the pool's memory.
     fn cpu_reaches(&self, start: DevicePtr) -> bool {
-        let attribute = |attribute| self.0.driver.pointer_attribute(start, attribute);
+        let attribute = |attribute| self.driver().pointer_attribute(start, attribute);
         let has_address = attribute(PointerAttribute::HostPointer).is_ok_and(|at| at == start.0);
         // For drivers that know no host pointers of imported memory.
         has_address
             || (attribute(PointerAttribute::MemoryType).is_ok_and(|kind| kind == HOST_MEMORY)
-                && self.0.props.location.is_host()
-                && self.access(self.0.props.location) == Ok(Access::ReadWrite))
+                && self.location().is_host()
+                && self.access(self.location()) == Ok(Access::ReadWrite))
     }
 
     /// Imports an allocation of `bytes`, to be freed on `stream`. The exporter keeps it while `tether` is
@@ -54,13 +54,13 @@ impl ImportedPool {
         stream: &Stream,
         tether: OwnedFd,
     ) -> Result<ImportedPoolBuffer> {
-        let driver = &self.0.driver;
+        let driver = self.driver();
         driver.expect_same(stream.driver(), "stream")?;
         run_due(driver);
         let start = self.import_once(pointer)?;
-        let (pool, site) = (Arc::clone(&self.0), Site::here());
+        let (path, range, site) = (AllocPath::ImportedPool, (start, bytes), Site::here());
         // Owned from here on, so that a failing step releases it.
-        let memory = Allocation::new(pool, AllocPath::ImportedPool, (start, bytes), stream, site);
+        let memory = Allocation::new(&self.0, path, range, stream, site);
         let mut buffer = ImportedPoolBuffer {
             memory: Arc::new(memory),
             cpu: false,
@@ -82,7 +82,7 @@ impl ImportedPool {
         buffer.cpu = self.cpu_reaches(start);
         if buffer.cpu {
             let host = AccessDesc::new(Location::Host, Access::ReadWrite);
-            self.0.grants.set(&[host]);
+            self.0.0.grants.set(&[host]);
         }
         Ok(buffer)
     }
@@ -91,7 +91,11 @@ impl ImportedPool {
     fn import_once(&self, pointer: &PoolPtrExport) -> Result<DevicePtr> {
         let mut live = live();
         // SAFETY: `self` keeps the handle alive; the driver checks the 64 bytes.
-        let start = unsafe { self.0.calls()?.pool_import_pointer(self.0.handle, pointer) };
+        let start = unsafe {
+            self.0
+                .calls()?
+                .pool_import_pointer(self.0.handle(), pointer)
+        };
         let again = || {
             let why = "it is imported in this process already, and not freed yet: use the buffer \
                        that was received first, or free it before the next one is received";
@@ -101,7 +105,7 @@ impl ImportedPool {
             Some(Code::ALREADY_MAPPED) => again(),
             _ => error,
         })?;
-        if !live.insert((self.0.driver.address(), start)) {
+        if !live.insert((self.driver().address(), start)) {
             // The driver returned the same address again: a free by one of two owners would free it for
             // the other as well.
             return Err(again());
@@ -152,7 +156,7 @@ impl ImportedPoolBuffer {
 
     /// Returns the pool that it belongs to.
     pub fn pool(&self) -> ImportedPool {
-        ImportedPool(Arc::clone(&self.memory.pool))
+        ImportedPool(self.memory.pool.clone())
     }
 
     /// Returns the stream that it will be freed on.
@@ -176,7 +180,7 @@ impl ImportedPoolBuffer {
     /// # Errors
     /// The driver's errors: the exporter then keeps the memory until this process ends.
     pub fn free(mut self) -> Result<()> {
-        self.memory.pool.driver.expect_this_process(WHAT)?;
+        self.memory.pool.driver().expect_this_process(WHAT)?;
         self.free_once()
     }
 
@@ -195,7 +199,7 @@ fn free(memory: Arc<Allocation>, tether: OwnedFd) -> Result<()> {
         after_captures(streams, move || log_lost(WHAT, free(memory, tether)));
         return Ok(());
     }
-    let driver = &memory.pool.driver;
+    let driver = memory.pool.driver();
     run_due(driver);
     let _relaxed = Relaxed::new(driver);
     let freed = {
@@ -220,7 +224,7 @@ impl_cpu_memory!(ImportedPoolBuffer);
 // SAFETY: the pool's grants answer, and it is freed when this is dropped.
 unsafe impl AccessChecks for ImportedPoolBuffer {
     fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
-        self.pool().access(Location::Device(gpu))
+        self.memory.pool.access(Location::Device(gpu))
     }
 
     fn of_one_mapping(&self, _offset: u64, len: u64) -> Option<u64> {
@@ -228,16 +232,16 @@ unsafe impl AccessChecks for ImportedPoolBuffer {
     }
 
     fn hold_grants(&self) -> Option<GrantUse> {
-        Some(self.memory.pool.uses.begin())
+        Some(self.memory.pool.0.uses.begin())
     }
 }
 
-impl_memory! { for ImportedPoolBuffer, |this| &this.memory.pool.driver, this.memory.start, this.memory.len, this.memory.pool.props.location }
+impl_memory! { for ImportedPoolBuffer, |this| this.memory.pool.driver(), this.memory.start, this.memory.len, this.memory.pool.props().location }
 
 impl Drop for ImportedPoolBuffer {
     fn drop(&mut self) {
         // A forked child frees nothing. The pipe stays open in its parent.
-        if self.memory.pool.driver.is_of_this_process() {
+        if self.memory.pool.driver().is_of_this_process() {
             log_lost(WHAT, self.free_once());
         }
     }
