@@ -1,6 +1,6 @@
 //! Proves that the CPU and a GPU see the same bytes.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use crate::driver::{
     Access, DeviceAttribute, Driver, FunctionHandle, LaunchDims, Location, ModuleHandle,
@@ -111,22 +111,13 @@ impl Prover {
         let next = !seed;
         let _grants = self.expect_access(memory, Access::ReadWrite)?;
         write_pattern(cpu, seed)?;
-        if let Err(error) = self.check_rewrite(memory, seed, next) {
-            return Err(match error {
-                Error::WrongBytes {
-                    by,
-                    offset,
-                    expected,
-                    ..
-                } => Error::WrongBytes {
-                    by,
-                    offset,
-                    expected,
-                    found: cpu.get(offset)?,
-                },
-                other => other,
-            });
-        }
+        self.check_rewrite(memory, seed, next)
+            .map_err(|mut error| {
+                if let Error::WrongBytes { offset, found, .. } = &mut error {
+                    *found = cpu.get(*offset).unwrap_or_default();
+                }
+                error
+            })?;
         check_pattern(cpu, next)
     }
 
@@ -137,20 +128,10 @@ impl Prover {
     /// [`Error::NotAccessible`] if the GPU may not read and write; [`Error::InvalidArgument`] as for
     /// [`prove`](Self::prove).
     pub fn check_rewrite(&self, memory: &impl Memory, expected: u64, next: u64) -> Result<()> {
-        let _grants = self.expect_access(memory, Access::ReadWrite)?;
-        let _reporting = self.reporting();
+        let _reporting = lock(&self.reporting);
         self.report.cpu().write_at(0, &[u64::MAX, 0])?;
-        let args = [
-            memory.device_ptr().0,
-            memory.len() / 8,
-            expected,
-            next,
-            self.report.device_ptr().0,
-        ];
-        self.wait_for_allocation(memory)?;
-        // SAFETY: the memory is borrowed until the kernel is done.
-        let launched = unsafe { self.launch(memory, self.kernels.check_rewrite, &args) };
-        launched.and(self.stream.finish())?;
+        let args = [expected, next, self.report.device_ptr().0];
+        self.run(memory, Access::ReadWrite, self.kernels.check_rewrite, &args)?;
         let mut report = [0_u64; 2];
         self.report.cpu().read_at(0, &mut report)?;
         match report {
@@ -170,10 +151,7 @@ impl Prover {
     /// [`Error::NotAccessible`] if the GPU may not write; [`Error::InvalidArgument`] as for
     /// [`prove`](Self::prove).
     pub fn write(&self, memory: &impl Memory, seed: u64) -> Result<()> {
-        let _grants = self.expect_access(memory, Access::ReadWrite)?;
-        self.wait_for_allocation(memory)?;
-        // SAFETY: the memory is borrowed until the kernel is done.
-        unsafe { self.launch_write(memory, seed) }.and(self.stream.finish())
+        self.run(memory, Access::ReadWrite, self.kernels.write, &[seed])
     }
 
     /// Has the GPU read all words; returns their exclusive or.
@@ -182,12 +160,10 @@ impl Prover {
     /// [`Error::NotAccessible`] if the GPU may not read; [`Error::InvalidArgument`] as for
     /// [`prove`](Self::prove).
     pub fn read(&self, memory: &impl Memory) -> Result<u64> {
-        let _grants = self.expect_access(memory, Access::Read)?;
-        let _reporting = self.reporting();
+        let _reporting = lock(&self.reporting);
         self.report.cpu().put(0, 0_u64)?;
-        self.wait_for_allocation(memory)?;
-        // SAFETY: the memory is borrowed until the kernel is done.
-        unsafe { self.launch_read(memory) }.and(self.stream.finish())?;
+        let args = [self.report.device_ptr().0];
+        self.run(memory, Access::Read, self.kernels.read, &args)?;
         self.report.cpu().get(0)
     }
 
@@ -200,9 +176,8 @@ impl Prover {
     /// The memory and the prover live until the stream is synchronised; memory of a pool was allocated on
     /// this stream, or the allocation was waited for.
     pub unsafe fn launch_write(&self, memory: &impl Memory, seed: u64) -> Result<()> {
-        let args = [memory.device_ptr().0, memory.len() / 8, seed];
         // SAFETY: the caller's promise.
-        unsafe { self.launch(memory, self.kernels.write, &args) }
+        unsafe { self.launch(memory, self.kernels.write, &[seed]) }
     }
 
     /// Submits [`read`](Self::read) to the stream without waiting, for measurements.
@@ -213,17 +188,9 @@ impl Prover {
     /// # Safety
     /// As for [`launch_write`](Self::launch_write).
     pub unsafe fn launch_read(&self, memory: &impl Memory) -> Result<()> {
-        let args = [
-            memory.device_ptr().0,
-            memory.len() / 8,
-            self.report.device_ptr().0,
-        ];
+        let args = [self.report.device_ptr().0];
         // SAFETY: the caller's promise.
         unsafe { self.launch(memory, self.kernels.read, &args) }
-    }
-
-    fn reporting(&self) -> MutexGuard<'_, ()> {
-        lock(&self.reporting)
     }
 
     /// Returns the stream that the kernels run on.
@@ -242,12 +209,24 @@ impl Prover {
         Ok(grants)
     }
 
-    fn wait_for_allocation(&self, memory: &impl Memory) -> Result<()> {
-        self.driver.expect_same(memory.driver(), "memory")?;
+    /// Runs a kernel on all words and waits for it.
+    fn run(
+        &self,
+        memory: &impl Memory,
+        need: Access,
+        kernel: FunctionHandle,
+        args: &[u64],
+    ) -> Result<()> {
+        let _grants = self.expect_access(memory, need)?;
         // SAFETY: the stream is `self`'s, of the same driver as just checked.
-        unsafe { memory.ready_on(self.stream.handle()) }
+        unsafe { memory.ready_on(self.stream.handle())? };
+        // SAFETY: the memory is borrowed until the kernel is done.
+        let launched = unsafe { self.launch(memory, kernel, args) };
+        launched.and(self.stream.finish())
     }
 
+    /// Launches a kernel whose first arguments are the memory and its number of words.
+    ///
     /// # Safety
     /// The memory stays allocated until the stream is synchronised.
     unsafe fn launch(
@@ -271,11 +250,12 @@ impl Prover {
             blocks: needed as u32,
             threads: THREADS,
         };
+        let args = [&[start.0, words][..], args].concat();
         // SAFETY: the kernel is the crate's own and stays inside `words`; the caller promises that the memory
         // lives; a GPU without access faults, which the driver reports.
         unsafe {
             self.driver
-                .launch_kernel(kernel, dims, args, self.stream.handle())
+                .launch_kernel(kernel, dims, &args, self.stream.handle())
         }
     }
 }

@@ -3,7 +3,9 @@
 #[cfg(test)]
 mod tests;
 
+use std::mem;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::Mutex;
 use std::thread;
 
@@ -19,8 +21,8 @@ use crate::{Error, Result};
 const BYTES_PER_THREAD: u64 = 8 << 20;
 /// The smallest piece that a thread takes at a time; pieces are multiples of it. Fast threads take more
 /// pieces.
-const LEAST_PIECE: usize = 2 << 20;
-const MOST_PIECE: usize = 16 << 20;
+const LEAST_PIECE: u64 = 2 << 20;
+const MOST_PIECE: u64 = 16 << 20;
 /// The stack of a copying thread, in bytes; it needs little.
 const STACK: usize = 256 << 10;
 /// Pieces for each thread, within those limits.
@@ -128,13 +130,8 @@ impl ParallelCopy {
     ) -> Result<()> {
         let from: &[u8] = bytemuck::cast_slice(values);
         let to = writable(view, offset, from.len() as u64)?;
-        let Some(cut) = self.cut(&to)? else {
-            return to.write_at(0, from);
-        };
-        let (first, rest) = from.split_at(cut.first);
-        let pieces = std::iter::once(first).chain(rest.chunks(cut.piece));
-        self.run(cut.threads, cut.offsets().zip(pieces), |(at, piece)| {
-            to.write_at(at, piece)
+        self.run(self.cut(&to)?, |piece| {
+            to.write_at(piece.start, &from[piece.start as usize..piece.end as usize])
         })
     }
 
@@ -150,14 +147,15 @@ impl ParallelCopy {
     ) -> Result<()> {
         let to: &mut [u8] = bytemuck::cast_slice_mut(values);
         let from = view.slice(offset, to.len() as u64)?;
-        let Some(cut) = self.cut(&from)? else {
-            return from.read_at(0, to);
-        };
-        let (first, rest) = to.split_at_mut(cut.first);
-        let pieces = std::iter::once(first).chain(rest.chunks_mut(cut.piece));
-        self.run(cut.threads, cut.offsets().zip(pieces), |(at, piece)| {
-            from.read_at(at, piece)
-        })
+        let (threads, pieces) = self.cut(&from)?;
+        let mut rest = to;
+        let pieces = pieces.map(move |piece| {
+            let (to, behind) =
+                mem::take(&mut rest).split_at_mut((piece.end - piece.start) as usize);
+            rest = behind;
+            (piece.start, to)
+        });
+        self.run((threads, pieces), |(at, to)| from.read_at(at, to))
     }
 
     /// Sets `len` bytes of `view` from `offset` on to `byte`.
@@ -166,12 +164,9 @@ impl ParallelCopy {
     /// Those of [`CpuView::fill`], before anything is written; [`Error::InvalidArgument`] for 0 threads.
     pub fn fill(&self, view: CpuView<'_>, offset: u64, len: u64, byte: u8) -> Result<()> {
         let to = writable(view, offset, len)?;
-        let Some(cut) = self.cut(&to)? else {
-            return to.fill(0, len, byte);
-        };
-        let ends = cut.offsets().skip(1).map(|end| end.min(len));
-        let pieces = cut.offsets().take_while(|&at| at < len).zip(ends);
-        self.run(cut.threads, pieces, |(at, end)| to.fill(at, end - at, byte))
+        self.run(self.cut(&to)?, |piece| {
+            to.fill(piece.start, piece.end - piece.start, byte)
+        })
     }
 
     /// Returns the most threads, including the calling one.
@@ -179,37 +174,38 @@ impl ParallelCopy {
         self.threads
     }
 
-    /// Cuts a range into pieces; `None` if one thread is to do it.
-    fn cut(&self, range: &CpuView<'_>) -> Result<Option<Cut>> {
-        let threads = self.threads_for(range.len())?;
-        if threads == 1 {
-            return Ok(None);
-        }
-        let share = range.len() as usize / (threads * PIECES_PER_THREAD);
-        let piece = share.clamp(LEAST_PIECE, MOST_PIECE) & !(LEAST_PIECE - 1);
-        // At most two pieces, and `range` has more than that.
-        let first = piece - range.as_ptr() as usize % LEAST_PIECE;
-        Ok(Some(Cut {
-            threads,
-            first,
-            piece,
-        }))
-    }
-
-    fn threads_for(&self, bytes: u64) -> Result<usize> {
+    /// Cuts a range into pieces: one for one thread, else a first one that ends at a multiple of [`LEAST_PIECE`], and
+    /// then pieces of one size; the last is smaller.
+    fn cut(
+        &self,
+        view: &CpuView<'_>,
+    ) -> Result<(usize, impl Iterator<Item = Range<u64>> + Send + use<>)> {
         if self.threads == 0 {
             let why = "0 threads cannot copy: ask for 1 or more";
             return Err(Error::invalid("threads", why));
         }
-        Ok(self.threads.min(useful_threads(bytes)))
+        let len = view.len();
+        let threads = self.threads.min(useful_threads(len));
+        let share = len / (threads * PIECES_PER_THREAD) as u64;
+        let piece = share.clamp(LEAST_PIECE, MOST_PIECE) & !(LEAST_PIECE - 1);
+        let first = match threads {
+            1 => len,
+            // At most two pieces, and the range has more than that.
+            _ => piece - view.as_ptr() as u64 % LEAST_PIECE,
+        };
+        let rest = (first..len).step_by(piece as usize);
+        let rest = rest.map(move |start| start..len.min(start + piece));
+        Ok((threads, std::iter::once(0..first).chain(rest)))
     }
 
     fn run<P>(
         &self,
-        threads: usize,
-        pieces: impl Iterator<Item = P> + Send,
+        (threads, mut pieces): (usize, impl Iterator<Item = P> + Send),
         work: impl Fn(P) -> Result<()> + Sync,
     ) -> Result<()> {
+        if threads == 1 {
+            return pieces.try_for_each(work);
+        }
         // The calling thread too: pages that it touches first lie on its node. The others start with its CPUs.
         let _bound = self.bind();
         run((threads, self.stack), pieces, work)
@@ -295,20 +291,4 @@ fn writable(view: CpuView<'_>, offset: u64, len: u64) -> Result<CpuView<'_>> {
     // An empty write fails unless the view is writable.
     part.write_at::<u8>(0, &[])?;
     Ok(part)
-}
-
-/// A first piece that ends at a multiple of [`LEAST_PIECE`], then pieces of one size; the last is smaller.
-#[derive(Clone, Copy)]
-struct Cut {
-    threads: usize,
-    first: usize,
-    piece: usize,
-}
-
-impl Cut {
-    /// Iterates over the starts of pieces, without end.
-    fn offsets(self) -> impl Iterator<Item = u64> + Send {
-        let rest = (0_u64..).map(move |index| (self.first as u64) + index * self.piece as u64);
-        std::iter::once(0).chain(rest)
-    }
 }

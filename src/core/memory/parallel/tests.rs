@@ -86,7 +86,7 @@ fn several_threads_take_pieces() {
         }
         Ok(())
     };
-    ParallelCopy::new().run(2, 0..2, work).unwrap();
+    ParallelCopy::new().run((2, 0..2), work).unwrap();
     assert_eq!(lock(&seen).len(), 2);
 }
 
@@ -96,7 +96,7 @@ fn a_failing_piece_is_told() {
         5 => Err(Error::invalid("piece", "5")),
         _ => Ok(()),
     };
-    let error = ParallelCopy::new().run(3, 0..9, work).unwrap_err();
+    let error = ParallelCopy::new().run((3, 0..9), work).unwrap_err();
     assert_eq!(error, Error::invalid("piece", "5"));
 }
 
@@ -108,12 +108,17 @@ proptest! {
         let mut range = view(&mut none, true);
         range.base = std::ptr::without_provenance_mut(at as usize);
         range.len = len + 2 * BYTES_PER_THREAD;
-        let cut = ParallelCopy::new().threads(threads).cut(&range).unwrap().unwrap();
-        prop_assert!(cut.threads >= 2 && cut.threads <= threads);
-        let ends = cut.offsets().skip(1).take_while(|&end| end < range.len());
-        let ends: Vec<u64> = ends.collect();
-        prop_assert!(ends.len() >= cut.threads, "{ends:?}");
-        prop_assert!(ends.iter().all(|end| (at + end).is_multiple_of(LEAST_PIECE as u64)));
+        let (used, pieces) = ParallelCopy::new().threads(threads).cut(&range).unwrap();
+        prop_assert!(used >= 2 && used <= threads);
+        let pieces: Vec<_> = pieces.collect();
+        prop_assert!(pieces.len() > used, "{pieces:?}");
+        let mut end = 0;
+        for piece in &pieces {
+            prop_assert!(piece.start == end && piece.end > end, "{pieces:?}");
+            prop_assert!(end == 0 || (at + end).is_multiple_of(LEAST_PIECE));
+            end = piece.end;
+        }
+        prop_assert_eq!(end, range.len);
     }
 }
 
@@ -177,8 +182,8 @@ fn all_pieces_are_copied_on_the_nodes_cpus_and_the_caller_is_bound_no_longer() {
         lock(&seen).push(usable(node));
         Ok(())
     };
-    for threads in [1, 2] {
-        copy.run(threads, 0..9, work).unwrap();
+    for threads in [2, 3] {
+        copy.run((threads, 0..9), work).unwrap();
     }
     assert_eq!(*lock(&seen), vec![last; 18]);
     assert_eq!(usable(node), before);

@@ -5,13 +5,14 @@
 
 mod moves;
 
-use std::sync::OnceLock;
-
 use super::portable::{self, WORD};
 use moves::{BLOCK, ROUND};
 
 /// From how many bytes on the assembly is faster than a loop, including its start.
 const LONG_FROM: usize = 256;
+/// From how many bytes on a string instruction is faster than pairs: it takes about 10 ns to start
+/// (docs/performance.md).
+const STRING_FROM: usize = 2 << 10;
 /// From how many bytes on a copy bypasses the caches.
 const STREAM_FROM: usize = 16 << 20;
 /// The bytes of a page.
@@ -122,7 +123,7 @@ unsafe fn fill_long(to: *mut u8, words: usize, value: u64) {
     unsafe {
         portable::fill_words(to, short, value);
         let to = to.add(short * WORD);
-        if words * WORD >= string_from() || !moves::has_pairs() {
+        if words * WORD >= STRING_FROM || !moves::has_pairs() {
             return moves::string_fill(to, words, value);
         }
         let rounds = words * WORD / ROUND;
@@ -138,7 +139,7 @@ fn up_to(unit: usize, at: *const u8) -> usize {
 
 /// Chooses how `bytes` bytes are copied.
 fn method(to: *const u8, from: *const u8, bytes: usize) -> Method {
-    let pairs_are_faster = bytes < string_from() || (is_just_ahead(to, from) && !is_intel());
+    let pairs_are_faster = bytes < STRING_FROM || is_just_ahead(to, from);
     match moves::has_pairs() {
         true if bytes >= STREAM_FROM => Method::Blocks,
         true if pairs_are_faster => Method::Pairs,
@@ -146,35 +147,13 @@ fn method(to: *const u8, from: *const u8, bytes: usize) -> Method {
     }
 }
 
-/// Returns from how many bytes on a string instruction is faster than pairs. Its start takes longer on Intel's
-/// processors (docs/performance.md).
-fn string_from() -> usize {
-    match is_intel() {
-        true => 2 << 10,
-        false => 512,
-    }
-}
-
-/// Returns whether string instructions are slow except on Intel's processors: if a store comes just after a
-/// load in the low bits of their addresses, the processor takes the load to depend on the store.
+/// Returns whether string instructions are slow on some processors: if a store comes just after a load in the low bits of
+/// their addresses, the processor takes the load to depend on the store.
 ///
 /// The C library's large allocations start 16 bytes behind a page, so a copy from a page is such a case.
 fn is_just_ahead(to: *const u8, from: *const u8) -> bool {
     let ahead = (to as usize).wrapping_sub(from as usize) & (PAGE - 1);
     (1..LINE).contains(&ahead)
-}
-
-fn is_intel() -> bool {
-    static INTEL: OnceLock<bool> = OnceLock::new();
-    *INTEL.get_or_init(|| {
-        // SAFETY: every x86-64 processor has the instruction. (Later compilers need no `unsafe` here.)
-        #[allow(unused_unsafe)]
-        let vendor = unsafe { std::arch::x86_64::__cpuid(0) };
-        [vendor.ebx, vendor.edx, vendor.ecx]
-            .map(u32::to_le_bytes)
-            .concat()
-            == b"GenuineIntel"
-    })
 }
 
 /// Moves this many rounds or blocks.
