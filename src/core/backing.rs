@@ -1,15 +1,13 @@
 //! What memory on a host node is: the driver's, or registered pages of this process.
 
 pub mod choose;
-mod trial;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::driver::{Code, DeviceAttribute, Driver, HandleTypes, Location, NodeId};
+use crate::driver::{Location, NodeId};
 use crate::vmm::pages::Fork;
-use crate::{Error, Result};
 
 /// What memory on a host node is made of.
 ///
@@ -108,26 +106,6 @@ impl Chosen {
     /// The driver's memory, because that was asked for.
     pub const DRIVER: Self = Self::driver(Why::Asked);
 
-    /// Returns what was asked for; for [`Auto`](Backing::Auto) the driver's memory.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] if there is no registered memory at such a location, with these handle types, or for these
-    /// GPUs; the driver's errors.
-    pub(crate) fn asked(
-        driver: &Driver,
-        backing: Backing,
-        location: Location,
-        handle_types: HandleTypes,
-    ) -> Result<Self> {
-        if backing != Backing::Registered {
-            return Ok(Self::DRIVER);
-        }
-        match Why::unfit(driver, location, handle_types)? {
-            Some(why) => Err(why.refusal()),
-            None => Ok(Self::registered(Why::Asked)),
-        }
-    }
-
     pub(crate) const fn driver(why: Why) -> Self {
         let backing = Backing::Driver;
         Self { backing, why }
@@ -153,38 +131,5 @@ impl Chosen {
             (Backing::Registered, Location::HostNuma(node)) => Some(NodeId(node)),
             _ => None,
         }
-    }
-}
-
-impl Why {
-    /// Returns why there is no registered memory at a location, with these handle types, or for the machine's GPUs. Takes no
-    /// context.
-    fn unfit(
-        driver: &Driver,
-        location: Location,
-        handle_types: HandleTypes,
-    ) -> Result<Option<Self>> {
-        if !matches!(location, Location::HostNuma(_)) {
-            return Ok(Some(Self::Location));
-        }
-        if handle_types.contains(HandleTypes::FABRIC) {
-            return Ok(Some(Self::Fabric));
-        }
-        for gpu in 0..driver.device_count()? {
-            let attribute = DeviceAttribute::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
-            match driver.device_attribute(gpu, attribute) {
-                Ok(0) => return Ok(Some(Self::Pointer)),
-                // A driver that does not know the attribute may still do so: a registration shows it.
-                Err(error) if error.code() != Some(Code::INVALID_VALUE) => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(None)
-    }
-
-    /// Returns the error for a program that asked for registered memory.
-    fn refusal(&self) -> Error {
-        let valid = "driver, or auto to have it chosen";
-        Error::invalid_of("backing", self.to_string(), valid)
     }
 }

@@ -1,10 +1,20 @@
-//! The one place that decides between the driver's memory and registered memory.
+//! The one place that decides between the driver's memory and registered memory, which it tries once for each driver,
+//! location and way of sharing.
 
-use super::trial::Trial;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
 use super::{Backing, Chosen, Why};
-use crate::Result;
-use crate::driver::{Access, AccessDesc, Driver, HandleTypes, Location};
+use crate::driver::{Access, AccessDesc, Code, DeviceAttribute, Driver, HandleTypes, Location};
+use crate::guard::is_shortage;
+use crate::per_driver::{PerDriver, lock};
 use crate::topology::Topology;
+use crate::vmm::PhysicalMemory;
+use crate::vmm::pages::{GRANULARITY, huge_bytes};
+use crate::{Error, Result};
+
+const SMALL_PAGES: &str = "the kernel gave small pages, with which registered memory is not faster: Linux 6.1 is needed, or \
+    advise in /sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 /// Decides for memory at a location that may be shared by these handle types and will have this access; an empty list is
 /// access for the CPU and all GPUs.
@@ -18,7 +28,7 @@ pub fn choose(
     site: (Location, HandleTypes),
     access: &[AccessDesc],
 ) -> Result<Chosen> {
-    choose_by(driver, asked, site, (access, Trial::WithGpus))
+    choose_by(driver, asked, site, (access, true))
 }
 
 /// As [`choose`], for memory that other processes use with their GPUs: no trial makes a context of this process.
@@ -31,28 +41,29 @@ pub fn choose_for_others(
     site: (Location, HandleTypes),
     access: &[AccessDesc],
 ) -> Result<Chosen> {
-    choose_by(driver, asked, site, (access, Trial::WithoutGpus))
+    choose_by(driver, asked, site, (access, false))
 }
 
 fn choose_by(
     driver: &Driver,
     asked: Backing,
-    (location, handle_types): (Location, HandleTypes),
-    (access, trial): (&[AccessDesc], Trial),
+    site: (Location, HandleTypes),
+    (access, with_gpus): (&[AccessDesc], bool),
 ) -> Result<Chosen> {
     if asked == Backing::Driver {
         return Ok(Chosen::DRIVER);
     }
-    let unfit = match Why::unfit(driver, location, handle_types)? {
-        None if !is_open_to_all(driver, access)? => Some(Why::Access),
-        unfit => unfit,
-    };
-    match (asked, unfit) {
+    match (asked, unfit(driver, site, access)?) {
         (Backing::Registered, None) => Ok(Chosen::registered(Why::Asked)),
-        (Backing::Registered, Some(why)) => Err(why.refusal()),
+        (Backing::Registered, Some(why)) => {
+            let valid = "driver, or auto to have it chosen";
+            Err(Error::invalid_of("backing", why.to_string(), valid))
+        }
         (_, Some(why)) => Ok(Chosen::driver(why)),
-        (_, None) if is_coherent(driver)? => Ok(Chosen::driver(Why::Coherent)),
-        (_, None) => Ok(trial.of(driver, location, handle_types)),
+        (_, None) if Topology::of(driver)?.gpus().iter().any(|gpu| gpu.coherent) => {
+            Ok(Chosen::driver(Why::Coherent))
+        }
+        (_, None) => Ok(tried(driver, site, with_gpus)),
     }
 }
 
@@ -76,6 +87,31 @@ pub fn choose_for_all<'a>(
     Ok(all.unwrap_or(Chosen::driver(Why::Location)))
 }
 
+/// Returns why there is no registered memory at a location, with these handle types and this access, or for the machine's
+/// GPUs. Takes no context.
+fn unfit(
+    driver: &Driver,
+    (location, handle_types): (Location, HandleTypes),
+    access: &[AccessDesc],
+) -> Result<Option<Why>> {
+    if !matches!(location, Location::HostNuma(_)) {
+        return Ok(Some(Why::Location));
+    }
+    if handle_types.contains(HandleTypes::FABRIC) {
+        return Ok(Some(Why::Fabric));
+    }
+    for gpu in 0..driver.device_count()? {
+        let attribute = DeviceAttribute::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
+        match driver.device_attribute(gpu, attribute) {
+            Ok(0) => return Ok(Some(Why::Pointer)),
+            // A driver that does not know the attribute may still do so: a registration shows it.
+            Err(error) if error.code() != Some(Code::INVALID_VALUE) => return Err(error),
+            _ => {}
+        }
+    }
+    Ok((!is_open_to_all(driver, access)?).then_some(Why::Access))
+}
+
 /// Returns whether the CPU and all GPUs may read and write; no list stands for that.
 fn is_open_to_all(driver: &Driver, access: &[AccessDesc]) -> Result<bool> {
     let is_open = |location: Location| {
@@ -89,8 +125,58 @@ fn is_open_to_all(driver: &Driver, access: &[AccessDesc]) -> Result<bool> {
     Ok(access.is_empty() || (is_open(Location::Host) && gpus.all(is_open)))
 }
 
-fn is_coherent(driver: &Driver) -> Result<bool> {
-    Ok(Topology::of(driver)?.gpus().iter().any(|gpu| gpu.coherent))
+/// Returns whether registered memory works there with huge pages. Without GPUs the driver registers none, which would take a
+/// context.
+fn tried(driver: &Driver, site: (Location, HandleTypes), with_gpus: bool) -> Chosen {
+    type Answers = Arc<Mutex<HashMap<(Location, bool, bool), Chosen>>>;
+    static ANSWERS: PerDriver<Answers> = PerDriver::new();
+    let (location, handle_types) = site;
+    let key = (location, handle_types != HandleTypes::NONE, with_gpus);
+    let answers = ANSWERS.of(driver);
+    let mut answers = lock(&answers);
+    if let Some(known) = answers.get(&key) {
+        return known.clone();
+    }
+    let (chosen, may_pass) = match attempt(driver, site, with_gpus) {
+        Ok(true) => (Chosen::registered(Why::Faster), false),
+        // The kernel may have huge pages once its memory is less fragmented, or its settings have changed.
+        Ok(false) => (Chosen::driver(Why::Trial(SMALL_PAGES.into())), true),
+        Err(error) => {
+            let may_pass = is_shortage(&error);
+            (Chosen::driver(Why::Trial(error.to_string())), may_pass)
+        }
+    };
+    tracing::debug!(%location, %handle_types, %chosen, "tried registered memory");
+    if !may_pass {
+        answers.insert(key, chosen.clone());
+    }
+    chosen
+}
+
+/// Returns whether the pages were huge.
+fn attempt(
+    driver: &Driver,
+    (location, handle_types): (Location, HandleTypes),
+    with_gpus: bool,
+) -> Result<bool> {
+    let memory = PhysicalMemory::options(location)
+        .handle_types(handle_types)
+        .backing(Backing::Registered)
+        .create(driver, GRANULARITY.bytes())?;
+    let mut mapping = memory.map()?;
+    let gpus = if with_gpus { driver.device_count()? } else { 0 };
+    let gpus = (0..gpus).map(Location::Device);
+    let access = gpus.chain([Location::Host]).map(AccessDesc::read_write);
+    mapping.set_access(&access.collect::<Vec<_>>())?;
+    mapping.cpu()?.put(0, 1_u64)?;
+    if driver.is_simulated() {
+        return Ok(true);
+    }
+    let what = "looking at the sizes of pages";
+    let start = mapping.cpu()?.as_ptr() as u64;
+    let huge = huge_bytes(start..start + GRANULARITY.bytes());
+    let huge = huge.map_err(|error| Error::system(what, &error))?;
+    Ok(huge > 0)
 }
 
 #[cfg(test)]

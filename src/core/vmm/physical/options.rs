@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{Origin, PhysicalMemory};
 use crate::Result;
+use crate::backing::choose::choose;
 use crate::backing::{Backing, Chosen};
 use crate::driver::{AllocationProps, Driver, GranularityKind, HandleTypes, Location};
 use crate::explain::explain_create;
@@ -157,11 +158,19 @@ impl PhysicalOptions {
     }
 
     fn choose(&self, driver: &Driver) -> Result<Chosen> {
-        let (location, handle_types) = (self.props.location, self.props.handle_types);
-        match &self.chosen {
-            Some(chosen) => Ok(chosen.clone()),
-            None => Chosen::asked(driver, self.backing, location, handle_types),
+        if let Some(chosen) = &self.chosen {
+            return Ok(chosen.clone());
         }
+        let asked = match self.backing {
+            Backing::Auto => Backing::Driver,
+            asked => asked,
+        };
+        choose(
+            driver,
+            asked,
+            (self.props.location, self.props.handle_types),
+            &[],
+        )
     }
 
     /// Returns the unit that sizes are rounded up to with exactly these options.
