@@ -33,15 +33,13 @@ pub fn give_back_or_log(
     what: &'static str,
     call: impl FnMut() -> Result<()>,
 ) -> bool {
-    match driver.is_of_this_process() {
-        true => {
-            let result = give_back(driver, what, call);
-            let is_lost = result.is_err();
-            log_lost(what, result);
-            is_lost
-        }
-        false => false,
+    if !driver.is_of_this_process() {
+        return false;
     }
+    let result = give_back(driver, what, call);
+    let is_lost = result.is_err();
+    log_lost(what, result);
+    is_lost
 }
 
 /// Waits for the work of all GPUs that are not lost. A lost one runs nothing any more, but work of its streams may have

@@ -16,7 +16,7 @@ use crate::guard::check_free;
 use crate::ledger::{self, Entry};
 use crate::size::{Granularity, PaddedSize};
 use crate::topology::free_now;
-use crate::vmm::{MappedRange, Mapping, PhysicalMemory, PhysicalOptions, Reservation};
+use crate::vmm::{MappedPart, MappedRange, PhysicalMemory, PhysicalOptions, Reservation};
 use crate::{Error, Result};
 
 /// Bytes of registered chunks between two looks at the node's free memory: a look takes a good part of the time of a chunk.
@@ -75,9 +75,7 @@ impl BufferOptions {
         let mut pace = Pace::new(plan.options.growth, plan.padded, progress, rest);
         let mut range = MappedRange::new();
         loop {
-            match plan.add(driver, &mut pace, |mapping, memory| {
-                range.push(mapping, memory)
-            }) {
+            match plan.add(driver, &mut pace, |part| range.push(part)) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {
@@ -149,7 +147,7 @@ impl BufferOptions {
             sites,
             parts,
             reservation: None,
-            next: Cursor::default(),
+            next: (0, 0, 0),
             entry: None,
             ahead: VecDeque::new(),
             failed: None,
@@ -322,22 +320,8 @@ struct Part {
     chunk: u64,
 }
 
-/// The next chunk: its part, its index there, and its place in the range.
-#[derive(Clone, Copy, Debug, Default)]
-struct Cursor {
-    part: usize,
-    chunk: u64,
-    at: u64,
-}
-
-/// A chunk that is mapped, without access yet.
-#[derive(Debug)]
-struct Made {
-    // Unmapped before the memory is released.
-    mapping: Mapping,
-    memory: PhysicalMemory,
-    site: usize,
-}
+/// A chunk that is mapped, without access yet, and the index of its site.
+type Made = (usize, MappedPart);
 
 /// The memory of a buffer that is to be created, and the chunks that were made ahead.
 #[derive(Debug)]
@@ -349,7 +333,8 @@ pub(super) struct Plan {
     sites: Vec<Site>,
     parts: Vec<Part>,
     reservation: Option<Arc<Reservation>>,
-    next: Cursor,
+    /// The next chunk: its part, its index there, and its place in the range.
+    next: (usize, u64, u64),
     /// The ledger's entry of the part's first chunk, which the others share.
     entry: Option<Arc<Entry>>,
     ahead: VecDeque<Made>,
@@ -397,21 +382,22 @@ impl Plan {
             impl FnMut(Progress) -> ControlFlow<()>,
             impl FnMut(Duration) -> ControlFlow<()>,
         >,
-        push: impl FnOnce(Mapping, PhysicalMemory),
+        push: impl FnOnce(MappedPart),
     ) -> Result<bool> {
-        let Some(mut made) = self.take(driver)? else {
+        let Some((site, mut part)) = self.take(driver)? else {
             return Ok(false);
         };
-        let site = &mut self.sites[made.site];
+        let site = &mut self.sites[site];
         let access = match &site.access {
             Some(access) => access,
-            None => site
-                .access
-                .insert(self.options.grants_at(driver, site.place.location)?),
+            None => {
+                let access = self.options.grants_at(driver, site.place.location)?;
+                site.access.insert(access)
+            }
         };
-        made.mapping.set_access(access)?;
-        let bytes = made.memory.size().padded();
-        push(made.mapping, made.memory);
+        part.mapping_mut().set_access(access)?;
+        let bytes = part.memory().size().padded();
+        push(part);
         pace.made(bytes)?;
         Ok(true)
     }
@@ -445,7 +431,7 @@ impl Plan {
 
     /// Creates and maps a chunk; `None` after the last.
     fn make(&mut self, driver: &Driver) -> Result<Option<Made>> {
-        let Cursor { part, chunk, at } = self.next;
+        let (part, chunk, at) = self.next;
         let Some(&Part {
             site: index,
             size,
@@ -473,19 +459,11 @@ impl Plan {
             self.entry = Some(memory.entry());
         }
         let mapping = self.reserve(driver)?.map(at, &memory)?;
-        self.next = Cursor {
-            part,
-            chunk: chunk + 1,
-            at: at + size.padded(),
-        };
+        self.next = (part, chunk + 1, at + size.padded());
         if chunk + 1 == count {
-            (self.next.part, self.next.chunk, self.entry) = (part + 1, 0, None);
+            (self.next, self.entry) = ((part + 1, 0, at + size.padded()), None);
         }
-        Ok(Some(Made {
-            mapping,
-            memory,
-            site: index,
-        }))
+        Ok(Some((index, MappedPart::new(mapping, memory))))
     }
 
     /// Gives back what was made ahead, and rewrites a shortage of one chunk to the shortage of all that is requested at its

@@ -13,7 +13,7 @@ use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::growth::{GrowthState, Pace, Progress};
 use crate::memory::{AccessChecks, CpuView, Engine, check_range, impl_cpu_memory, impl_memory};
 use crate::per_driver::lock;
-use crate::vmm::{Adjacent, MappedRange, Mapping, PhysicalMemory};
+use crate::vmm::{Adjacent, Mapped, MappedPart, MappedRange, Mapping};
 use crate::{Error, Result, ledger};
 
 impl BufferOptions {
@@ -57,7 +57,7 @@ impl BufferOptions {
         let rest = move |time| resting.rest(time);
         let mut pace = Pace::new(plan.options.growth, plan.padded, progress, rest);
         while shared.done() < front.min(plan.padded) {
-            let push = |mapping, memory| shared.push(mapping, memory);
+            let push = |part| shared.push(part);
             if let Err(error) = plan.add(driver, &mut pace, push) {
                 // Given back first, as by `allocate_with`.
                 drop((pace, shared));
@@ -140,10 +140,10 @@ impl Shared {
     }
 
     /// Adds a part, which is mapped behind those before it and granted.
-    fn push(&self, mapping: Mapping, memory: PhysicalMemory) {
+    fn push(&self, part: MappedPart) {
         let mut range = self.range.write().unwrap_or_else(PoisonError::into_inner);
-        let (done, host) = (mapping.range().end, mapping.host());
-        range.push(mapping, memory);
+        let (done, host) = (part.mapping().range().end, part.mapping().host());
+        range.push(part);
         self.host.fetch_and(host.flags(), Ordering::Relaxed);
         self.done.store(done, Ordering::Release);
     }
@@ -202,7 +202,7 @@ impl GrowingBuffer {
         let driver = self.driver.clone();
         let grow = move || {
             let Ending(shared) = &ending;
-            let push = |mapping, memory| shared.push(mapping, memory);
+            let push = |part| shared.push(part);
             let result = loop {
                 match plan.add(&driver, &mut pace, push) {
                     Ok(true) => {}
@@ -290,7 +290,8 @@ impl GrowingBuffer {
         if let Some(result) = self.end() {
             return Some(result);
         }
-        if self.is_own_thread() {
+        let own = self.thread.as_ref().map(|thread| thread.thread().id());
+        if own == Some(thread::current().id()) {
             let why = "the progress function would wait for itself";
             return Some(Err(Error::invalid("wait", why)));
         }
@@ -305,11 +306,6 @@ impl GrowingBuffer {
     fn look<T>(&self, look: impl FnOnce(Adjacent<'_, Mapping>) -> T) -> Option<T> {
         let is_here = self.driver.is_of_this_process();
         is_here.then(|| self.shared.look(look))
-    }
-
-    fn is_own_thread(&self) -> bool {
-        let own = self.thread.as_ref().map(|thread| thread.thread().id());
-        own == Some(thread::current().id())
     }
 
     /// Returns the CPU's view of the bytes that are there.

@@ -1,11 +1,9 @@
 //! Entries of the ledger, made and removed with the values that own memory.
 
 use std::backtrace::Backtrace;
-use std::mem;
-use std::ptr;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use tracing::{Level, trace};
@@ -140,8 +138,8 @@ impl Entry {
         }
     }
 
-    /// Notes that the memory is mapped at `start`, until the range is dropped, which must happen before the entry's drop.
-    pub fn map(&self, start: DevicePtr, bytes: u64, grants: Arc<Grants>) -> MappedEntry {
+    /// Notes that the memory is mapped at `start`.
+    pub fn map(&self, start: DevicePtr, bytes: u64, grants: Arc<Grants>) {
         self.change(|record| {
             record.mapped.push(Range {
                 start,
@@ -149,12 +147,11 @@ impl Entry {
                 grants,
             });
         });
-        MappedEntry {
-            registry: self.registry,
-            slot: self.slot.load(Relaxed),
-            start,
-            lost: false,
-        }
+    }
+
+    /// Notes that the memory is no longer mapped at `start`, before these addresses are given back.
+    pub fn unmap(&self, start: DevicePtr) {
+        self.change(|record| record.mapped.remove(start));
     }
 
     /// Adds a chunk to memory that is allocated in several, which share the entry.
@@ -260,39 +257,7 @@ impl Drop for Entry {
     }
 }
 
-/// A range of addresses in an entry, removed when dropped.
-#[derive(Debug)]
-pub struct MappedEntry {
-    registry: &'static Registry,
-    slot: usize,
-    start: DevicePtr,
-    lost: bool,
-}
-
-impl MappedEntry {
-    /// Notes that the driver refused to unmap the memory: range and entry stay until the process ends.
-    pub fn lost(&mut self, driver: &Driver) {
-        self.lost = true;
-        if self.registry.is_current() {
-            let driver = driver.downgrade();
-            self.registry
-                .change(self.slot, |record| record.lost = Some(driver));
-        }
-    }
-}
-
-impl Drop for MappedEntry {
-    fn drop(&mut self) {
-        if !self.lost && self.registry.is_current() {
-            let start = self.start;
-            self.registry
-                .change(self.slot, |record| record.mapped.remove(start));
-        }
-    }
-}
-
-/// The function, as a pointer; null for none.
-static HOOK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+static HOOK: OnceLock<fn()> = OnceLock::new();
 
 /// Which process has called the hook: one more than [`Generation::forks`], 0 for none.
 static CALLED: AtomicU32 = AtomicU32::new(0);
@@ -300,14 +265,7 @@ static CALLED: AtomicU32 = AtomicU32::new(0);
 /// Sets the function that is called once in each process, after its first entry is made. It must not allocate memory of a
 /// driver. The first function that is set stays; returns whether it is this one.
 pub fn on_first_entry(hook: fn()) -> bool {
-    let hook = hook as *mut ();
-    HOOK.compare_exchange(ptr::null_mut(), hook, Release, Relaxed)
-        .is_ok()
-}
-
-fn hook() -> Option<fn()> {
-    // SAFETY: the pointer is null, which is `None`, or was made of a function of this type.
-    unsafe { mem::transmute::<*mut (), Option<fn()>>(HOOK.load(Acquire)) }
+    HOOK.set(hook).is_ok()
 }
 
 /// Calls the hook if this process has not.
@@ -315,7 +273,7 @@ fn first_entry() {
     let this = Generation::current().forks() + 1;
     if CALLED.load(Relaxed) != this
         && CALLED.swap(this, Relaxed) != this
-        && let Some(hook) = hook()
+        && let Some(hook) = HOOK.get()
     {
         hook();
     }

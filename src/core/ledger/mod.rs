@@ -47,8 +47,7 @@ use std::time::Instant;
 
 pub use allocation::{AllocPath, Allocation, CallSite, Grants, Imported, MappedAt, Party};
 pub use entry::{
-    BACKTRACES, Entry, MappedEntry, NewEntry, capture_backtraces, captures_backtraces,
-    on_first_entry,
+    BACKTRACES, Entry, NewEntry, capture_backtraces, captures_backtraces, on_first_entry,
 };
 pub use locate::{Foreign, Located, locate};
 pub use registry::MAX_PARTIES;

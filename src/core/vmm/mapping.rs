@@ -8,7 +8,7 @@ use super::physical::Origin;
 use super::{PhysicalMemory, Reservation};
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Location};
 use crate::explain::{explain_access, name_missing};
-use crate::ledger::{Grants, MappedEntry};
+use crate::ledger::Grants;
 use crate::memory::{
     AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory, impl_memory,
 };
@@ -63,6 +63,7 @@ impl Reservation {
             }
         };
         let grants = Arc::<Grants>::default();
+        mapped.entry.map(start, size.padded(), Arc::clone(&grants));
         Ok(Mapping {
             reservation: Arc::clone(self),
             start,
@@ -72,7 +73,6 @@ impl Reservation {
             granted_to_gpus: false,
             unmapped: false,
             pages,
-            at: mapped.entry.map(start, size.padded(), Arc::clone(&grants)),
             grants,
             mapped,
         })
@@ -85,8 +85,6 @@ impl Reservation {
 /// work that uses it must have finished: a GPU that accesses unmapped addresses loses its context.
 #[derive(Debug)]
 pub struct Mapping {
-    // Dropped before the reservation, so that no other entry has these addresses meanwhile, and before the entry.
-    at: MappedEntry,
     reservation: Arc<Reservation>,
     start: DevicePtr,
     size: PaddedSize,
@@ -367,12 +365,15 @@ unsafe impl AccessChecks for Mapping {
 impl_memory! { for Mapping, |this| this.reservation.driver(), this.start, this.size.requested(), this.location }
 
 impl Drop for Mapping {
+    /// The ledger's entry loses the addresses before the reservation does, so that no other entry has them meanwhile.
     fn drop(&mut self) {
-        if !self.unmapped && give_back_or_log(self.driver(), "a mapping", || self.unmap_once()) {
-            self.at.lost(self.reservation.driver());
-            if let Some(addresses) = self.reservation.addresses() {
-                addresses.keep();
-            }
+        let entry = &self.mapped.entry;
+        if self.unmapped || !give_back_or_log(self.driver(), "a mapping", || self.unmap_once()) {
+            return entry.unmap(self.start);
+        }
+        entry.lost(self.driver());
+        if let Some(addresses) = self.reservation.addresses() {
+            addresses.keep();
         }
     }
 }

@@ -244,7 +244,7 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
             {
                 return Err(error);
             }
-            range.push(mapping, memory);
+            range.push(MappedPart { mapping, memory });
         }
         Ok(range)
     }
@@ -263,7 +263,8 @@ impl<P> MappedRange<P> {
     }
 
     /// Adds a part, which is mapped behind those before it.
-    pub(crate) fn push(&mut self, mapping: Mapping, memory: P) {
+    pub(crate) fn push(&mut self, part: MappedPart<P>) {
+        let MappedPart { mapping, memory } = part;
         self.start = mapping.reservation().start();
         self.padded = mapping.range().end;
         self.host = self.host.min(mapping.host());

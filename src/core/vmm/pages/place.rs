@@ -22,39 +22,27 @@ const HUGE: usize = 2 << 20;
 /// Has the kernel make huge pages of small ones, at once and whatever its settings; from Linux 6.1 on.
 const MADV_COLLAPSE: libc::c_int = 25;
 
-/// Whether the pages that the calling thread creates are on the node of its choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Policy {
-    Bound,
-    /// The kernel, or a container's filter of system calls, does not let it choose.
-    Forbidden,
-}
-
-impl Policy {
-    /// Binds all pages that the calling thread creates from now on to a node.
-    ///
-    /// Source: `set_mempolicy(2)`. It takes no lock of the address space, as `mbind` does, for which other threads that
-    /// create pages would wait.
-    pub(super) fn of(node: NodeId) -> Self {
-        let mask = mask(node);
-        // SAFETY: the kernel reads the mask, which has one bit less than it is told, as it expects.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_set_mempolicy,
-                libc::MPOL_BIND,
-                mask.as_ptr(),
-                NODES as u64 + 1,
-            )
-        };
-        match result {
-            0 => Self::Bound,
-            _ => {
-                let error = io::Error::last_os_error();
-                tracing::debug!(%error, %node, "a thread cannot choose the node of pages");
-                Self::Forbidden
-            }
-        }
+/// Binds all pages that the calling thread creates from now on to a node. Returns `false` if the kernel, or a container's
+/// filter of system calls, does not let it.
+///
+/// Source: `set_mempolicy(2)`. It takes no lock of the address space, as `mbind` does, for which other threads that
+/// create pages would wait.
+pub(super) fn bind_thread(node: NodeId) -> bool {
+    let (mask, bits) = (mask(node), NODES as u64 + 1);
+    // SAFETY: the kernel reads the mask, which has one bit less than it is told, as it expects.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_set_mempolicy,
+            libc::MPOL_BIND,
+            mask.as_ptr(),
+            bits,
+        )
+    };
+    if result != 0 {
+        let error = io::Error::last_os_error();
+        tracing::debug!(%error, %node, "a thread cannot choose the node of pages");
     }
+    result == 0
 }
 
 /// Returns the kernel's mask of one node.
@@ -288,7 +276,7 @@ mod tests {
             let huge = huge_bytes(range.clone()).unwrap();
             println!("{fork:?}: {huge} of {} bytes are huge pages", 16 * MIB);
             assert!(expect_on(NodeId(99), &range).is_err());
-            if Policy::of(NodeId(0)) == Policy::Bound {
+            if bind_thread(NodeId(0)) {
                 let (_addresses, range) = mapped(16 * MIB, fork);
                 populate(NodeId(0), &range, shmem).unwrap();
                 expect_on(NodeId(0), &range).unwrap();

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use super::place::{self, Policy};
+use super::place;
 use crate::driver::{Driver, NodeId};
 use crate::memory::ParallelCopy;
 use crate::per_driver::lock;
@@ -85,11 +85,11 @@ impl Job {
         (start < end).then_some(start..end)
     }
 
-    fn create(&self, piece: &Range<u64>, policy: Policy) {
+    fn create(&self, piece: &Range<u64>, is_bound: bool) {
         let created = place::populate(self.node, piece, self.shmem);
         let mut progress = lock(&self.progress);
         progress.left -= piece.end - piece.start;
-        progress.unbound |= policy == Policy::Forbidden;
+        progress.unbound |= !is_bound;
         if let Err(error) = created {
             progress.failed.get_or_insert(error);
         }
@@ -197,7 +197,7 @@ impl Pool {
         if is_alone {
             // The caller's own policy stays; where the pages are is looked at.
             while let Some(piece) = job.claim() {
-                job.create(&piece, Policy::Forbidden);
+                job.create(&piece, false);
             }
         }
         Ok(job)
@@ -209,11 +209,11 @@ impl Pool {
         let builder = thread::Builder::new().name("egmem-pages".into());
         let started = builder.stack_size(STACK).spawn(move || {
             let _bound = threads.bind();
-            let policy = Policy::of(node);
+            let is_bound = place::bind_thread(node);
             lock(&pool.state).starting -= 1;
             pool.started.notify_all();
             while let Some((job, piece)) = pool.next() {
-                job.create(&piece, policy);
+                job.create(&piece, is_bound);
             }
         });
         if let Err(error) = &started {
