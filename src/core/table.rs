@@ -121,25 +121,21 @@ impl Table {
 
 /// Cuts a text of more than `most` characters at its end, and marks it.
 pub fn end_cut(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        None => text.to_owned(),
-        Some(_) => {
-            let kept = text.chars().take(most.saturating_sub(1));
-            kept.chain([CUT]).collect()
-        }
+    if text.char_indices().nth(most).is_none() {
+        return text.to_owned();
     }
+    let kept = text.chars().take(most.saturating_sub(1));
+    kept.chain([CUT]).collect()
 }
 
 /// Cuts a text of more than `most` characters at its beginning, and marks it.
 fn front_cut(text: &str, most: usize) -> String {
     let count = text.chars().count();
-    match count > most {
-        false => text.to_owned(),
-        true => {
-            let kept = text.chars().skip(count + 1 - most.max(1));
-            [CUT].into_iter().chain(kept).collect()
-        }
+    if count <= most {
+        return text.to_owned();
     }
+    let kept = text.chars().skip(count + 1 - most.max(1));
+    [CUT].into_iter().chain(kept).collect()
 }
 
 #[cfg(test)]

@@ -98,44 +98,43 @@ impl BufferOptions {
     /// As [`allocate`](Self::allocate); nothing has been created.
     pub(super) fn plan(mut self, driver: &Driver, caller: ledger::Site) -> Result<Plan> {
         let caller = self.site.take().unwrap_or(caller);
-        let mut places = self.places();
+        let mut sites = self.sites();
         // A single chunk is checked when it is created. Of others, small ones are not checked one by one, and of large
         // ones none is to be created in vain.
         if !self.overcommit && !self.is_one_chunk() {
             let last = self.parts.last().map(|&(location, _)| location);
-            for &Place {
-                location, bytes, ..
-            } in &places
-            {
-                let room = if Some(location) == last { self.room } else { 0 };
-                check_free(driver, location, bytes.saturating_add(room), || 0)?;
+            for site in &sites {
+                let is_last = Some(site.location) == last;
+                let room = if is_last { self.room } else { 0 };
+                check_free(driver, site.location, site.bytes.saturating_add(room), || 0)?;
             }
         }
-        self.cut_into_chunks()?;
         if self.shareable {
-            for place in &mut places {
-                let all = handle_types_of(driver, place.location, self.backing)?;
-                place.handle_types |= all.handle_types;
+            for site in &mut sites {
+                let all = handle_types_of(driver, site.location, self.backing)?;
+                site.handle_types |= all.handle_types;
             }
         }
-        let chosen = self.choose(driver, &places)?;
-        let site = |place: Place| {
-            let options = PhysicalMemory::options(place.location)
-                .handle_types(place.handle_types)
+        let chosen = self.choose(driver, &sites)?;
+        let shareable = sites.iter();
+        let shareable = shareable.filter(|at| at.is_shareable() && at.location.is_host());
+        let shareable = shareable.fold(0, |sum: u64, at| sum.saturating_add(at.bytes));
+        for site in &mut sites {
+            site.options = PhysicalMemory::options(site.location)
+                .handle_types(site.handle_types)
                 .recorded_as(self.path, self.label.clone(), caller.clone())
                 .chosen(chosen.clone())
                 .fork(chosen.fork_of_buffers());
-            let granularity = options.granularity_of(driver)?;
-            Ok(Site {
-                place,
-                options,
-                granularity,
-                access: None,
-            })
-        };
-        let sites = places.into_iter().map(site).collect::<Result<Vec<_>>>()?;
-        let parts = self.parts_at(&sites)?;
-        let mut sizes = parts.iter().map(|part| part.size.padded());
+            site.granularity = site.options.granularity_of(driver)?;
+            let shareable = site.is_shareable().then_some(shareable);
+            let chunk = self.growth.chunk_for(site.granularity, shareable)?;
+            // Memory of GPUs is not divided.
+            if site.location.is_host() {
+                site.chunk = chunk;
+            }
+        }
+        let chunks = self.chunks(&sites)?;
+        let mut sizes = chunks.iter().map(|chunk| chunk.size.padded());
         let padded = sizes
             .try_fold(0_u64, u64::checked_add)
             .filter(|&sum| sum <= isize::MAX as u64)
@@ -145,9 +144,9 @@ impl BufferOptions {
             padded,
             chosen,
             sites,
-            parts,
+            chunks,
             reservation: None,
-            next: (0, 0, 0),
+            next: (0, 0),
             entry: None,
             ahead: VecDeque::new(),
             failed: None,
@@ -155,70 +154,37 @@ impl BufferOptions {
     }
 
     /// Returns the locations, and what is requested of each.
-    fn places(&self) -> Vec<Place> {
-        let mut places: Vec<Place> = Vec::new();
+    fn sites(&self) -> Vec<Site> {
+        let mut sites: Vec<Site> = Vec::new();
         for &(location, bytes) in &self.parts {
-            match places.iter_mut().find(|place| place.location == location) {
-                Some(place) => place.bytes = place.bytes.saturating_add(bytes),
-                None => places.push(Place {
+            match sites.iter_mut().find(|site| site.location == location) {
+                Some(site) => site.bytes = site.bytes.saturating_add(bytes),
+                None => sites.push(Site {
                     location,
                     bytes,
                     handle_types: self.handle_types,
+                    options: PhysicalMemory::options(location),
+                    granularity: Granularity::TWO_MIB,
+                    chunk: u64::MAX,
+                    access: None,
                 }),
             }
         }
-        places
-    }
-
-    /// Cuts each part into chunks, if that was asked for. Refuses more than [`Buffer::MAX_PARTS`] before it takes
-    /// memory for a list of them.
-    fn cut_into_chunks(&mut self) -> Result<()> {
-        let too_many = |what, count: u64| {
-            let why = format!("it makes {count} parts");
-            let valid = format!("at most {} parts in one buffer", Buffer::MAX_PARTS);
-            Err(Error::invalid_of(what, why, valid))
-        };
-        let most = Buffer::MAX_PARTS as u64;
-        let Some(chunk) = self.chunk else {
-            let count = self.parts.len() as u64;
-            return if count <= most {
-                Ok(())
-            } else {
-                too_many("parts", count)
-            };
-        };
-        if chunk == 0 || !Granularity::TWO_MIB.divides(chunk) {
-            let why = format!("{chunk} bytes");
-            return Err(Error::invalid_of("chunk", why, "a multiple of 2 MiB"));
-        }
-        let counts = self.parts.iter();
-        let counts = counts.map(|(_, bytes)| bytes.div_ceil(chunk).max(1));
-        let count = counts.fold(0, u64::saturating_add);
-        if count > most {
-            return too_many("chunk", count);
-        }
-        let mut chunks = Vec::with_capacity(count as usize);
-        for &(location, bytes) in &self.parts {
-            let whole = bytes.saturating_sub(1) / chunk;
-            chunks.extend((0..whole).map(|_| (location, chunk)));
-            chunks.push((location, bytes - whole * chunk));
-        }
-        self.parts = chunks;
-        Ok(())
+        sites
     }
 
     /// Decides what all parts are.
-    fn choose(&self, driver: &Driver, places: &[Place]) -> Result<Chosen> {
+    fn choose(&self, driver: &Driver, sites: &[Site]) -> Result<Chosen> {
         if self.backing == Backing::Driver {
             return Ok(Chosen::DRIVER);
         }
         if self.backing == Backing::Auto && self.one_copy && !self.is_one_chunk() {
             return Ok(Chosen::driver(Why::Chunks));
         }
-        let access = places.iter();
-        let access = access.map(|place| self.grants_at(driver, place.location));
+        let access = sites.iter();
+        let access = access.map(|site| self.grants_at(driver, site.location));
         let access = access.collect::<Result<Vec<_>>>()?;
-        let sites = places.iter().zip(&access);
+        let sites = sites.iter().zip(&access);
         let sites = sites.map(|(at, access)| ((at.location, at.handle_types), &access[..]));
         choose_for_all(driver, self.backing, sites)
     }
@@ -234,45 +200,73 @@ impl BufferOptions {
         }
     }
 
-    /// Returns the parts with their sizes.
-    fn parts_at(&self, sites: &[Site]) -> Result<Vec<Part>> {
-        let Some(last) = self.parts.len().checked_sub(1) else {
-            return Err(Error::invalid("shares", "the list is empty"));
-        };
-        // Those on host nodes that can be shared. Those of GPUs are not divided.
-        let shareable = sites.iter().filter(|site| site.place.is_shareable());
-        let shareable = shareable.filter(|site| site.place.location.is_host());
-        let shareable = shareable.fold(0, |sum: u64, site| sum.saturating_add(site.place.bytes));
-        let mut parts = Vec::with_capacity(self.parts.len());
-        let mut chunks = 0_u64;
+    /// Returns the bytes of the pieces that were asked for, and whether these are divided as they grow. Refuses too many
+    /// pieces before there is a list of them.
+    fn pieces(&self, sites: &[Site]) -> Result<(u64, bool)> {
+        let cut = self.chunk.unwrap_or(u64::MAX);
+        if self.chunk.is_some() && (cut == 0 || !Granularity::TWO_MIB.divides(cut)) {
+            let why = format!("{cut} bytes");
+            return Err(Error::invalid_of("chunk", why, "a multiple of 2 MiB"));
+        }
+        let (most, pieces) = (Buffer::MAX_PARTS as u64, self.parts.iter());
+        let pieces = pieces.map(|(_, bytes)| bytes.div_ceil(cut).max(1));
+        let pieces = pieces.fold(0, u64::saturating_add);
+        if pieces > most {
+            let what = self.chunk.map_or("parts", |_| "chunk");
+            let why = format!("it makes {pieces} parts");
+            let valid = format!("at most {most} parts in one buffer");
+            return Err(Error::invalid_of(what, why, valid));
+        }
+        // More chunks than a buffer can have are more memory than a machine has, which the driver shall say.
+        let chunks = self.parts.iter().map(|&(location, bytes)| {
+            let chunk = sites[site_of(sites, location)].chunk;
+            let whole = (bytes / cut).saturating_mul(cut.div_ceil(chunk));
+            whole.saturating_add((bytes % cut).div_ceil(chunk))
+        });
+        Ok((cut, chunks.fold(0, u64::saturating_add) <= most))
+    }
+
+    /// Divides the parts.
+    fn chunks(&self, sites: &[Site]) -> Result<Vec<Chunk>> {
+        let (cut, is_divided) = self.pieces(sites)?;
+        let mut chunks = Vec::with_capacity(self.parts.len());
         for (index, &(location, bytes)) in self.parts.iter().enumerate() {
-            let site = sites
-                .iter()
-                .position(|site| site.place.location == location);
-            let site = site.unwrap_or_default(); // every location has a site
+            let site = site_of(sites, location);
             let granularity = sites[site].granularity;
-            // No bytes at all are refused, room or not.
-            let is_last = index == last;
-            let room = if is_last && bytes > 0 { self.room } else { 0 };
-            let size = PaddedSize::new(bytes.saturating_add(room), granularity)?;
-            if !is_last && size.padded() != bytes {
-                let why =
-                    format!("{bytes} bytes in the middle are not a multiple of the granularity");
-                return Err(Error::invalid("share", why));
+            let most = if is_divided {
+                sites[site].chunk
+            } else {
+                u64::MAX
+            };
+            let mut left = bytes;
+            loop {
+                let piece = left.min(cut);
+                left -= piece;
+                let is_last = left == 0 && index + 1 == self.parts.len();
+                // No bytes at all are refused, room or not.
+                let room = if is_last && piece > 0 { self.room } else { 0 };
+                let mut rest = piece.saturating_add(room);
+                let mut begins = true;
+                while rest > 0 || begins {
+                    let size = PaddedSize::new(rest.min(most), granularity)?;
+                    let bytes = size.requested();
+                    rest -= bytes;
+                    if size.padded() != bytes && !(is_last && rest == 0) {
+                        let why = "in the middle are not a multiple of the granularity";
+                        return Err(Error::invalid("share", format!("{bytes} bytes {why}")));
+                    }
+                    chunks.push(Chunk { site, size, begins });
+                    begins = false;
+                }
+                if left == 0 {
+                    break;
+                }
             }
-            let shareable = sites[site].place.is_shareable().then_some(shareable);
-            let chunk = self.growth.chunk_for(granularity, shareable)?;
-            chunks = chunks.saturating_add(size.requested().div_ceil(chunk));
-            parts.push(Part { site, size, chunk });
         }
-        let is_divided = chunks <= Buffer::MAX_PARTS as u64;
-        for part in &mut parts {
-            // More chunks than a buffer can have are more memory than a machine has, which the driver shall say.
-            if !is_divided || !sites[part.site].place.location.is_host() {
-                part.chunk = part.size.padded();
-            }
+        if chunks.is_empty() {
+            return Err(Error::invalid("shares", "the list is empty"));
         }
-        Ok(parts)
+        Ok(chunks)
     }
 
     fn grants_at(&self, driver: &Driver, location: Location) -> Result<Vec<AccessDesc>> {
@@ -285,39 +279,42 @@ impl BufferOptions {
     }
 }
 
-/// What is requested of one location.
+/// What all parts at one location share.
 #[derive(Debug)]
-struct Place {
+struct Site {
     location: Location,
+    /// The bytes requested there.
     bytes: u64,
     handle_types: HandleTypes,
+    options: PhysicalOptions,
+    granularity: Granularity,
+    /// The most bytes of a chunk, in whole granules.
+    chunk: u64,
+    /// Asked for once memory was created there: only that tells a location that does not exist.
+    access: Option<Vec<AccessDesc>>,
 }
 
-impl Place {
+impl Site {
     fn is_shareable(&self) -> bool {
         self.handle_types != HandleTypes::NONE
     }
 }
 
-/// The properties that all parts at one location share.
-#[derive(Debug)]
-struct Site {
-    place: Place,
-    options: PhysicalOptions,
-    granularity: Granularity,
-    /// Asked for once memory was created there: only that tells a location that does not exist.
-    access: Option<Vec<AccessDesc>>,
+/// Returns the index of a location's site: every location has one.
+fn site_of(sites: &[Site], location: Location) -> usize {
+    let found = sites.iter().position(|site| site.location == location);
+    found.unwrap_or_default()
 }
 
-/// A part of the buffer.
-#[derive(Clone, Copy, Debug)]
-struct Part {
+/// A chunk that is to be created.
+#[derive(Debug)]
+struct Chunk {
     /// The index of its site.
     site: usize,
-    /// The bytes requested and padded; the last part's includes the room that was asked for behind the buffer.
+    /// The bytes requested and padded; the last one's include the room that was asked for behind the buffer.
     size: PaddedSize,
-    /// The size of its chunks, in whole granules; the last one may be smaller.
-    chunk: u64,
+    /// Whether it begins a part, whose chunks share an entry of the ledger.
+    begins: bool,
 }
 
 /// A chunk that is mapped, without access yet, and the index of its site.
@@ -331,11 +328,12 @@ pub(super) struct Plan {
     pub(super) padded: u64,
     pub(super) chosen: Chosen,
     sites: Vec<Site>,
-    parts: Vec<Part>,
+    /// In the order of addresses; at least one.
+    chunks: Vec<Chunk>,
     reservation: Option<Arc<Reservation>>,
-    /// The next chunk: its part, its index there, and its place in the range.
-    next: (usize, u64, u64),
-    /// The ledger's entry of the part's first chunk, which the others share.
+    /// The index of the next chunk, and its place in the range.
+    next: (usize, u64),
+    /// The ledger's entry of the chunks of one part.
     entry: Option<Arc<Entry>>,
     ahead: VecDeque<Made>,
     /// Why the chunk behind those ahead was not made.
@@ -350,7 +348,7 @@ impl Plan {
 
     /// Returns the location of the first part.
     pub(super) fn location(&self) -> Location {
-        self.sites[self.parts[0].site].place.location
+        self.sites[self.chunks[0].site].location
     }
 
     /// Reserves the addresses, unless they are. If they are for registered memory, threads for the first chunk's pages start
@@ -361,12 +359,11 @@ impl Plan {
         }
         let options = Reservation::options().backing(self.chosen.backing);
         let all = options.reserve(driver, self.padded)?;
-        if self.sites.iter().all(|site| !site.place.is_shareable()) {
+        if self.sites.iter().all(|site| !site.is_shareable()) {
             all.prepare(self.chosen.fork_of_buffers())?;
         }
         if let Some(node) = self.chosen.node_of_pages(self.location()) {
-            let first = self.parts[0];
-            all.start_threads(node, first.chunk.min(first.size.padded()));
+            all.start_threads(node, self.chunks[0].size.padded());
         }
         Ok(Arc::clone(self.reservation.insert(Arc::new(all))))
     }
@@ -391,7 +388,7 @@ impl Plan {
         let access = match &site.access {
             Some(access) => access,
             None => {
-                let access = self.options.grants_at(driver, site.place.location)?;
+                let access = self.options.grants_at(driver, site.location)?;
                 site.access.insert(access)
             }
         };
@@ -431,57 +428,41 @@ impl Plan {
 
     /// Creates and maps a chunk; `None` after the last.
     fn make(&mut self, driver: &Driver) -> Result<Option<Made>> {
-        let (part, chunk, at) = self.next;
-        let Some(&Part {
-            site: index,
-            size,
-            chunk: bytes,
-        }) = self.parts.get(part)
-        else {
+        let (index, at) = self.next;
+        let Some(chunk) = self.chunks.get(index) else {
             return Ok(None);
         };
-        let count = size.requested().div_ceil(bytes);
-        let site = &self.sites[index];
-        let every = (CHECK_EVERY / bytes).max(1);
-        // Before the first of several registered chunks, all of them were looked at together.
-        let is_looked_at = self.chosen.backing != Backing::Registered
-            || (chunk % every == 0 && (chunk > 0 || count == 1));
-        let check = !self.options.overcommit && is_looked_at;
-        // The last one has the rest, not rounded.
-        let size = PaddedSize::new(
-            bytes.min(size.requested() - chunk * bytes),
-            site.granularity,
-        )?;
-        let entry = self.entry.as_ref();
-        let memory = site.options.create_chunk(driver, size, check, entry)?;
+        let (site, bytes) = (&self.sites[chunk.site], chunk.size.padded());
+        // Registered memory is looked at once in a while, and before the first of several chunks all of it was.
+        let is_due = self.chunks.len() == 1 || (at > 0 && at % CHECK_EVERY < bytes);
+        let check =
+            !self.options.overcommit && (self.chosen.backing != Backing::Registered || is_due);
         // Importers know each chunk by its own identity, of which an entry of the ledger has one.
-        if count > 1 && chunk == 0 && !site.place.is_shareable() {
-            self.entry = Some(memory.entry());
+        if chunk.begins || site.is_shareable() {
+            self.entry = None;
         }
+        let entry = self.entry.as_ref();
+        let memory = site
+            .options
+            .create_chunk(driver, chunk.size, check, entry)?;
+        self.entry.get_or_insert_with(|| memory.entry());
+        let site = chunk.site;
         let mapping = self.reserve(driver)?.map(at, &memory)?;
-        self.next = (part, chunk + 1, at + size.padded());
-        if chunk + 1 == count {
-            (self.next, self.entry) = ((part + 1, 0, at + size.padded()), None);
-        }
-        Ok(Some((index, MappedPart::new(mapping, memory))))
+        self.next = (index + 1, at + bytes);
+        Ok(Some((site, MappedPart::new(mapping, memory))))
     }
 
     /// Gives back what was made ahead, and rewrites a shortage of one chunk to the shortage of all that is requested at its
     /// location.
     pub(super) fn with_all_requested(mut self, driver: &Driver, error: Error) -> Error {
         self.ahead.clear();
-        if self.parts.len() < 2
-            && self
-                .parts
-                .iter()
-                .all(|part| part.chunk >= part.size.padded())
-        {
+        if self.chunks.len() < 2 {
             return error;
         }
         let all = |at: Location| {
-            let here = |part: &&Part| self.sites[part.site].place.location == at;
-            let here = self.parts.iter().filter(here);
-            here.map(|part| part.size.padded()).sum::<u64>()
+            let here = self.chunks.iter();
+            let here = here.filter(|chunk| self.sites[chunk.site].location == at);
+            here.map(|chunk| chunk.size.padded()).sum::<u64>()
         };
         match error {
             Error::OutOfMemory {

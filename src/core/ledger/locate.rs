@@ -5,9 +5,9 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::allocation::Allocation;
-use super::registry::Registry;
+use super::registry::{Range, Registry};
+use crate::Result;
 use crate::driver::{Code, DevicePtr, Driver, HandleTypes, Location, PointerAttribute};
-use crate::{Error, Result};
 
 /// The memory at an address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ const DEVICE: u64 = 2;
 /// Source for foreign memory: `cuPointerGetAttribute`, `cuMemGetAddressRange`.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] in a forked child, whose memory the driver's is not; the driver's errors except
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) in a forked child, whose memory the driver's is not; the driver's errors except
 /// INVALID_VALUE, which means that it does not know the address.
 ///
 /// ```
@@ -75,13 +75,10 @@ const DEVICE: u64 = 2;
 pub fn locate(driver: &Driver, address: DevicePtr) -> Result<Located> {
     driver.expect_this_process("driver")?;
     let of = driver.address();
-    let contains = |start: DevicePtr, bytes: u64| {
-        let offset = address.0.checked_sub(start.0);
-        offset.is_some_and(|offset| offset < bytes)
-    };
     let records = Registry::current().copies(|record| {
         let mut ranges = record.mapped.iter();
-        record.driver == of && ranges.any(|range| contains(range.start, range.bytes))
+        let contains = |range: &Range| address.0.wrapping_sub(range.start.0) < range.bytes;
+        record.driver == of && ranges.any(contains)
     });
     if let Some(record) = records.first() {
         let allocation = record.to_allocation(Instant::now());
@@ -103,7 +100,7 @@ fn foreign(driver: &Driver, address: DevicePtr) -> Result<Located> {
     let attribute = |attribute| driver.pointer_attribute(address, attribute);
     let kind = match attribute(PointerAttribute::MemoryType) {
         Ok(kind) => kind,
-        Err(error) if is_unknown(&error) => return Ok(Located::Unknown),
+        Err(error) if error.code() == Some(Code::INVALID_VALUE) => return Ok(Located::Unknown),
         Err(error) => return Err(error),
     };
     let ordinal = || attribute(PointerAttribute::DeviceOrdinal).ok();
@@ -130,8 +127,4 @@ fn foreign(driver: &Driver, address: DevicePtr) -> Result<Located> {
             .and_then(|bits| u32::try_from(bits).ok())
             .map(HandleTypes::from_bits),
     }))
-}
-
-fn is_unknown(error: &Error) -> bool {
-    error.code() == Some(Code::INVALID_VALUE)
 }

@@ -1,7 +1,7 @@
 //! Files read straight into memory, and written from it.
 
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use rustix::fs::{OFlags, fcntl_getfl};
 
@@ -40,16 +40,15 @@ impl CpuView<'_> {
     /// ```
     pub fn read_from_file(&self, offset: u64, len: u64, file: impl AsFd, at: u64) -> Result<u64> {
         let to = self.check_write(offset, len)?;
-        let fd = file.as_fd();
         transfer(
             "reading a file",
+            file.as_fd(),
             len,
             at,
-            is_direct(fd),
-            |done, bytes, at| {
+            |fd, done, bytes, at| {
                 // SAFETY: the range was checked: mapped and writable for the CPU while the view lives. The kernel
                 // writes it as another process would, and every other access in this process is atomic.
-                answer(unsafe { libc::pread(fd.as_raw_fd(), to.add(done).cast(), bytes, at) })
+                unsafe { libc::pread(fd, to.add(done).cast(), bytes, at) }
             },
         )
     }
@@ -64,38 +63,40 @@ impl CpuView<'_> {
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::System`], where some bytes may have been written.
     pub fn write_to_file(&self, offset: u64, len: u64, file: impl AsFd, at: u64) -> Result<u64> {
-        let part = self.slice(offset, len)?;
-        let fd = file.as_fd();
+        let from = self.slice(offset, len)?.as_ptr();
         transfer(
             "writing a file",
+            file.as_fd(),
             len,
             at,
-            is_direct(fd),
-            |done, bytes, at| {
+            |fd, done, bytes, at| {
                 // SAFETY: the range was checked: mapped and readable for the CPU while the view lives.
-                answer(unsafe {
-                    libc::pwrite(fd.as_raw_fd(), part.as_ptr().add(done).cast(), bytes, at)
-                })
+                unsafe { libc::pwrite(fd, from.add(done).cast(), bytes, at) }
             },
         )
     }
 }
 
-/// Returns whether the file was opened with `O_DIRECT`.
-fn is_direct(fd: BorrowedFd<'_>) -> bool {
-    fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::DIRECT))
-}
-
-/// Returns the bytes that a system call moved, or its error.
-fn answer(returned: isize) -> io::Result<u64> {
-    u64::try_from(returned).map_err(|_| io::Error::last_os_error())
+/// As [`transfer_by`], by a system call.
+fn transfer(
+    what: &str,
+    file: BorrowedFd<'_>,
+    len: u64,
+    at: u64,
+    call: impl Fn(RawFd, usize, usize, i64) -> isize,
+) -> Result<u64> {
+    let is_direct = fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
+    transfer_by(what, len, at, is_direct, |done, bytes, at| {
+        let moved = call(file.as_raw_fd(), done, bytes, at);
+        u64::try_from(moved).map_err(|_| io::Error::last_os_error())
+    })
 }
 
 /// Calls `call` with the bytes done, the bytes to do and the file's offset, until all are done or there are no more.
 ///
 /// After a short transfer of direct I/O, the next offset may be no multiple of the file system's block. The file ends
 /// there: some file systems then answer 0, others EINVAL.
-fn transfer(
+fn transfer_by(
     what: &str,
     len: u64,
     at: u64,
@@ -135,7 +136,7 @@ mod tests {
 
     /// A file of `size` bytes that moves at most `most` at once, and refuses offsets between blocks.
     fn moved(size: u64, most: u64, len: u64, is_direct: bool) -> Result<u64> {
-        transfer("reading a file", len, 0, is_direct, |done, bytes, at| {
+        transfer_by("reading a file", len, 0, is_direct, |done, bytes, at| {
             assert_eq!(done as i64, at);
             match is_direct && !(at as u64).is_multiple_of(4096) {
                 true => Err(io::Error::from_raw_os_error(libc::EINVAL)),
@@ -161,7 +162,7 @@ mod tests {
     #[test]
     fn a_refusal_that_is_no_end_is_an_error() {
         let refuses = |is_direct, after: u64| {
-            transfer(
+            transfer_by(
                 "reading a file",
                 2 * MOST,
                 0,
@@ -179,7 +180,7 @@ mod tests {
         assert!(refuses(false, 1).is_err());
         assert_eq!(refuses(true, 1), Ok(MOST / 2));
         // All that was asked for came, so the file did not end there: the length is no multiple of a block.
-        let whole = transfer(
+        let whole = transfer_by(
             "reading a file",
             MOST + 1,
             0,

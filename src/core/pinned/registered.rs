@@ -38,9 +38,8 @@ impl RegisteredHost {
     #[track_caller]
     pub fn new(driver: &Driver, device: i32, bytes: u64, size: PageSize) -> Result<Self> {
         not_empty(bytes)?;
-        let site = Site::here();
         let pages = Pages::anonymous(bytes, size)?;
-        Self::register(driver, (device, site), pages, bytes, true)
+        Self::register(driver, device, pages, bytes, true)
     }
 
     /// Maps `bytes` of a sealed memfd from `offset` on, a multiple of the page size, and registers them. The CPU and
@@ -116,10 +115,7 @@ impl RegisteredHost {
         offset: u64,
         bytes: u64,
     ) -> Result<Self> {
-        not_empty(bytes)?;
-        let site = Site::here();
-        let pages = Pages::of_file(file, offset, bytes, true)?;
-        Self::register(driver, (device, site), pages, bytes, true)
+        Self::register_file(driver, device, file, (offset, bytes), true)
     }
 
     /// As [`of_file`](Self::of_file), for reading alone, by the CPU and by GPUs. The file may be opened for reading.
@@ -137,18 +133,29 @@ impl RegisteredHost {
         offset: u64,
         bytes: u64,
     ) -> Result<Self> {
-        not_empty(bytes)?;
-        let site = Site::here();
         let attribute = DeviceAttribute::READ_ONLY_HOST_REGISTER_SUPPORTED;
         let what = "registering memory that can only be read";
         is_supported(driver, device, attribute, what)?;
-        let pages = Pages::of_file(file, offset, bytes, false)?;
-        Self::register(driver, (device, site), pages, bytes, false)
+        Self::register_file(driver, device, file, (offset, bytes), false)
     }
 
+    #[track_caller]
+    fn register_file(
+        driver: &Driver,
+        device: i32,
+        file: &File,
+        (offset, bytes): (u64, u64),
+        writable: bool,
+    ) -> Result<Self> {
+        not_empty(bytes)?;
+        let pages = Pages::of_file(file, offset, bytes, writable)?;
+        Self::register(driver, device, pages, bytes, writable)
+    }
+
+    #[track_caller]
     fn register(
         driver: &Driver,
-        (device, site): (i32, Site),
+        device: i32,
         pages: Pages,
         bytes: u64,
         writable: bool,
@@ -163,7 +170,7 @@ impl RegisteredHost {
             .map_err(|error| name_missing_gpu(driver, error, device))?;
         let (kind, range) = ((AllocPath::Registered, device), (start, bytes));
         // From here on a failure ends the registration.
-        let mut memory = Owned::new(driver, kind, range, gpus, site);
+        let mut memory = Owned::new(driver, kind, range, gpus, Site::here());
         memory.writable = writable;
         memory.pages = Some(pages);
         if driver.mem_host_device_pointer(device, start)? != start {

@@ -9,12 +9,13 @@ use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
 use super::addresses::Addresses;
 use super::file::{Pages, expect_whole};
-use super::pool::{Job, Pool};
+use super::pool::Job;
 use super::{Fork, GRANULARITY, advise, map, map_anonymous, place};
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location, NodeId, Relaxed};
 use crate::explain::name_missing_gpu;
 use crate::{Error, Result};
 
+const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// No registration.
 const NONE: i32 = -1;
 
@@ -54,38 +55,55 @@ impl PagesMapping {
             addresses.give_back(&range);
             return Err(error);
         }
-        let begun = map_pages(addresses, pages, &range).and_then(|()| {
-            let exist = pages.are_placed() || driver.is_simulated();
-            let pool = (!exist).then(|| addresses.pool(pages.node));
-            let job = |pool: Arc<Pool>| {
-                pool.begin(
-                    driver,
-                    pages.node,
-                    range.clone(),
-                    pages.fork == Fork::Shared,
-                )
-            };
-            pool.map(job).transpose()
-        });
-        let job = match begun {
-            Ok(job) => job,
-            Err(error) => {
-                clear(&range).unwrap_or_else(
-                    |error| tracing::error!(%error, "pages stay mapped until the process ends"),
-                );
-                pages.release();
-                addresses.give_back(&range);
-                return Err(error);
-            }
-        };
-        Ok(Self {
+        let mut mapping = Self {
             range,
-            job,
+            job: None,
             node: pages.node,
             gpus,
             registered_by: AtomicI32::new(NONE),
             protection: AtomicU8::new(Access::ReadWrite.flags() as u8),
-        })
+        };
+        if let Err(error) = mapping.begin(driver, addresses, pages) {
+            mapping.leave(addresses, pages);
+            return Err(error);
+        }
+        Ok(mapping)
+    }
+
+    /// Maps the pages, of which none need exist, and begins to create them.
+    fn begin(&mut self, driver: &Driver, addresses: &Addresses, pages: &Pages) -> Result<()> {
+        let range = &self.range;
+        let mapped = match &pages.file {
+            None if addresses.use_prepared(range) => Ok(()),
+            None => map_anonymous(range, pages.fork),
+            Some(file) => {
+                let (protection, flags) = (READ_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+                let (size, file) = (range.end - range.start, Some((file.as_fd(), 0)));
+                let mapped = map(range.start, size, protection, flags, file);
+                // The kernel follows it where its settings allow files huge pages.
+                mapped.map(|_| advise(range, libc::MADV_HUGEPAGE).unwrap_or_default())
+            }
+        };
+        mapped.map_err(|error| refused(range, &error))?;
+        if !pages.are_placed() && !driver.is_simulated() {
+            let (pool, shmem) = (addresses.pool(pages.node), pages.fork == Fork::Shared);
+            self.job = Some(pool.begin(driver, pages.node, range.clone(), shmem)?);
+        }
+        Ok(())
+    }
+
+    /// Leaves the addresses without pages. There is no way back: GPUs no longer have the pages.
+    fn leave(&self, addresses: &Addresses, pages: &Pages) {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        let Range { start, end } = self.range;
+        if let Err(error) = map(start, end - start, libc::PROT_NONE, flags, None) {
+            let error = refused(&self.range, &error);
+            tracing::error!(%error, "addresses keep a mapping until others replace it, or the range is given back");
+            let dropped = advise(&self.range, libc::MADV_DONTNEED);
+            dropped.unwrap_or_else(|error| tracing::error!(%error, "pages stay with the mapping"));
+        }
+        pages.release();
+        addresses.give_back(&self.range);
     }
 
     /// Grants access. The first GPU that is named has the driver register the pages, which opens them to all.
@@ -105,11 +123,8 @@ impl PagesMapping {
                     "{} for {}, but registered memory is open to every GPU",
                     desc.access, desc.location
                 );
-                return Err(Error::invalid_of(
-                    "access",
-                    why,
-                    "read-write access, or the driver's memory",
-                ));
+                let valid = "read-write access, or the driver's memory";
+                return Err(Error::invalid_of("access", why, valid));
             }
         }
         let mut gpus = access.iter().filter(is_of_gpu);
@@ -201,15 +216,12 @@ impl PagesMapping {
         let protection = match access {
             Access::None => libc::PROT_NONE,
             Access::Read => libc::PROT_READ,
-            Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+            Access::ReadWrite => READ_WRITE,
         };
-        let (start, size) = (
-            self.range.start as usize,
-            (self.range.end - self.range.start) as usize,
-        );
+        let Range { start, end } = self.range;
+        let at = ptr::with_exposed_provenance_mut(start as usize);
         // SAFETY: the range is a mapping of ours; the caller borrows it exclusively, so no view relies on the access.
-        let result =
-            unsafe { libc::mprotect(ptr::with_exposed_provenance_mut(start), size, protection) };
+        let result = unsafe { libc::mprotect(at, (end - start) as usize, protection) };
         if result != 0 {
             let error = std::io::Error::last_os_error();
             return Err(Error::system("changing the CPU's access to memory", &error));
@@ -241,54 +253,20 @@ impl PagesMapping {
                 |error| tracing::warn!(%error, "pages stay until their neighbours go"),
             );
         }
-        // From here on there is no way back: GPUs no longer have the pages.
-        clear(&self.range).unwrap_or_else(|error| {
-            let error = refused(&self.range, &error);
-            tracing::error!(%error, "addresses keep a mapping until others replace it, or the range is given back");
-            let dropped = advise(&self.range, libc::MADV_DONTNEED);
-            dropped.unwrap_or_else(|error| tracing::error!(%error, "pages stay with the mapping"));
-        });
-        pages.release();
-        addresses.give_back(&self.range);
+        self.leave(addresses, pages);
         Ok(())
     }
-}
-
-/// Leaves addresses without pages.
-fn clear(range: &Range<u64>) -> std::io::Result<()> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    let size = range.end - range.start;
-    map(range.start, size, libc::PROT_NONE, flags, None).map(drop)
 }
 
 fn refused(range: &Range<u64>, error: &std::io::Error) -> Error {
     let what = format!("mapping {} bytes", range.end - range.start);
     match error.raw_os_error() {
-        Some(libc::ENOMEM) => Error::failed(
-            what,
-            format!("{error}: vm.max_map_count limits the mappings of a process"),
-        ),
+        Some(libc::ENOMEM) => {
+            let why = format!("{error}: vm.max_map_count limits the mappings of a process");
+            Error::failed(what, why)
+        }
         _ => Error::system(what, error),
     }
-}
-
-/// Maps pages, of which none need exist.
-fn map_pages(addresses: &Addresses, pages: &Pages, range: &Range<u64>) -> Result<()> {
-    let mapped = match &pages.file {
-        None if addresses.use_prepared(range) => Ok(()),
-        None => map_anonymous(range, pages.fork),
-        Some(file) => {
-            let (protection, flags) = (
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_FIXED,
-            );
-            let (size, file) = (range.end - range.start, Some((file.as_fd(), 0)));
-            let mapped = map(range.start, size, protection, flags, file);
-            // The kernel follows it where its settings allow files huge pages.
-            mapped.map(|_| advise(range, libc::MADV_HUGEPAGE).unwrap_or_default())
-        }
-    };
-    mapped.map_err(|error| refused(range, &error))
 }
 
 impl Pages {
