@@ -3,16 +3,16 @@
 mod access;
 mod allocate;
 mod growing;
-mod raw;
 
-use crate::accessors::cpu_accessors;
 use crate::backing::{Backing, Chosen};
 use crate::driver::{
     Access, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location, NodeId,
 };
 use crate::growth::Growth;
 use crate::ledger::{AllocPath, Label, Site};
-use crate::memory::{CpuView, access_checks, check_range, impl_cpu_memory, impl_memory};
+use crate::memory::{
+    CpuView, access_checks, check_range, cpu_accessors, impl_cpu_memory, impl_memory,
+};
 use crate::size::Granularity;
 use crate::topology::{Share, Topology};
 use crate::vmm::{MappedRange, Mapping, PhysicalMemory};

@@ -17,15 +17,16 @@
 //! docs/lifetimes.md lists all code that touches memory and what keeps that memory alive.
 //!
 //! **Mapped parts.** A chunk of a heap, a chunk of a growing vector and a part of a growing import are each a
-//! `vmm::MappedPart`. A `MappedRange` keeps mappings and memories apart, because its interface lends a slice of each; so does
-//! a ring, because it maps its records twice.
+//! `vmm::MappedPart`, and a `MappedRange` has several side by side. It keeps mappings and memories apart, because its interface
+//! lends a slice of each; so does a ring, because it maps its records twice.
 //!
-//! **Memory that grows in the background** (`core/buffer/growing.rs`) and a `Buffer` are created by the same loop, chunk by chunk
-//! into a `GrowingRange`. All addresses are reserved at once, and one thread adds chunks. A reader of the front needs no lock: the
-//! count of granted bytes is stored after the access to them, and only grows. The list of mappings has a lock, which is held
-//! for one query of the driver at a time, so that readers do not wait for each other behind a new chunk. The buffer is `Memory` whose length
-//! only grows, which `AccessChecks` allows. The calling thread creates the front, so its errors are the call's, and a caller that
-//! handles signals in its progress function handles them meanwhile.
+//! **Buffers** (`core/buffer/allocate.rs`) are planned first: the granularity and the access of each location, and the list of chunks.
+//! Each chunk is then created, mapped and granted, and the ledger has one entry for those of a part. Memory that grows in the
+//! background (`core/buffer/growing.rs`) has the same plan. All addresses are reserved at once, and one thread adds chunks. A
+//! reader of the front needs no lock: the count of granted bytes is stored after the access to them, and only grows. The list of
+//! mappings has a lock, which is held for one query of the driver at a time, so that readers do not wait for each other behind a
+//! new chunk. The buffer is `Memory` whose length only grows, which `AccessChecks` allows. The calling thread creates the front, so
+//! its errors are the call's, and a caller that handles signals in its progress function handles them meanwhile.
 //!
 //! # Trials and free memory
 //! Capabilities are found by trying, per location and handle type, because attributes are hints: some drivers report fabric
@@ -39,7 +40,6 @@
 //! node (`Location::Host`, `HostNumaCurrent`), which the kernel may take from any.
 #![deny(missing_docs)]
 
-pub mod accessors;
 pub mod backing;
 pub mod buffer;
 pub mod capability;

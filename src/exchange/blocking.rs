@@ -20,12 +20,11 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate as exchange;
-use crate::accessors::cpu_accessors;
 use crate::client::ClientSession;
 use crate::driver::{Access, DevicePtr, Driver, HandleType, Location};
 use crate::fork::Generation;
 use crate::limits::deadline;
-use crate::memory::{CpuView, impl_cpu_memory, memory_through};
+use crate::memory::{CpuView, cpu_accessors, impl_cpu_memory, memory_through};
 use crate::protocol::Entry;
 use crate::server::{Holder, PublishOptions, ServerOptions, ServerStats};
 use crate::share::{Description, InstanceId, Shared};

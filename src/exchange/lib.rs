@@ -160,7 +160,7 @@ pub mod fuzzing {
 #[cfg(test)]
 use egmem_core::{Buffer, Machine};
 use egmem_core::{
-    Driver, DriverError, Error as MemoryError, Result as MemoryResult, Stream, accessors,
-    capability, driver, fork, ledger, memory, numbers, per_driver, pinned, text,
+    Driver, DriverError, Error as MemoryError, Result as MemoryResult, Stream, capability, driver,
+    fork, ledger, memory, numbers, per_driver, pinned, text,
 };
 use egmem_share::{self as share, Distrust, Error as ShareError, Unreachable};

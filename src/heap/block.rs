@@ -12,10 +12,9 @@ use super::backing::Chunk;
 use super::deferred::Deferred;
 use super::inner::HeapInner;
 use super::piece::Piece;
-use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::explain::name_missing;
-use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory};
+use crate::memory::{AccessChecks, CpuView, Engine, Memory, cpu_accessors, impl_cpu_memory};
 use crate::{Error, Event, Result, Stream};
 
 /// Memory from a [`Heap`](super::Heap), freed on drop.

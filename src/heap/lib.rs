@@ -249,7 +249,7 @@ pub use stats::{ClassStats, HeapStats};
 #[cfg(test)]
 use egmem_core::{Buffer, Driver, DriverError, Machine, Topology, proof};
 use egmem_core::{
-    Error, Event, Growth, Memory, Progress, Result, Stream, accessors, buffer, capability, driver,
-    error, explain, fork, guard, ledger, memory, per_driver, pinned, size, stream, teardown,
-    topology, vmm,
+    Error, Event, Growth, Memory, Progress, Result, Stream, buffer, capability, driver, error,
+    explain, fork, guard, ledger, memory, per_driver, pinned, size, stream, teardown, topology,
+    vmm,
 };

@@ -9,9 +9,8 @@ use std::mem::ManuallyDrop;
 use super::classes::{Class, PAGE};
 use super::deferred::PER_THREAD;
 use super::{Block, Heap, NotAllFreed, NotFreed};
-use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
-use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory};
+use crate::memory::{AccessChecks, CpuView, Engine, Memory, cpu_accessors, impl_cpu_memory};
 use crate::stream::captures::{after_captures, run_due};
 use crate::{Error, Result, Stream};
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use super::Description;
 use super::cache::Cached;
 use super::import::{MappedKey, PartKey};
-use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, HandleType, Location};
-use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory, impl_memory};
+use crate::memory::{
+    AccessChecks, CpuView, Engine, Memory, cpu_accessors, impl_cpu_memory, impl_memory,
+};
 use crate::vmm::{MappedRange, Mapping, PhysicalMemory};
 use egmem_core::Result;
 

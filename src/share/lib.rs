@@ -88,8 +88,8 @@ pub use egmem_core::vmm::identity::{BootId, Identity, InstanceId};
 
 use egmem_core::{
     Buffer, Driver, DriverError, Error as MemoryError, Event, Memory, Pool, PoolBuffer,
-    Result as MemoryResult, Stream, accessors, buffer, capability, driver, explain, fork, ledger,
-    memory, per_driver, pool, size, text, vmm,
+    Result as MemoryResult, Stream, buffer, capability, driver, explain, fork, ledger, memory,
+    per_driver, pool, size, text, vmm,
 };
 #[cfg(test)]
 use egmem_core::{Machine, proof, topology};

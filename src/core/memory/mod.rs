@@ -14,19 +14,17 @@
 
 mod checks;
 mod file;
-mod grants;
 mod parallel;
 mod reach;
 mod view;
 mod words;
 
 pub use checks::{
-    AccessChecks, Engine, access_checks, expect_gpu_access, expect_no_cpu_fault, impl_memory,
-    is_of_one_kind, memory_through,
+    AccessChecks, Engine, GrantUse, GrantUses, access_checks, expect_gpu_access,
+    expect_no_cpu_fault, impl_memory, is_of_one_kind, memory_through,
 };
 pub use parallel::ParallelCopy;
-pub use reach::CpuMemory;
-pub use reach::impl_cpu_memory;
+pub use reach::{CpuMemory, cpu_accessors, impl_cpu_memory};
 pub use view::CpuView;
 
 use std::ops::Range;
@@ -35,7 +33,6 @@ use std::sync::Arc;
 use crate::driver::{DevicePtr, Driver, Location};
 use crate::{Error, Result};
 
-pub use grants::{GrantUse, GrantUses};
 pub use parallel::in_threads;
 
 /// Memory with an address in CUDA's unified address space.

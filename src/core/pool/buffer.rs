@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::handle::Pool;
+use super::Pool;
 use crate::driver::{Access, DevicePtr, Driver, Location, PoolCalls, Relaxed, StreamHandle};
 use crate::explain::explain_pool;
 use crate::guard::check_free;

@@ -1,24 +1,28 @@
 //! Pools of other processes, and their allocations.
 
-mod buffer;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
 
-use super::handle::Inner;
-use super::{Pool, PoolBuffer};
+use super::buffer::Allocation;
+use super::{Inner, Pool, PoolBuffer};
 use crate::driver::{
-    Access, AccessDesc, Driver, HandleType, HandleTypes, Location, PoolApi, PoolHandle, PoolProps,
-    PoolPtrExport, ShareableHandle,
+    self, Access, AccessDesc, Code, DevicePtr, Driver, HandleType, HandleTypes, Location,
+    PointerAttribute, PoolApi, PoolHandle, PoolProps, PoolPtrExport, ShareableHandle,
 };
-use crate::memory::Memory;
+use crate::ledger::{AllocPath, Imported as From, Party, Site};
+use crate::memory::{
+    AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory, impl_memory,
+};
 use crate::per_driver::lock;
+use crate::stream::Stream;
+use crate::stream::captures::{after_captures, run_due};
+use crate::teardown::{give_back, log_lost};
 use crate::{Error, Result};
-
-pub use buffer::ImportedPoolBuffer;
 
 impl Pool {
     /// Exports the pool: the handle grants access to all of its memory, present and future.
@@ -151,5 +155,235 @@ impl ImportedPool {
     /// Returns the pool's driver.
     pub fn driver(&self) -> &Driver {
         self.0.driver()
+    }
+}
+
+/// `CU_MEMORYTYPE_HOST`
+const HOST_MEMORY: u64 = 1;
+
+const WHAT: &str = "another process's pool memory";
+
+impl ImportedPool {
+    /// Returns whether the driver says that the CPU reaches the pool's memory.
+    fn cpu_reaches(&self, start: DevicePtr) -> bool {
+        let attribute = |attribute| self.driver().pointer_attribute(start, attribute);
+        let has_address = attribute(PointerAttribute::HostPointer).is_ok_and(|at| at == start.0);
+        // For drivers that know no host pointers of imported memory.
+        has_address
+            || (attribute(PointerAttribute::MemoryType).is_ok_and(|kind| kind == HOST_MEMORY)
+                && self.location().is_host()
+                && self.access(self.location()) == Ok(Access::ReadWrite))
+    }
+
+    /// Imports an allocation of `bytes`, to be freed on `stream`. The exporter keeps it while `tether` is
+    /// open.
+    ///
+    /// Source: `cuMemPoolImportPointer`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another driver's stream, an impossible size, and an allocation that this
+    /// process has imported and not freed; the driver's INVALID_VALUE for data that is not an allocation of the
+    /// pool.
+    ///
+    /// # Safety
+    /// Until the other end of `tether` is closed, the exporter does not free the allocation.
+    #[track_caller]
+    pub unsafe fn import_pointer(
+        &self,
+        pointer: &PoolPtrExport,
+        bytes: u64,
+        stream: &Stream,
+        tether: OwnedFd,
+    ) -> Result<ImportedPoolBuffer> {
+        let driver = self.driver();
+        driver.expect_same(stream.driver(), "stream")?;
+        run_due(driver);
+        let start = self.import_once(pointer)?;
+        let (path, range, site) = (AllocPath::ImportedPool, (start, bytes), Site::here());
+        // Owned from here on, so that a failing step releases it.
+        let memory = Allocation::new(&self.0, path, range, stream, site);
+        let mut buffer = ImportedPoolBuffer {
+            memory: Arc::new(memory),
+            cpu: false,
+            tether: Some(tether),
+        };
+        // The driver, not the peer, decides its size and whether the CPU reaches it.
+        let size = driver
+            .mem_address_range(start)
+            .map(|(base, size)| match base {
+                // The answer for mapped host memory: see docs/driver-behaviour.md.
+                DevicePtr(0) => size,
+                base => size.saturating_sub(start.0.saturating_sub(base.0)),
+            })
+            .or_else(|_| driver.pointer_attribute(start, PointerAttribute::RangeSize))?;
+        if bytes > size {
+            let why = format!("{bytes} bytes in memory of {size}");
+            return Err(Error::invalid("size", why));
+        }
+        buffer.cpu = self.cpu_reaches(start);
+        if buffer.cpu {
+            let host = AccessDesc::new(Location::Host, Access::ReadWrite);
+            self.0.0.grants.set(&[host]);
+        }
+        Ok(buffer)
+    }
+
+    /// Imports an allocation that this process does not have, and notes that it has it now.
+    fn import_once(&self, pointer: &PoolPtrExport) -> Result<DevicePtr> {
+        let mut live = live();
+        // SAFETY: `self` keeps the handle alive; the driver checks the 64 bytes.
+        let start = unsafe {
+            self.0
+                .calls()?
+                .pool_import_pointer(self.0.handle(), pointer)
+        };
+        let again = || {
+            let why = "it is imported in this process already, and not freed yet: use the buffer \
+                       that was received first, or free it before the next one is received";
+            Error::invalid("pool allocation", why)
+        };
+        let start = start.map_err(|error| match error.code() {
+            Some(Code::ALREADY_MAPPED) => again(),
+            _ => error,
+        })?;
+        if !live.insert((self.driver().address(), start)) {
+            // The driver returned the same address again: a free by one of two owners would free it for
+            // the other as well.
+            return Err(again());
+        }
+        Ok(start)
+    }
+}
+
+/// The imported allocations of this process, by driver and address: a peer that sends one twice must not
+/// create two owners.
+fn live() -> MutexGuard<'static, HashSet<(usize, DevicePtr)>> {
+    static LIVE: LazyLock<Mutex<HashSet<(usize, DevicePtr)>>> = LazyLock::new(Mutex::default);
+    lock(&LIVE)
+}
+
+/// An allocation of another process's pool.
+///
+/// Dropping it frees it on its stream, after the work there, and tells the exporter once that is done; so the
+/// drop waits for the stream. Work on other streams must have finished before. While the stream is being captured into a
+/// CUDA graph, the free waits for the end of the capture, as that of a [`PoolBuffer`](crate::PoolBuffer) does.
+#[derive(Debug)]
+pub struct ImportedPoolBuffer {
+    memory: Arc<Allocation>,
+    /// Whether the CPU reaches it.
+    cpu: bool,
+    /// Closing it tells the exporter that this process has freed the memory.
+    tether: Option<OwnedFd>,
+}
+
+impl ImportedPoolBuffer {
+    /// Returns the CPU's view of the bytes, after the work on the stream.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] if the CPU cannot reach the memory; [`Error::InvalidArgument`] while the stream is being
+    /// captured into a graph; the error of earlier work on the stream.
+    pub fn cpu(&self) -> Result<CpuView<'_>> {
+        if !self.cpu {
+            let (have, need) = (Access::None, Access::ReadWrite);
+            return Err(Error::not_accessible(Location::Host, have, need));
+        }
+        self.stream().expect_no_capture()?;
+        self.stream().synchronize()?;
+        // SAFETY: mapped for the CPU, and at least `len` bytes, as the driver reported at the import; until
+        // `self` is freed. Pools allocate in units larger than a word, and their only access is reading and
+        // writing. Safe code reaches it through atomic views only.
+        Ok(unsafe { CpuView::new(self.memory.start, self.memory.len, true) })
+    }
+
+    /// Returns the pool that it belongs to.
+    pub fn pool(&self) -> ImportedPool {
+        ImportedPool(self.memory.pool.clone())
+    }
+
+    /// Returns the stream that it will be freed on.
+    pub fn stream(&self) -> &Stream {
+        &self.memory.stream
+    }
+
+    /// Notes in the [ledger](crate::ledger) which process lends it.
+    pub fn imported_from(&self, from: Party) {
+        let from = From {
+            from: Some(from),
+            identity: None,
+        };
+        self.memory.entry.imported(from, None, Site::here());
+    }
+
+    /// Frees the allocation.
+    ///
+    /// Source: `cuMemFreeAsync`, then `cuStreamSynchronize`.
+    ///
+    /// # Errors
+    /// The driver's errors: the exporter then keeps the memory until this process ends.
+    pub fn free(mut self) -> Result<()> {
+        self.memory.pool.driver().expect_this_process(WHAT)?;
+        self.free_once()
+    }
+
+    fn free_once(&mut self) -> Result<()> {
+        let Some(tether) = self.tether.take() else {
+            return Ok(());
+        };
+        free(Arc::clone(&self.memory), tether)
+    }
+}
+
+/// Frees imported memory once its stream is not being captured.
+fn free(memory: Arc<Allocation>, tether: OwnedFd) -> Result<()> {
+    if memory.stream.may_be_captured() {
+        let streams = vec![memory.stream.clone()];
+        after_captures(streams, move || log_lost(WHAT, free(memory, tether)));
+        return Ok(());
+    }
+    let driver = memory.pool.driver();
+    run_due(driver);
+    let _relaxed = driver::Relaxed::new(driver);
+    let freed = {
+        // Until the memory is freed no other value owns it.
+        let mut live = live();
+        let freed = memory.give_back(&memory.stream);
+        if freed.is_ok() {
+            live.remove(&(driver.address(), memory.start));
+        }
+        freed
+    }
+    .and_then(|()| give_back(driver, "a stream", || memory.stream.synchronize()));
+    if freed.is_err() {
+        // It may still be in use, so the exporter must not hear that it was freed.
+        std::mem::forget(tether);
+    }
+    freed
+}
+
+impl_cpu_memory!(ImportedPoolBuffer);
+
+// SAFETY: the pool's grants answer, and it is freed when this is dropped.
+unsafe impl AccessChecks for ImportedPoolBuffer {
+    fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
+        self.memory.pool.access(Location::Device(gpu))
+    }
+
+    fn of_one_mapping(&self, _offset: u64, len: u64) -> Option<u64> {
+        Some(len)
+    }
+
+    fn hold_grants(&self) -> Option<GrantUse> {
+        Some(self.memory.pool.0.uses.begin())
+    }
+}
+
+impl_memory! { for ImportedPoolBuffer, |this| this.memory.pool.driver(), this.memory.start, this.memory.len, this.memory.pool.props().location }
+
+impl Drop for ImportedPoolBuffer {
+    fn drop(&mut self) {
+        // A forked child frees nothing. The pipe stays open in its parent.
+        if self.memory.pool.driver().is_of_this_process() {
+            log_lost(WHAT, self.free_once());
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::handle::{Inner, Pool};
+use super::{Inner, Pool};
 use crate::Result;
 use crate::buffer::reachable_gpus;
 use crate::driver::{AccessDesc, Driver, HandleTypes, Location, PoolApi, PoolAttribute, PoolProps};

@@ -14,9 +14,162 @@ mod mapping;
 pub(crate) mod pages;
 mod physical;
 mod range;
-mod reservation;
 
 pub use mapping::Mapping;
 pub use physical::{PhysicalMemory, PhysicalOptions};
 pub use range::{Adjacent, Mapped, MappedPart, MappedRange};
-pub use reservation::{Reservation, ReservationOptions};
+
+use crate::backing::Backing;
+use crate::driver::{Code, DevicePtr, Driver, NodeId};
+use crate::host::mappings::too_many_mappings;
+use crate::size::{Granularity, PaddedSize};
+use crate::teardown::give_back_or_log;
+use crate::{Error, Result};
+use pages::{Addresses, Fork};
+
+/// Options to reserve addresses; [`reserve`](Self::reserve) does it.
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use = "options do nothing until `reserve`"]
+pub struct ReservationOptions {
+    alignment: u64,
+    hint: u64,
+    /// Whether the kernel reserves them, for pages of this process.
+    for_pages: bool,
+}
+
+impl ReservationOptions {
+    crate::driver::setters! {
+        /// Sets the alignment of the first address in bytes: a power of two; 0 leaves it to the driver.
+        alignment(bytes: u64) => alignment = bytes;
+
+        /// Sets an address to try first. The driver may choose another.
+        hint(address: DevicePtr) => hint = address.0;
+    }
+
+    /// Sets what memory will be mapped there, as [`PhysicalMemory::backing`](super::PhysicalMemory::backing) returns it. The
+    /// default is [`Backing::Driver`], which also stands for [`Backing::Auto`].
+    pub fn backing(mut self, backing: Backing) -> Self {
+        self.for_pages = backing == Backing::Registered;
+        self
+    }
+
+    /// Reserves at least `bytes` of addresses, rounded up to 2 MiB. Takes no memory.
+    ///
+    /// Source: `cuMemAddressReserve`; `mmap` for [registered](Backing::Registered) memory.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 bytes or an alignment that is not a power of two;
+    /// [`Error::OutOfAddresses`] if the address space has no such hole; the driver's errors.
+    pub fn reserve(self, driver: &Driver, bytes: u64) -> Result<Reservation> {
+        if self.alignment != 0 {
+            Granularity::new(self.alignment).map_err(|_| {
+                Error::invalid_of("alignment", "it is not a power of two", "a power of two")
+            })?;
+        }
+        let size = PaddedSize::new(bytes, Granularity::TWO_MIB)?.padded();
+        if self.for_pages {
+            let alignment = self.alignment.max(Granularity::TWO_MIB.bytes());
+            let addresses = Addresses::reserve(size, alignment, self.hint)?;
+            let start = DevicePtr(addresses.start());
+            return Ok(Reservation::new(driver, start, size, Some(addresses)));
+        }
+        let start = driver
+            .mem_address_reserve(size, self.alignment, self.hint)
+            .map_err(|error| match error {
+                Error::Driver(source) if source.code == Code::OUT_OF_MEMORY => {
+                    let requested = size;
+                    too_many_mappings(driver, source)
+                        .unwrap_or(Error::OutOfAddresses { requested, source })
+                }
+                other => other,
+            })?;
+        Ok(Reservation::new(driver, start, size, None))
+    }
+}
+
+/// A range of reserved addresses, freed when dropped.
+///
+/// Mappings share it by [`Arc`](std::sync::Arc), so it outlives them.
+#[derive(Debug)]
+pub struct Reservation {
+    driver: Driver,
+    start: DevicePtr,
+    size: u64,
+    /// Reserved by the kernel, for pages of this process; `None`: by the driver.
+    addresses: Option<Addresses>,
+}
+
+impl Reservation {
+    fn new(driver: &Driver, start: DevicePtr, size: u64, addresses: Option<Addresses>) -> Self {
+        Self {
+            driver: driver.clone(),
+            start,
+            size,
+            addresses,
+        }
+    }
+
+    /// Returns options for a reservation.
+    pub fn options() -> ReservationOptions {
+        ReservationOptions::default()
+    }
+
+    /// Returns the first address.
+    pub const fn start(&self) -> DevicePtr {
+        self.start
+    }
+
+    /// Returns the size in bytes.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Returns what memory can be mapped there.
+    pub const fn backing(&self) -> Backing {
+        match self.addresses {
+            Some(_) => Backing::Registered,
+            None => Backing::Driver,
+        }
+    }
+
+    /// Prepares all addresses for pages without a file, if they are for pages; see [`Addresses::prepare`].
+    ///
+    /// # Errors
+    /// [`Error::System`] if the kernel refuses.
+    pub(crate) fn prepare(&self, fork: Fork) -> Result<()> {
+        let addresses = self.addresses.as_ref();
+        addresses.map_or(Ok(()), |addresses| addresses.prepare(fork))
+    }
+
+    /// Starts the threads that create `bytes` of pages on a node, if the addresses are for pages.
+    pub(crate) fn start_threads(&self, node: NodeId, bytes: u64) {
+        if let Some(addresses) = &self.addresses {
+            addresses.start_threads(&self.driver, node, bytes);
+        }
+    }
+
+    /// Returns the addresses for pages of this process.
+    pub(super) const fn addresses(&self) -> Option<&Addresses> {
+        self.addresses.as_ref()
+    }
+
+    pub(super) const fn driver(&self) -> &Driver {
+        &self.driver
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if let Some(addresses) = &self.addresses {
+            // A forked child gives nothing back; otherwise they give themselves back.
+            if !self.driver.is_of_this_process() {
+                addresses.keep();
+            }
+            return;
+        }
+        give_back_or_log(&self.driver, "reserved addresses", || {
+            // SAFETY: the range is owned by `self`; mappings hold a reference, so none is left.
+            unsafe { self.driver.mem_address_free(self.start, self.size) }
+        });
+    }
+}

@@ -12,11 +12,10 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::session::{ClientSession, OffThread, Reply, SessionUser, run_blocking};
-use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, HandleType, Location, ShareableHandle, random};
 use crate::ledger::{Party, Site};
 use crate::memory::{
-    AccessChecks, CpuView, Memory, access_checks, impl_cpu_memory, memory_through,
+    AccessChecks, CpuView, Memory, access_checks, cpu_accessors, impl_cpu_memory, memory_through,
 };
 use crate::per_driver::lock;
 use crate::pinned::PinnedHost;
