@@ -3,6 +3,7 @@
 mod access;
 mod allocate;
 mod growing;
+mod plan;
 
 use crate::backing::{Backing, Chosen};
 use crate::driver::{

@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::BufferOptions;
-use super::allocate::Plan;
+use super::plan::Plan;
 use crate::backing::Chosen;
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::growth::{GrowthState, Pace, Progress};

@@ -152,8 +152,8 @@ impl Mapping {
         }
         let own = first.in_own_terms(access);
         let result = if first.pages.is_some() {
-            let pages = mappings.iter().filter_map(|mapping| mapping.pages.as_ref());
-            pages.map(|pages| pages.grant(driver, &own)).collect()
+            let mut pages = mappings.iter().filter_map(|mapping| mapping.pages.as_ref());
+            pages.try_for_each(|pages| pages.grant(driver, &own))
         } else {
             // SAFETY: the mappings are exclusively borrowed, so they have no views; as just checked they are the
             // whole range.

@@ -354,13 +354,12 @@ impl<P> MappedRange<P> {
             .for_each(Mapping::note_export);
     }
 
-    /// Returns the CPU's view of the first `len` bytes, which may include padding.
+    /// Returns the CPU's view of the first `len` bytes. See [`cpu_at`](Self::cpu_at).
     ///
     /// # Errors
-    /// [`Error::NotAccessible`] unless the host may at least read all parts; [`Error::OutOfRange`].
+    /// As `cpu_at`.
     pub fn cpu(&self, len: u64) -> Result<CpuView<'_>> {
-        check_range(0, len, self.padded)?;
-        self.view(0, len, self.host)
+        self.cpu_at(0, len)
     }
 
     /// Returns the CPU's view of `len` bytes from `offset` on, which may include padding. Only the parts that contain
@@ -370,18 +369,14 @@ impl<P> MappedRange<P> {
     /// [`Error::NotAccessible`] unless the host may at least read these parts; [`Error::OutOfRange`].
     pub fn cpu_at(&self, offset: u64, len: u64) -> Result<CpuView<'_>> {
         check_range(offset, len, self.padded)?;
-        if self.host == Access::ReadWrite {
-            return self.view(offset, len, self.host);
-        }
-        // SAFETY: as in `view`.
-        unsafe { self.all().cpu(self.start, offset, len) }
-    }
-
-    /// The range has been checked, and `have` is the least that the host may do there.
-    fn view(&self, offset: u64, len: u64, have: Access) -> Result<CpuView<'_>> {
         // SAFETY: the mappings are adjacent, and mapped with this host access until `set_access` or `drop`,
         // which need `self` exclusively; safe code reaches the bytes through atomic views only.
-        unsafe { CpuView::granted(self.start.add(offset), len, have) }
+        unsafe {
+            match self.host {
+                Access::ReadWrite => CpuView::granted(self.start.add(offset), len, self.host),
+                _ => self.all().cpu(self.start, offset, len),
+            }
+        }
     }
 
     /// Returns the mappings, to be asked together.
