@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::plan::{Made, Plan};
+use super::plan::{Made, Plan, Site};
 use super::{Buffer, BufferOptions};
 use crate::backing::Backing;
 use crate::driver::{Driver, Location};
@@ -107,11 +107,13 @@ impl Plan {
         }
         let options = Reservation::options().backing(self.chosen.backing);
         let all = options.reserve(driver, self.padded)?;
-        if self.sites.iter().all(|site| !site.is_shareable()) {
-            all.prepare(self.chosen.fork_of_buffers())?;
-        }
-        if let Some(node) = self.chosen.node_of_pages(self.location()) {
-            all.start_threads(node, self.chunks[0].size.padded());
+        if let Some(addresses) = all.addresses() {
+            if !self.sites.iter().any(Site::is_shareable) {
+                addresses.prepare(self.chosen.fork_of_buffers())?;
+            }
+            if let Some(node) = self.chosen.node_of_pages(self.location()) {
+                addresses.start_threads(driver, node, self.chunks[0].size.padded());
+            }
         }
         Ok(Arc::clone(self.reservation.insert(Arc::new(all))))
     }

@@ -20,12 +20,12 @@ pub use physical::{PhysicalMemory, PhysicalOptions};
 pub use range::{Adjacent, Mapped, MappedPart, MappedRange};
 
 use crate::backing::Backing;
-use crate::driver::{Code, DevicePtr, Driver, NodeId};
+use crate::driver::{Code, DevicePtr, Driver};
 use crate::host::mappings::too_many_mappings;
 use crate::size::{Granularity, PaddedSize};
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
-use pages::{Addresses, Fork};
+use pages::Addresses;
 
 /// Options to reserve addresses; [`reserve`](Self::reserve) does it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,15 +67,13 @@ impl ReservationOptions {
             })?;
         }
         let size = PaddedSize::new(bytes, Granularity::TWO_MIB)?.padded();
-        if self.for_pages {
+        let (start, addresses) = if self.for_pages {
             let alignment = self.alignment.max(Granularity::TWO_MIB.bytes());
             let addresses = Addresses::reserve(size, alignment, self.hint)?;
-            let start = DevicePtr(addresses.start());
-            return Ok(Reservation::new(driver, start, size, Some(addresses)));
-        }
-        let start = driver
-            .mem_address_reserve(size, self.alignment, self.hint)
-            .map_err(|error| match error {
+            (DevicePtr(addresses.start()), Some(addresses))
+        } else {
+            let start = driver.mem_address_reserve(size, self.alignment, self.hint);
+            let start = start.map_err(|error| match error {
                 Error::Driver(source) if source.code == Code::OUT_OF_MEMORY => {
                     let requested = size;
                     too_many_mappings(driver, source)
@@ -83,7 +81,14 @@ impl ReservationOptions {
                 }
                 other => other,
             })?;
-        Ok(Reservation::new(driver, start, size, None))
+            (start, None)
+        };
+        Ok(Reservation {
+            driver: driver.clone(),
+            start,
+            size,
+            addresses,
+        })
     }
 }
 
@@ -100,15 +105,6 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    fn new(driver: &Driver, start: DevicePtr, size: u64, addresses: Option<Addresses>) -> Self {
-        Self {
-            driver: driver.clone(),
-            start,
-            size,
-            addresses,
-        }
-    }
-
     /// Returns options for a reservation.
     pub fn options() -> ReservationOptions {
         ReservationOptions::default()
@@ -132,24 +128,8 @@ impl Reservation {
         }
     }
 
-    /// Prepares all addresses for pages without a file, if they are for pages; see [`Addresses::prepare`].
-    ///
-    /// # Errors
-    /// [`Error::System`] if the kernel refuses.
-    pub(crate) fn prepare(&self, fork: Fork) -> Result<()> {
-        let addresses = self.addresses.as_ref();
-        addresses.map_or(Ok(()), |addresses| addresses.prepare(fork))
-    }
-
-    /// Starts the threads that create `bytes` of pages on a node, if the addresses are for pages.
-    pub(crate) fn start_threads(&self, node: NodeId, bytes: u64) {
-        if let Some(addresses) = &self.addresses {
-            addresses.start_threads(&self.driver, node, bytes);
-        }
-    }
-
     /// Returns the addresses for pages of this process.
-    pub(super) const fn addresses(&self) -> Option<&Addresses> {
+    pub(crate) const fn addresses(&self) -> Option<&Addresses> {
         self.addresses.as_ref()
     }
 
