@@ -31,14 +31,15 @@ fn entry(driver: &Driver, access: &[AccessDesc]) {
         site: Site::here(),
     });
     let grants = Arc::<Grants>::default();
-    let mapped = entry.map(
+    entry.map(
         egmem::driver::DevicePtr(GRANULE),
         GRANULE,
         Arc::clone(&grants),
     );
     grants.set(access);
     black_box(&entry);
-    drop((mapped, grants));
+    entry.unmap(egmem::driver::DevicePtr(GRANULE));
+    drop(grants);
 }
 
 /// The life of an entry of a pool's allocation: made at its address, removed before the free.
