@@ -20,7 +20,7 @@ const SMALL_PAGES: &str = "the kernel gave small pages, with which registered me
 /// access for the CPU and all GPUs.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if registered memory was asked for and cannot be what is needed, with the reason; the driver's
+/// [`Error::InvalidArgument`] if registered memory was asked for and cannot be what is needed, with the reason; the driver's
 /// errors.
 pub fn choose(
     driver: &Driver,

@@ -89,15 +89,15 @@ impl Buffer {
     }
 
     /// Changes the access of locations to `len` bytes from `offset` on, which are whole parts: chunks
-    /// ([`BufferOptions::chunk`]), shares or stripes. The last part counts with its padding or without.
+    /// ([`BufferOptions::chunk`](super::BufferOptions::chunk)), shares or stripes. The last part counts with its padding or without.
     ///
     /// A location that may only read is held to it by its page tables: the CPU that writes gets SIGSEGV, and a GPU
     /// whose kernel writes fails with ILLEGAL_ADDRESS and is lost to the process. Safe calls refuse such work before
-    /// ([`Error::NotAccessible`](crate::Error::NotAccessible)). Take access away only when no work of the program that uses it is left.
+    /// ([`Error::NotAccessible`]). Take access away only when no work of the program that uses it is left.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a range that begins or ends inside a part;
-    /// [`Error::OutOfRange`](crate::Error::OutOfRange); otherwise as [`set_access`](Self::set_access).
+    /// [`Error::InvalidArgument`] for a range that begins or ends inside a part;
+    /// [`Error::OutOfRange`]; otherwise as [`set_access`](Self::set_access).
     ///
     /// ```
     /// use egmem::driver::{Access, AccessDesc, Location, NodeId};

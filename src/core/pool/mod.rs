@@ -120,10 +120,10 @@ impl Pool {
     /// Source: `cuMemPoolSetAccess`. The owner's own access cannot be revoked.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for read-only access, which pools do not
+    /// [`Error::NoSuchGpu`], or the driver's;
+    /// [`Error::InvalidArgument`] for read-only access, which pools do not
     /// support, and for the CPU's access to a host pool, which stays;
-    /// [`Error::StillHeld`](crate::Error::StillHeld) for access that is revoked while a copy, a fill or a
+    /// [`Error::StillHeld`] for access that is revoked while a copy, a fill or a
     /// [ticket](crate::stream::Transfer) for one uses the memory.
     pub fn set_access(&self, access: &[AccessDesc]) -> Result<()> {
         for AccessDesc { location, access } in access {
@@ -153,7 +153,7 @@ impl Pool {
     /// Source: `cuMemPoolGetAccess`.
     ///
     /// # Errors
-    /// The driver's errors, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for flags that this
+    /// The driver's errors, and [`Error::InvalidArgument`] for flags that this
     /// crate does not know.
     pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
         // SAFETY: `self` keeps the pool.
@@ -178,7 +178,7 @@ impl Pool {
     }
 
     /// Sets how many bytes the pool keeps at a synchronisation. See
-    /// [`PoolOptions::release_threshold`](super::PoolOptions::release_threshold).
+    /// [`PoolOptions::release_threshold`](PoolOptions::release_threshold).
     ///
     /// # Errors
     /// The driver's errors.

@@ -46,7 +46,7 @@ impl ReservationOptions {
         hint(address: DevicePtr) => hint = address.0;
     }
 
-    /// Sets what memory will be mapped there, as [`PhysicalMemory::backing`](super::PhysicalMemory::backing) returns it. The
+    /// Sets what memory will be mapped there, as [`PhysicalMemory::backing`] returns it. The
     /// default is [`Backing::Driver`], which also stands for [`Backing::Auto`].
     pub fn backing(mut self, backing: Backing) -> Self {
         self.for_pages = backing == Backing::Registered;
