@@ -43,19 +43,18 @@ impl RequestedAccess {
     /// # Errors
     /// The driver's error, when it is asked which GPUs reach the memory.
     pub fn grants(&self, driver: &Driver, location: Location) -> Result<Vec<AccessDesc>> {
-        let gpus = match &self.gpus {
-            Some(gpus) => gpus.clone(),
-            None => reachable_gpus(driver, location)?,
-        };
         let host = self.host.unwrap_or(match location {
             Location::Device(_) => Access::None,
             _ => Access::ReadWrite,
         });
-        let mut grants = Vec::with_capacity(gpus.len() + 1);
+        let mut grants = Vec::new();
         if host != Access::None {
             grants.push(AccessDesc::new(Location::Host, host));
         }
-        grants.extend(gpus);
+        match &self.gpus {
+            Some(gpus) => grants.extend(gpus),
+            None => grants.extend(reachable_gpus(driver, location)?),
+        }
         Ok(grants)
     }
 }
