@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
+use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Release};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 
@@ -93,11 +93,6 @@ impl Pages {
             return Err(Error::invalid("memory", why));
         }
         Ok(())
-    }
-
-    /// Returns whether a mapping need not create the pages.
-    pub(super) fn are_placed(&self) -> bool {
-        self.file.is_some() && self.placed.load(Acquire)
     }
 
     pub(super) fn release(&self) {

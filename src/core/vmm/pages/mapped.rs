@@ -85,7 +85,8 @@ impl PagesMapping {
             }
         };
         mapped.map_err(|error| refused(range, &error))?;
-        if !pages.are_placed() && !driver.is_simulated() {
+        let exist = pages.file.is_some() && pages.placed.load(Ordering::Acquire);
+        if !exist && !driver.is_simulated() {
             let (pool, shmem) = (addresses.pool(pages.node), pages.fork == Fork::Shared);
             self.job = Some(pool.begin(driver, pages.node, range.clone(), shmem)?);
         }

@@ -132,12 +132,11 @@ impl Pool {
             return Ok(known);
         }
         let topology = Topology::of(driver)?;
-        let threads = ParallelCopy::on(&topology, node)?;
-        let is_only_node = topology.nodes().len() == 1;
-        Ok(self.workers.get_or_init(|| Workers {
-            threads,
-            is_only_node,
-        }))
+        let workers = Workers {
+            threads: ParallelCopy::on(&topology, node)?,
+            is_only_node: topology.nodes().len() == 1,
+        };
+        Ok(self.workers.get_or_init(|| workers))
     }
 
     /// Starts the threads that `bytes` need, and does not wait for them: as many as the node has CPUs that this thread may
