@@ -5,11 +5,12 @@
 //! server still has it.
 
 use std::os::fd::OwnedFd;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use zeroize::Zeroizing;
 
 use super::buffer::{ClientLease, Held, LeaseKey, LeaseState};
@@ -69,11 +70,19 @@ async fn serve(session: &Arc<ClientSession>, established: Established) -> Result
         terms,
         credential,
     } = established;
+    let mut reading = pin!(read(session, &mut reader));
     let done = tokio::select! {
         // Biased: received data is read before the server counts as silent.
         biased;
-        broken = read(session, &mut reader) => broken,
-        done = write(session, &mut writer, terms.welcome.frame_bytes as usize) => done,
+        broken = &mut reading => broken,
+        done = write(session, &mut writer, terms.welcome.frame_bytes as usize) => match done {
+            // What the server sent before it closed the connection may say why.
+            Err(error) if error.is_peer_lost() => {
+                let limit = session.dial.options.limits.write;
+                timeout(limit, reading).await.unwrap_or(Err(error))
+            }
+            done => done,
+        },
         silent = keep_time(session, terms.heartbeat, terms.lease) => silent,
         changed = watch_trust(session, credential) => Err(changed),
     };

@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{sleep, sleep_until};
 
 use super::ServerCore;
 use super::requests::{Answered, handle};
@@ -135,7 +135,7 @@ impl Conversation<'_> {
         let (core, session) = (self.core, &self.link.session);
         let mut reloads = core.tls.as_ref().map(Tls::reloads);
         let mut idle = pin!(sleep(core.silence()));
-        let mut expiry = pin!(sleep(Duration::ZERO));
+        let mut expiry = pin!(sleep_until(self.next_verification().into()));
         let mut ended = pin!(core.ended.cancelled());
         let mut excused = Duration::ZERO;
         loop {
