@@ -3,6 +3,7 @@
 use std::alloc::Layout;
 use std::time::Duration;
 
+use egmem::driver::Access;
 use egmem::size::Bytes;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
@@ -116,6 +117,30 @@ impl FromPyObject<'_, '_> for GpuArg {
             Err(_) => number(given, "GPU", "egmem.Gpu").map(Self),
         }
     }
+}
+
+/// Returns the value of one of the words that an argument may be.
+///
+/// # Errors
+/// `InvalidArgument` for another word.
+pub fn choice<T: Copy>(name: &str, given: &str, words: &[(&str, T)]) -> PyResult<T> {
+    let found = words.iter().find(|(word, _)| *word == given);
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let words: Vec<_> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
+        invalid(&format!("{name} is {given:?}; valid: {}", words.join(", ")))
+    })
+}
+
+/// Parses the access of other processes.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub fn mode(text: &str) -> PyResult<Access> {
+    choice(
+        "mode",
+        text,
+        &[("rw", Access::ReadWrite), ("r", Access::Read)],
+    )
 }
 
 /// Reads a timeout in seconds.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use egmem::driver::IpcEventHandle;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -10,7 +11,9 @@ use crate::args::GpuArg;
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid};
 use crate::interrupts;
+use crate::pickle::pickled;
 use crate::stream;
+use crate::tickets::GRANTED;
 
 /// A point in a stream's work. With `interprocess=True` it can be pickled: the other process's GPU work waits for it, and
 /// the other way, with no CPU in between.
@@ -134,9 +137,18 @@ impl Event {
         .or_raise()
     }
 
-    fn __reduce__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
-        let module = slf.py().import("egmem._egmem")?;
-        module.getattr("_reduce_event")?.call1((slf,))
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if !self.inner.is_interprocess() {
+            return Err(PyTypeError::new_err(
+                "this Event cannot be sent to another process: it was made without interprocess=True, or by another \
+                 process; what to do: make it with egmem.Event(interprocess=True)",
+            ));
+        }
+        let (of, driver) = ((&self.inner, None), self.inner.driver());
+        pickled(py, "event", of, driver, |channel, event| {
+            channel.send_text(GRANTED)?;
+            channel.send_event(&event)
+        })
     }
 
     fn __repr__(&self) -> String {

@@ -309,7 +309,7 @@ impl Heap {
 
     /// Pickles the heap itself, for one process of this user: it finds blocks by their offsets. See docs/python.md.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        crate::share::pickle::reduce_heap(py, &self.handle()?, &self.inner, self.shareable)
+        crate::pickle::reduce_heap(py, &self.handle()?, &self.inner, self.shareable)
     }
 
     fn __copy__(&self) -> PyResult<()> {

@@ -16,12 +16,11 @@ use crate::args::{GpuArg, Size};
 use crate::driver::Driver;
 use crate::error::{OrRaise, closed, in_use, invalid, raise};
 use crate::gil::{drop_detached, lock};
+use crate::offer::{Offer, offer};
+use crate::pickle::reduce;
 use crate::region::{CpuBytes, Owner, Region, access_text};
-use crate::share::offer::{Offer, offer};
-use crate::share::pickle::reduce;
-use crate::share::tickets;
-
 use crate::span::Span;
+use crate::tickets;
 use crate::view::View;
 use crate::window::with_part;
 use crate::{copies, device, dlpack, frees, interfaces, running, slice};
@@ -567,3 +566,11 @@ impl Slot {
         }
     }
 }
+
+/// Another process's memory, mapped here: unpickled, or received by `receive`.
+///
+/// It stays valid when the other process closes the memory or ends. A process maps the same memory once, however often
+/// it gets it. A block of a heap may have another use once its process has freed it: do not free it there before this
+/// process is done with it.
+#[pyclass(extends = Memory, subclass, frozen, module = "egmem")]
+pub struct SharedBuffer;

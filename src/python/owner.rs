@@ -1,16 +1,16 @@
 //! The owner of the bytes of memory that Python sees.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use egmem::driver::{Driver, Location};
 use egmem::exchange::blocking::RemoteBuffer;
-use egmem::memory::{AccessChecks, CpuMemory, CpuView};
+use egmem::kv;
+use egmem::memory::{CpuMemory, CpuView};
 use egmem::share::ImportedBuffer;
 use egmem::{Block, Buffer, Memory, PoolBuffer};
 use pyo3::prelude::*;
 
 use crate::error::OrRaise;
-use crate::gil::lock;
 use crate::many::OfMany;
 use crate::region::Region;
 
@@ -22,8 +22,8 @@ pub enum Owner {
     Block(Arc<Block>),
     /// One of many blocks.
     OfMany(OfMany),
-    /// A pool's allocation. Streams are added to it, which needs it exclusively.
-    Pool(Mutex<PoolBuffer>),
+    /// A pool's allocation.
+    Pool(PoolBuffer),
     /// Another process's memory.
     Remote(Arc<RemoteBuffer>),
     /// Memory that another process shared without a name.
@@ -35,25 +35,79 @@ pub enum Owner {
         len: u64,
     },
     /// A page of a KV-cache tier.
-    Page(Box<dyn PageBytes>),
+    Page(Page),
 }
 
 /// A page of a KV-cache tier, with the store or load that keeps it.
-pub trait PageBytes: Send + Sync {
-    /// Returns driver, address, number of bytes and location.
-    fn facts(&self) -> (Driver, u64, u64, Location);
+pub struct Page {
+    keeper: Keeper,
+    index: usize,
+    place: (Driver, Location),
+    address: u64,
+    len: u64,
+}
 
-    /// Returns the bytes as the CPU reaches them.
+/// The load or store that keeps a page for a view.
+pub enum Keeper {
+    /// A store writes it.
+    Store(Arc<kv::Store>),
+    /// A load has it pinned.
+    Load(Arc<kv::Load>),
+}
+
+impl Page {
+    /// Keeps page `index` of a store or a load.
     ///
     /// # Errors
     /// Those of the tier's views.
-    fn cpu(&self) -> PyResult<CpuBytes>;
+    pub fn new(keeper: Keeper, index: usize, place: (Driver, Location)) -> PyResult<Self> {
+        place.0.expect_this_process("page").or_raise()?;
+        let mut page = Self {
+            keeper,
+            index,
+            place,
+            address: 0,
+            len: 0,
+        };
+        let bytes = page.cpu()?;
+        (page.address, page.len) = (bytes.address.addr() as u64, bytes.len);
+        Ok(page)
+    }
+
+    fn view(&self) -> Result<CpuView<'_>, kv::Error> {
+        match &self.keeper {
+            Keeper::Store(store) => store.view(self.index),
+            Keeper::Load(load) => load.view(self.index),
+        }
+    }
+
+    /// Returns the bytes as the CPU reaches them. Those of a load are read-only: another load may have the same page.
+    ///
+    /// # Errors
+    /// Those of the tier's views.
+    pub fn cpu(&self) -> PyResult<CpuBytes> {
+        let mut bytes = CpuBytes::of(&self.view().or_raise()?);
+        bytes.writable &= matches!(self.keeper, Keeper::Store(_));
+        Ok(bytes)
+    }
 
     /// Sets `len` bytes from `offset` on.
     ///
     /// # Errors
     /// `InvalidArgument` for a page that may only be read; those of the view.
-    fn fill(&self, offset: u64, len: u64, byte: u8) -> egmem::Result<()>;
+    pub fn fill(&self, offset: u64, len: u64, byte: u8) -> egmem::Result<()> {
+        if let Keeper::Load(_) = &self.keeper {
+            return Err(egmem::Error::invalid(
+                "page",
+                "a load's pages are read only",
+            ));
+        }
+        let filled = self.view().map(|view| view.fill(offset, len, byte));
+        filled.map_err(|error| match error.memory() {
+            Some(error) => error.clone(),
+            None => egmem::Error::invalid("page", error.to_string()),
+        })?
+    }
 }
 
 /// A region as the CPU reaches it.
@@ -95,27 +149,30 @@ impl CpuBytes {
 }
 
 /// Memory that the CPU and GPUs can be asked about.
-pub trait Whole: AccessChecks + CpuMemory {}
+pub trait Whole: Memory + CpuMemory {}
 
-impl<M: AccessChecks + CpuMemory + ?Sized> Whole for M {}
+impl<M: Memory + CpuMemory> Whole for M {}
 
 impl Owner {
     /// Returns driver, address, number of bytes and the first location.
     pub fn facts(&self) -> (Driver, u64, u64, Location) {
         match self {
-            Self::Buffer(memory) => facts(memory),
-            Self::Block(memory) => facts(memory),
-            Self::OfMany(one) => facts(one.block()),
-            Self::Pool(memory) => facts(&*lock(memory)),
-            Self::Remote(memory) => facts(&**memory),
-            Self::Imported(memory) => facts(memory),
             Self::Part { whole, offset, len } => (
                 whole.driver().clone(),
                 whole.address().wrapping_add(*offset),
                 *len,
                 whole.location(),
             ),
-            Self::Page(page) => page.facts(),
+            Self::Page(page) => {
+                let (driver, location) = page.place.clone();
+                (driver, page.address, page.len, location)
+            }
+            Self::Buffer(memory) => facts(memory),
+            Self::Block(memory) => facts(memory),
+            Self::OfMany(one) => facts(one.block()),
+            Self::Pool(memory) => facts(memory),
+            Self::Remote(memory) => facts(&**memory),
+            Self::Imported(memory) => facts(memory),
         }
     }
 
@@ -130,18 +187,18 @@ impl Owner {
         }
     }
 
-    /// Calls `work` with the memory.
+    /// Returns the memory.
     ///
     /// # Errors
     /// `InvalidArgument` for a part, which has its whole's memory, and for a page.
-    pub fn with<T>(&self, work: impl FnOnce(&dyn Whole) -> T) -> egmem::Result<T> {
+    pub fn memory(&self) -> egmem::Result<&dyn Whole> {
         Ok(match self {
-            Self::Buffer(memory) => work(memory),
-            Self::Block(memory) => work(memory),
-            Self::OfMany(one) => work(one.block()),
-            Self::Pool(memory) => work(&*lock(memory)),
-            Self::Remote(memory) => work(&**memory),
-            Self::Imported(memory) => work(memory),
+            Self::Buffer(memory) => memory,
+            Self::Block(memory) => memory,
+            Self::OfMany(one) => one.block(),
+            Self::Pool(memory) => memory,
+            Self::Remote(memory) => &**memory,
+            Self::Imported(memory) => memory,
             Self::Part { .. } | Self::Page(_) => {
                 return Err(egmem::Error::invalid(
                     "device",
@@ -149,18 +206,6 @@ impl Owner {
                 ));
             }
         })
-    }
-
-    /// Calls `work` with the CPU's view.
-    ///
-    /// # Errors
-    /// `NotAccessible` unless the CPU may read; errors of earlier work on a pool's streams; those of `work` and of
-    /// [`with`](Self::with).
-    pub fn with_cpu<T>(
-        &self,
-        work: impl FnOnce(CpuView<'_>) -> egmem::Result<T>,
-    ) -> egmem::Result<T> {
-        self.with(|memory| memory.cpu().and_then(work))?
     }
 }
 

@@ -118,7 +118,7 @@ impl Pool {
             Ok(block)
         };
         let block: egmem::Result<_> = from_program(py, || py.detach(allocate));
-        make(py, PoolBlock, Owner::Pool(Mutex::new(block.or_raise()?)))
+        make(py, PoolBlock, Owner::Pool(block.or_raise()?))
     }
 
     /// Gives free memory back to the system until `keep` bytes are held.
@@ -216,9 +216,6 @@ impl PoolBlock {
         let Some(Owner::Pool(block)) = region.into_owner() else {
             return Err(invalid("it is no allocation of a pool"));
         };
-        let block = block
-            .into_inner()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
         py.detach(|| block.free_on(&stream)).or_raise()
     }
 }

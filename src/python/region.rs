@@ -10,10 +10,10 @@ use egmem::memory::Engine;
 use egmem::share::Shared;
 use pyo3::prelude::*;
 
-use crate::error::{OrRaise, not_supported, raise};
+use crate::error::{OrRaise, ToPy, not_supported, raise};
 use crate::frees;
 use crate::gil::{detached, lock};
-pub use crate::owner::{CpuBytes, Owner, PageBytes, Whole, expect_within};
+pub use crate::owner::{CpuBytes, Keeper, Owner, Page, Whole, expect_within};
 
 /// Memory at one range of addresses. It has no reference to a Python object, so any thread may drop it, with the GIL
 /// or without.
@@ -60,9 +60,8 @@ impl Region {
         let (driver, address, len, location) = owner.facts();
         let places = owner.places(location);
         let exposed = AtomicBool::new(false);
-        // The owner's lock may be held while a thread waits for the stream.
         let stream = match &owner {
-            Owner::Pool(memory) => Some(lock(memory).stream().clone()),
+            Owner::Pool(memory) => Some(memory.stream().clone()),
             Owner::Part { whole, .. } => whole.stream.clone(),
             _ => None,
         };
@@ -238,8 +237,8 @@ impl Region {
                 None,
             ));
         }
-        py.detach(|| self.owner()?.with_cpu(|cpu| Ok(CpuBytes::of(&cpu))))
-            .or_raise()
+        py.detach(|| Ok(CpuBytes::of(&self.owner()?.memory()?.cpu()?)))
+            .map_err(egmem::Error::to_py)
     }
 
     /// Returns the bytes as [`cpu`](Self::cpu) does, to write them.
@@ -314,7 +313,7 @@ impl Region {
             Owner::Part { whole, offset, .. } => (whole.owner()?, *offset),
             owner => (owner, 0),
         };
-        owner.with(|memory| question(memory, start))
+        Ok(question(owner.memory()?, start))
     }
 
     /// Sets `len` bytes from `offset` on with the CPU.
@@ -332,7 +331,7 @@ impl Region {
                 whole.fill(start.saturating_add(offset), len, byte)
             }
             Owner::Page(page) => page.fill(offset, len, byte),
-            owner => owner.with_cpu(|cpu| cpu.fill(offset, len, byte)),
+            owner => owner.memory()?.cpu()?.fill(offset, len, byte),
         }
     }
 

@@ -16,64 +16,66 @@ use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
 use crate::gil::{detached, lock};
 use crate::interrupts;
+use crate::pickle::pickled;
 use crate::places::location;
 use crate::site::from_program;
+use crate::tickets::GRANTED;
 
-/// The sides of a ring that this process has. Each lock is held for a look at the ring, or while a side is sent, which
-/// waits for the process that gets it: a thread that waits in `send` or `receive` does not block on it.
-#[derive(Default)]
-pub struct Sides {
-    producer: Mutex<Option<Producer<Untyped>>>,
-    consumer: Mutex<Option<Consumer<Untyped>>>,
+/// One side of a ring.
+pub enum Side {
+    Producer(Producer<Untyped>),
+    Consumer(Consumer<Untyped>),
 }
 
-impl Sides {
-    /// Sends `granted` and one side to another process, or why it does not get the side. This process has the side no more,
-    /// even if that fails.
-    ///
-    /// # Errors
-    /// The channel's.
-    pub fn hand_over(&self, is_producer: bool, granted: &str, channel: &mut Channel) -> Sent<()> {
-        // In this order always.
-        let (mut producer, mut consumer) = (lock(&self.producer), lock(&self.consumer));
-        if is_producer {
-            let (share, is_alone) = (Consumer::share_producer, Consumer::is_alone);
-            hand_over(
-                &mut producer,
-                consumer.as_mut(),
-                (granted, channel),
-                is_alone,
-                share,
-            )
-        } else {
-            let (share, is_alone) = (Producer::share_consumer, Producer::is_alone);
-            hand_over(
-                &mut consumer,
-                producer.as_mut(),
-                (granted, channel),
-                is_alone,
-                share,
-            )
+impl Side {
+    fn is_alone(&self) -> bool {
+        match self {
+            Self::Producer(side) => side.is_alone(),
+            Self::Consumer(side) => side.is_alone(),
+        }
+    }
+
+    fn shape(&self) -> (u64, usize) {
+        match self {
+            Self::Producer(side) => (side.record_bytes(), side.capacity()),
+            Self::Consumer(side) => (side.record_bytes(), side.capacity()),
+        }
+    }
+
+    fn share_other(&mut self, channel: &mut Channel) -> Sent<()> {
+        match self {
+            Self::Producer(side) => side.share_consumer(channel),
+            Self::Consumer(side) => side.share_producer(channel),
         }
     }
 }
 
-fn hand_over<S, O>(
-    side: &mut Option<S>,
-    other: Option<&mut O>,
-    (granted, channel): (&str, &mut Channel),
-    is_alone: fn(&O) -> bool,
-    share: fn(&mut O, &mut Channel) -> Sent<()>,
-) -> Sent<()> {
+/// The sides of a ring that this process has: the producer's and the consumer's. Each lock is held for a look at the ring, or
+/// while a side is sent, which waits for the process that gets it: a thread that waits in `send` or `receive` does not block on
+/// it.
+type Sides = [Mutex<Option<Side>>; 2];
+
+/// Sends one side to another process, or why it does not get the side. This process has the side no more, even if that fails.
+///
+/// # Errors
+/// The channel's.
+fn hand_over(sides: &Sides, is_producer: bool, channel: &mut Channel) -> Sent<()> {
+    // In this order always.
+    let [mut producer, mut consumer] = sides.each_ref().map(lock);
+    let (side, other) = if is_producer {
+        (&mut *producer, &mut *consumer)
+    } else {
+        (&mut *consumer, &mut *producer)
+    };
     let Some(other) = other else {
         return channel.send_text("it has closed or handed over the other one");
     };
     *side = None;
-    if !is_alone(other) {
+    if !other.is_alone() {
         return channel.send_text("a third process has it, and has not ended");
     }
-    channel.send_text(granted)?;
-    share(other, channel)
+    channel.send_text(GRANTED)?;
+    other.share_other(channel)
 }
 
 /// One side of a ring, made by `egmem.ring`. Any thread may use it. A side that has waited for 16 ms looks once a
@@ -92,18 +94,14 @@ pub struct RingSide {
 }
 
 impl RingSide {
-    pub fn producer(driver: &Native, side: Producer<Untyped>) -> Self {
-        let (record_bytes, records) = (side.record_bytes(), side.capacity());
-        let sides = Sides::default();
-        *lock(&sides.producer) = Some(side);
-        Self::new(driver, Arc::new(sides), true, (record_bytes, records))
-    }
-
-    pub fn consumer(driver: &Native, side: Consumer<Untyped>) -> Self {
-        let (record_bytes, records) = (side.record_bytes(), side.capacity());
-        let sides = Sides::default();
-        *lock(&sides.consumer) = Some(side);
-        Self::new(driver, Arc::new(sides), false, (record_bytes, records))
+    /// Wraps a side whose other one is in another process.
+    pub fn of(driver: &Native, side: Side) -> Self {
+        let shape = side.shape();
+        let (sides, is_producer) = match side {
+            Side::Producer(_) => ([Some(side), None], true),
+            Side::Consumer(_) => ([None, Some(side)], false),
+        };
+        Self::new(driver, Arc::new(sides.map(Mutex::new)), is_producer, shape)
     }
 
     fn new(driver: &Native, sides: Arc<Sides>, is_producer: bool, shape: (u64, usize)) -> Self {
@@ -117,21 +115,16 @@ impl RingSide {
         }
     }
 
-    pub fn sides(&self) -> (&Arc<Sides>, bool) {
-        (&self.sides, self.is_producer)
-    }
-
-    pub fn native(&self) -> &Native {
-        &self.driver
+    fn own(&self) -> &Mutex<Option<Side>> {
+        &self.sides[usize::from(!self.is_producer)]
     }
 
     /// Asks a side until it has an answer, its other side is gone, or the time is over.
-    fn wait<S: Send, T: Send>(
+    fn wait<T: Send>(
         &self,
         py: Python<'_>,
-        (side, timeout): (&Mutex<Option<S>>, Option<f64>),
-        is_alone: fn(&S) -> bool,
-        mut ask: impl FnMut(&mut S) -> egmem::Result<Option<T>> + Send,
+        (side, timeout): (&Mutex<Option<Side>>, Option<f64>),
+        mut ask: impl FnMut(&mut Side) -> egmem::Result<Option<T>> + Send,
     ) -> PyResult<Option<T>> {
         self.driver.expect_this_process("ring").or_raise()?;
         let timeout = timeout.map(timeout_of).transpose()?;
@@ -151,7 +144,7 @@ impl RingSide {
                 Ok(None) => {}
                 answer => return Some(Some(answer)),
             }
-            let is_last = is_over || is_alone(side);
+            let is_last = is_over || side.is_alone();
             // Also what the other side did before it was gone.
             is_last.then(|| Some(ask(side)))
         })?;
@@ -171,10 +164,7 @@ impl RingSide {
     fn drop_side(&self) {
         if self.driver.is_of_this_process() {
             // Also the lock is taken without the GIL: a side may be on its way to another process.
-            detached(|| match self.is_producer {
-                true => *lock(&self.sides.producer) = None,
-                false => *lock(&self.sides.consumer) = None,
-            });
+            detached(|| *lock(self.own()) = None);
         }
     }
 }
@@ -203,10 +193,7 @@ impl RingSide {
     #[getter]
     fn alone(&self, py: Python<'_>) -> PyResult<bool> {
         self.driver.expect_this_process("ring").or_raise()?;
-        let is_alone = py.detach(|| match self.is_producer {
-            true => lock(&self.sides.producer).as_ref().map(Producer::is_alone),
-            false => lock(&self.sides.consumer).as_ref().map(Consumer::is_alone),
-        });
+        let is_alone = py.detach(|| lock(self.own()).as_ref().map(Side::is_alone));
         is_alone.ok_or_else(|| self.not_here())
     }
 
@@ -229,8 +216,10 @@ impl RingSide {
             return Err(invalid(&why));
         }
         let records = (bytes / record) as usize;
-        let side = (&self.sides.producer, timeout);
-        let sent = self.wait(py, side, Producer::is_alone, |side| {
+        let sent = self.wait(py, (&self.sides[0], timeout), |side| {
+            let Side::Producer(side) = side else {
+                return Ok(None);
+            };
             let Some(mut batch) = side.try_reserve(records)? else {
                 return Ok(None);
             };
@@ -255,8 +244,10 @@ impl RingSide {
             return Err(invalid("most is 0; valid: 1 or more"));
         }
         let most = usize::try_from(most.0).unwrap_or(usize::MAX);
-        let side = (&self.sides.consumer, timeout);
-        let found = self.wait(py, side, Consumer::is_alone, |side| {
+        let found = self.wait(py, (&self.sides[1], timeout), |side| {
+            let Side::Consumer(side) = side else {
+                return Ok(None);
+            };
             let records = side.peek(most)?;
             if records.is_empty() {
                 return Ok(None);
@@ -275,9 +266,13 @@ impl RingSide {
         Ok(())
     }
 
-    fn __reduce__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
-        let module = slf.py().import("egmem._egmem")?;
-        module.getattr("_reduce_ring")?.call1((slf,))
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let is_producer = self.is_producer;
+        let kind = if is_producer { "producer" } else { "consumer" };
+        let of = (&self.sides, None);
+        pickled(py, kind, of, &self.driver, move |channel, sides| {
+            hand_over(&sides, is_producer, channel)
+        })
     }
 
     fn __repr__(&self) -> String {
@@ -319,12 +314,9 @@ pub fn ring(
         options = options.label(label);
     }
     let made = from_program(py, || py.detach(|| options.create(&driver))).or_raise()?;
-    let Ring { producer, consumer } = made;
-    let shape = (producer.record_bytes(), producer.capacity());
-    let sides = Arc::new(Sides {
-        producer: Mutex::new(Some(producer)),
-        consumer: Mutex::new(Some(consumer)),
-    });
+    let (producer, consumer) = (Side::Producer(made.producer), Side::Consumer(made.consumer));
+    let shape = producer.shape();
+    let sides = Arc::new([producer, consumer].map(|side| Mutex::new(Some(side))));
     let side = |is_producer| RingSide::new(&driver, Arc::clone(&sides), is_producer, shape);
     Ok((side(true), side(false)))
 }

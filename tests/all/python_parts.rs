@@ -6,9 +6,6 @@
 mod graphs;
 #[path = "../../src/python/holds.rs"]
 mod holds;
-#[allow(dead_code)]
-#[path = "../../src/python/kv/once.rs"]
-mod once;
 
 use egmem::driver::{NodeId, StreamHandle};
 use egmem::{Block, Driver, Heap, Machine};
@@ -45,29 +42,4 @@ fn a_pool_that_is_released_during_an_allocation_keeps_no_block() {
     assert!(graphs.end(GPU, ONE));
     assert_eq!(graphs.release(ONE).map(|unused| unused.len()), Some(1));
     assert!(graphs.without_released(vec![ONE, TWO]).is_empty());
-}
-
-/// A thread that waits for a job panics, with another one behind it.
-#[test]
-fn a_wait_that_panics_ends_the_waits_of_other_threads() {
-    let once = once::Once::new((), "lost");
-    let (begun, has_begun) = std::sync::mpsc::channel();
-    let (end, is_to_end) = std::sync::mpsc::channel::<()>();
-    let panics = move |(): ()| -> &'static str {
-        begun.send(()).unwrap();
-        is_to_end.recv().unwrap();
-        panic!("for the test");
-    };
-    std::thread::scope(|scope| {
-        let first = scope.spawn(|| once.wait(panics));
-        has_begun.recv().unwrap();
-        assert_eq!(once.poll(|()| Ok::<_, ()>(Some("asked"))), Ok(None));
-        let second = scope.spawn(|| once.wait(|()| "waited twice"));
-        end.send(()).unwrap();
-        assert!(first.join().is_err());
-        assert_eq!(second.join().unwrap(), "lost");
-    });
-    assert!(once.is_over());
-    assert_eq!(once.poll(|()| Ok::<_, ()>(None)), Ok(Some("lost")));
-    assert_eq!(once.wait(|()| "waited again"), "lost");
 }

@@ -1,5 +1,7 @@
 //! `egmem.kv.Job`: copies in progress.
 
+use std::sync::{Mutex, OnceLock, TryLockError};
+
 use egmem::kv::{self, CopyMethod, PageId};
 use pyo3::prelude::*;
 
@@ -9,13 +11,14 @@ use crate::interrupts;
 
 use super::gpu_pages::GpuPages;
 use super::keys::numbers;
-use super::once::Once;
 
 /// Copies in progress. It keeps the tier, its pages, the cache's tensors and the stream until they have ended; its
 /// end waits. If the driver never reports their end, all of that is kept for ever.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct Job {
-    copies: Once<kv::Job, Result<(), kv::Error>>,
+    /// Locked by a thread that asks for the end, or waits for it.
+    copies: Mutex<Option<kv::Job>>,
+    result: OnceLock<Result<(), kv::Error>>,
     driver: egmem::Driver,
     bytes: u64,
 }
@@ -23,29 +26,46 @@ pub struct Job {
 impl Job {
     /// Wraps a job, which keeps its memory alive.
     pub fn new(job: kv::Job) -> Self {
-        let lost = egmem::Error::failed("copies", "the thread that waited for them panicked");
         Self {
             driver: job.stream().driver().clone(),
             bytes: job.bytes(),
-            copies: Once::new(job, Err(lost.into())),
+            copies: Mutex::new(Some(job)),
+            result: OnceLock::new(),
         }
     }
 
-    /// Returns whether the copies have ended. The caller has no GIL: other threads need it for their calls.
-    fn ask(&self) -> Result<bool, kv::Error> {
-        // After an error the job stays: the query may have been refused while the copies run.
-        let ask = |job: &mut kv::Job| Ok::<_, kv::Error>(job.is_done()?.then_some(Ok(())));
-        match self.copies.poll(ask)? {
-            Some(result) => result.map(|()| true),
-            None => Ok(false),
-        }
+    /// Returns whether the copies have ended; `false` while another thread asks. With `waits` it waits after an error of the
+    /// query: a driver that refuses the query may answer the wait. The caller has no GIL: other threads need it for their calls.
+    fn ask(&self, waits: bool) -> Result<bool, kv::Error> {
+        let result = self.result.get().cloned().or_else(|| {
+            let mut copies = match self.copies.try_lock() {
+                Ok(copies) => copies,
+                Err(TryLockError::WouldBlock) => return None,
+                Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            };
+            let asked = match copies.as_mut().map(kv::Job::is_done) {
+                Some(Ok(true)) => Ok(()),
+                Some(Ok(false)) => return None,
+                // The job stays: the query may have been refused while the copies run.
+                Some(Err(error)) if !waits => return Some(Err(error)),
+                Some(Err(_)) => copies.take().map_or(Ok(()), kv::Job::wait),
+                // A thread that waited has panicked, or has the result by now.
+                None => {
+                    let lost = "the thread that waited for them panicked";
+                    Err(egmem::Error::failed("copies", lost).into())
+                }
+            };
+            *copies = None;
+            Some(self.result.get_or_init(|| asked).clone())
+        });
+        result.map_or(Ok(false), |result| result.map(|()| true))
     }
 }
 
 impl Drop for Job {
     /// Waits without the GIL, which other threads may need for the copies to go on.
     fn drop(&mut self) {
-        drop_detached(self.copies.take());
+        drop_detached(self.copies.get_mut().map_or(None, Option::take));
     }
 }
 
@@ -55,18 +75,16 @@ impl Job {
     /// call.
     fn is_done(&self, py: Python<'_>) -> PyResult<bool> {
         self.driver.expect_this_process("job").or_raise()?;
-        py.detach(|| self.ask()).or_raise()
+        py.detach(|| self.ask(false)).or_raise()
     }
 
     /// Waits until the copies have ended; other threads run meanwhile, and may wait too. Raises the error of the
     /// copies, at each call. A signal handler that raises ends the wait; the copies go on.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         self.driver.expect_this_process("job").or_raise()?;
-        interrupts::until(py, || match self.ask() {
-            Ok(true) => Some(Ok(())),
+        interrupts::until(py, || match self.ask(true) {
             Ok(false) => None,
-            // The copies' error, or a driver that refuses the question and may answer the wait.
-            Err(_) => Some(self.copies.wait(kv::Job::wait)),
+            ended => Some(ended.map(drop)),
         })?
         .or_raise()
     }
@@ -77,9 +95,8 @@ impl Job {
         self.bytes
     }
 
-    fn __repr__(&self, py: Python<'_>) -> String {
-        let is_over = py.detach(|| self.copies.is_over());
-        let state = if is_over { "ended" } else { "started" };
+    fn __repr__(&self) -> String {
+        let state = self.result.get().map_or("started", |_| "ended");
         format!("<egmem.kv.Job of {} bytes, {state}>", self.bytes)
     }
 }

@@ -4,10 +4,8 @@ mod events;
 mod gpu_pages;
 mod job;
 mod keys;
-mod once;
 mod open_tier;
 mod options;
-mod page;
 mod store;
 mod tier;
 
@@ -18,7 +16,7 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tier::Tier>()?;
     module.add_class::<gpu_pages::GpuPages>()?;
     module.add_class::<tier::Member>()?;
-    module.add_class::<page::PageView>()?;
+    module.add_class::<store::PageView>()?;
     module.add_class::<store::Store>()?;
     module.add_class::<store::Load>()?;
     module.add_class::<events::TierEvent>()?;

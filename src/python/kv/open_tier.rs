@@ -15,8 +15,8 @@ use crate::backing::{self, Words};
 use crate::error::{OrRaise, closed, invalid};
 use crate::gil::{copy_of, lock};
 use crate::memory::Memory;
+use crate::offer::Ends;
 use crate::region::{Owner, Region};
-use crate::share::offer::Ends;
 
 /// A tier, and what is known of it when it is closed.
 pub struct OpenTier {

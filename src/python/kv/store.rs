@@ -13,10 +13,11 @@ use pyo3::types::{PyBytes, PyTuple};
 use crate::args::Count;
 use crate::error::{OrRaise, closed, raise};
 use crate::gil::{copy_of, lock};
+use crate::memory::{Memory, make};
+use crate::region::{Keeper, Owner, Page};
 
 use super::events::telling;
 use super::keys::bits;
-use super::page::{Keeper, Page};
 
 /// Pages for keys that the tier does not have, made by `Tier.prepare_store`. Copy the contents to them, wait, and
 /// `commit`.
@@ -94,7 +95,7 @@ impl Store {
     /// Returns the CPU's view of page `index` of `pages`, to write it.
     fn view<'py>(&self, py: Python<'py>, index: Count) -> PyResult<Bound<'py, PyAny>> {
         let store = copy_of(&self.inner).ok_or_else(|| closed("store"))?;
-        Page::make(py, Keeper::Store(store), index.0 as usize, &self.place)
+        view_of(py, Keeper::Store(store), index, &self.place)
     }
 
     /// Makes the pages ready: lookups find them from now on. Raises `InUse` while a view or a copy into one of them
@@ -231,7 +232,7 @@ impl Load {
 
     /// Returns the CPU's view of page `index` of `pages`, to read it.
     fn view<'py>(&self, py: Python<'py>, index: Count) -> PyResult<Bound<'py, PyAny>> {
-        Page::make(py, Keeper::Load(self.get()?), index.0 as usize, &self.place)
+        view_of(py, Keeper::Load(self.get()?), index, &self.place)
     }
 
     /// Releases the pages. Views and copies that run keep theirs.
@@ -255,4 +256,20 @@ impl Load {
             Err(_) => "<egmem.kv.Load released>".into(),
         }
     }
+}
+
+/// The CPU's view of a page, made by `Store.view` and `Load.view`. It keeps the page: a store with live views cannot
+/// be committed, and a load's pages stay pinned.
+#[pyclass(extends = Memory, subclass, frozen, module = "egmem.kv", name = "Page")]
+pub struct PageView;
+
+/// Makes the view of page `index` of a store or a load.
+fn view_of<'py>(
+    py: Python<'py>,
+    keeper: Keeper,
+    index: Count,
+    place: &(Driver, Location),
+) -> PyResult<Bound<'py, PyAny>> {
+    let page = Page::new(keeper, index.0 as usize, place.clone())?;
+    make(py, PageView, Owner::Page(page))
 }

@@ -19,8 +19,8 @@ use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
 use crate::interrupts::{told, told_at_first};
 use crate::memory::Memory;
+use crate::offer::Offer;
 use crate::places::location;
-use crate::share::offer::Offer;
 use crate::site::from_program;
 
 /// Fixed pages of pinned host memory by key, in least-recently-used order: the tier below a serving engine's cache.

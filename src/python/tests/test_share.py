@@ -241,19 +241,19 @@ def test_a_pickle_is_for_one_process_and_needs_its_memory():
 
 def test_a_guessed_ticket_gets_nothing():
     buffer = egmem.Buffer(4096, shareable=True)
-    receive, (name, ticket, pid, simulated) = buffer.__reduce__()
+    receive, (name, ticket, pid, *kind) = buffer.__reduce__()
     number, secret = ticket.split("-")
     assert len(secret) == 32
     for guess in (f"{number}-{'0' * 32}", f"9{number}-{secret}", "", "-", "x" * 1000):
         with pytest.raises(egmem.Refused):
-            receive(name, guess, pid, simulated)
-    assert receive(name, ticket, pid, simulated).nbytes == 4096
+            receive(name, guess, pid, *kind)
+    assert receive(name, ticket, pid, *kind).nbytes == 4096
 
 
 def test_memory_of_another_kind_of_driver_is_refused():
-    receive, (name, ticket, pid, _) = egmem.Buffer(10, shareable=True).__reduce__()
+    receive, (name, ticket, pid, _, kind) = egmem.Buffer(10, shareable=True).__reduce__()
     with pytest.raises(egmem.NotSupported, match="set EGMEM_SIM for both"):
-        receive(name, ticket, pid, False)
+        receive(name, ticket, pid, False, kind)
 
 
 def test_the_exporter_may_end_first():

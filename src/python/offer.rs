@@ -13,11 +13,12 @@ use egmem::share::{Channel, Error, Listener, Peers, Result, Shared};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::common;
-use super::pickle::shareable;
+use crate::args;
 use crate::error::{OrRaise, ToPy};
 use crate::gil::{PerProcess, drop_detached, lock};
+use crate::pickle::{part_of, shareable};
 use crate::region::{Offered, Region};
+use crate::tickets::answer;
 
 /// How long a process may take to receive the memory.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -139,14 +140,11 @@ pub fn offer(
     path: PathBuf,
     mode: &str,
 ) -> PyResult<Offer> {
-    let access = common::mode(mode)?;
+    let access = args::mode(mode)?;
     let (shared, window) = shareable(py, region, name)?;
     let driver = region.driver().clone();
     let parts = py.detach(|| {
-        let shared = match window {
-            None => (*shared).clone(),
-            Some((offset, len)) => shared.window(offset, len)?,
-        };
+        let shared = part_of(&shared, window)?;
         let listener = Arc::new(Listener::bind(&path, Peers::same_user())?);
         let ended = Arc::new(AtomicBool::new(false));
         let thread = serve(Arc::clone(&listener), shared, access, Arc::clone(&ended))?;
@@ -184,7 +182,7 @@ fn serve(
             match listener.accept() {
                 Ok(channel) => {
                     let shared = shared.clone();
-                    common::answer(&sending, MOST_AT_A_TIME, move || send(channel, shared));
+                    answer(&sending, MOST_AT_A_TIME, move || send(channel, shared));
                 }
                 Err(Error::NotTrusted { .. }) => {}
                 // The process has too many open files: it may close some.

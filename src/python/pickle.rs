@@ -1,16 +1,32 @@
 //! What `pickle` makes of memory.
 
-use std::sync::{Arc, Mutex};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use egmem::driver::{Access, Driver};
-use egmem::share::Shared;
+use egmem::share::{Channel, Result, Shared};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use super::common::Window;
-use super::tickets::{self, To};
 use crate::error::{OrRaise, ToPy, raise};
+use crate::gil::lock;
 use crate::region::{Owner, Region};
+use crate::tickets::{CLOSED, GRANTED, TEXT, UNKNOWN, issue, reason, send};
+
+/// The offset and the length of a part; `None` for all of the memory.
+pub type Window = Option<(u64, u64)>;
+
+/// Returns a window of memory.
+///
+/// # Errors
+/// `OutOfRange`.
+pub fn part_of(memory: &Shared, window: Window) -> egmem::Result<Shared> {
+    match window {
+        None => Ok(memory.clone()),
+        Some((offset, len)) => memory.window(offset, len),
+    }
+}
 
 /// Returns the memory for other processes, and the window of it that a slice is.
 ///
@@ -87,8 +103,12 @@ pub fn reduce<'py>(
         Ok(bytes) if !bytes.writable => Access::Read,
         _ => Access::ReadWrite,
     };
-    let to = To::Memory(Arc::downgrade(&shared), window, access);
-    pickled(py, "_unpickle", (to, Some(shared)), region.driver())
+    let kept = Some(Arc::clone(&shared));
+    let answer = move |channel: &mut Channel, memory: Arc<Shared>| match part_of(&memory, window) {
+        Ok(part) => send(channel, &part, access, GRANTED),
+        Err(error) => channel.send_text(&reason(&error)),
+    };
+    pickled(py, "memory", (&shared, kept), region.driver(), answer)
 }
 
 /// Returns what `pickle` makes of a heap.
@@ -106,25 +126,52 @@ pub fn reduce_heap<'py>(
             "this Heap cannot be sent to another process: it was made without shareable=True; what to do: make it with egmem.Heap(shareable=True)",
         ));
     }
-    let to = To::Heap(Arc::downgrade(slot));
-    pickled(py, "_unpickle_heap", (to, None), heap.driver())
+    pickled(py, "heap", (slot, None), heap.driver(), |channel, heap| {
+        let weak = Arc::downgrade(&heap);
+        drop(heap); // its object may go meanwhile
+        serve_chunks(channel, &weak)
+    })
 }
 
-/// Returns a function's name and its arguments, as `pickle` takes them.
+/// Answers a process's questions for chunks, until the connection ends.
+fn serve_chunks(channel: &mut Channel, heap: &Weak<Mutex<Option<egmem::Heap>>>) -> Result<()> {
+    channel.send_text(GRANTED)?;
+    let mut kept = BTreeMap::new();
+    loop {
+        while !channel.wait_for_message(Duration::MAX)? {}
+        let Ok(offset) = channel.receive_text(TEXT)?.parse::<u64>() else {
+            return channel.send_text(UNKNOWN);
+        };
+        let heap = heap.upgrade().and_then(|heap| lock(&heap).clone());
+        match heap.map(|heap| heap.share_chunk(offset)) {
+            None => channel.send_text(CLOSED)?,
+            Some(Err(error)) => channel.send_text(&reason(&error))?,
+            Some(Ok((shared, start))) => {
+                let granted = format!("{GRANTED} {start}");
+                send(channel, &shared, Access::ReadWrite, &granted)?;
+                kept.insert(start, shared);
+            }
+        }
+    }
+}
+
+/// Returns a function's name and its arguments, as `pickle` takes them. The other process gets what `answer` sends.
 ///
 /// # Errors
 /// The system's.
-pub fn pickled<'py>(
+pub fn pickled<'py, T: Send + Sync + 'static>(
     py: Python<'py>,
-    receive: &str,
-    (to, memory): (To, Option<Arc<Shared>>),
+    kind: &str,
+    (of, memory): (&Arc<T>, Option<Arc<Shared>>),
     driver: &Driver,
+    answer: impl FnOnce(&mut Channel, Arc<T>) -> Result<()> + Send + 'static,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let issued = py.detach(|| tickets::issue(to, memory));
+    let issued = py.detach(|| issue(of, memory, answer));
     let (name, ticket) = issued.map_err(|error| {
         egmem::Error::system("making a socket for pickled memory", &error).to_py()
     })?;
-    let receive = py.import("egmem._egmem")?.getattr(receive)?;
-    let arguments = (name, ticket, std::process::id(), driver.is_simulated());
+    let receive = py.import("egmem._egmem")?.getattr("_unpickle")?;
+    let process = std::process::id();
+    let arguments = (name, ticket, process, driver.is_simulated(), kind);
     Ok((receive, arguments).into_pyobject(py)?.into_any())
 }

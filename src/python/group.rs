@@ -7,12 +7,11 @@ use egmem::exchange::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use super::import::SharedBuffer;
-use super::pickle::shareable;
 use crate::args::timeout_of;
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, ToPy};
-use crate::memory::{Memory, make};
+use crate::memory::{Memory, SharedBuffer, make};
+use crate::pickle::{part_of, shareable};
 use crate::region::Owner;
 use crate::site::from_program;
 
@@ -70,10 +69,7 @@ pub fn gather<'py>(
     let raised = Arc::default();
     let gathered = from_program(py, || {
         py.detach(|| {
-            let own = shared.map(|(shared, window)| match window {
-                None => Ok((*shared).clone()),
-                Some((offset, len)) => shared.window(offset, len),
-            });
+            let own = shared.map(|(shared, window)| part_of(&shared, window));
             let own = own.transpose()?;
             let mut all: Box<dyn AllGather + Send> = match ranks {
                 None => from_env(timeout)?,

@@ -5,9 +5,10 @@
 //! that a temporary object can be sent; a process that dies before it has unpickled leaves a number behind, and nothing else. The thread that answers begins with the first ticket. It never
 //! runs Python, and the process does not wait for it when it ends.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::Read;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -16,11 +17,8 @@ use std::time::{Duration, Instant};
 
 use egmem::driver::{Access, HandleType};
 use egmem::share::{Channel, Peers, Result, Shared};
-use egmem::{Event, Heap};
 
-use super::common::{self, Refused, Window, wait};
 use crate::gil::{PerProcess, lock};
-use crate::ring::Sides;
 
 /// The most tickets that wait. Beyond that the oldest end.
 const MOST: usize = 1 << 16;
@@ -44,35 +42,17 @@ const KEPT: Duration = Duration::from_secs(60);
 /// Memory, and since when a ticket keeps it.
 type Kept = (Arc<Shared>, Instant);
 
+/// Sends what a ticket admits to.
+type Answer = Box<dyn FnOnce(&mut Channel) -> Result<()> + Send>;
+
 /// What a ticket admits to.
 struct Admits {
     secret: String,
-    to: To,
+    answer: Answer,
+    /// The object that it sends, which may be gone.
+    of: Weak<dyn Any + Send + Sync>,
     /// A program may drop the object as soon as it has sent it.
     kept: Option<Kept>,
-}
-
-/// What other processes may get.
-pub enum To {
-    /// Memory, or a window of it, and what the process may do with it.
-    Memory(Weak<Shared>, Window, Access),
-    /// The chunks of a heap, one by one.
-    Heap(Weak<Mutex<Option<Heap>>>),
-    /// An event.
-    Event(Weak<Event>),
-    /// The producer's side of a ring, or the consumer's.
-    Ring(Weak<Sides>, bool),
-}
-
-impl To {
-    fn is_gone(&self) -> bool {
-        match self {
-            Self::Memory(memory, ..) => memory.strong_count() == 0,
-            Self::Heap(heap) => heap.strong_count() == 0,
-            Self::Event(event) => event.strong_count() == 0,
-            Self::Ring(sides, _) => sides.strong_count() == 0,
-        }
-    }
 }
 
 #[derive(Default)]
@@ -93,17 +73,28 @@ fn tickets() -> &'static Tickets {
     TICKETS.get(|_| Tickets::default())
 }
 
-/// Makes a ticket, which keeps `memory` for a time. Returns the socket's name and the ticket.
+/// Makes a ticket for what `answer` sends of `of`, if that is not gone by then, and keeps `memory` for a time. `answer` sends
+/// [`GRANTED`] first, or why there is nothing. Returns the socket's name and the ticket.
 ///
 /// # Errors
 /// The system's.
-pub fn issue(to: To, memory: Option<Arc<Shared>>) -> std::io::Result<(String, String)> {
+pub fn issue<T: Send + Sync + 'static>(
+    of: &Arc<T>,
+    memory: Option<Arc<Shared>>,
+    answer: impl FnOnce(&mut Channel, Arc<T>) -> Result<()> + Send + 'static,
+) -> std::io::Result<(String, String)> {
+    let of = Arc::downgrade(of);
+    let (sent, of) = (of.clone(), of as Weak<dyn Any + Send + Sync>);
+    let answer: Answer = Box::new(move |channel| match sent.upgrade() {
+        Some(of) => answer(channel, of),
+        None => channel.send_text(CLOSED),
+    });
     let tickets = tickets();
     let name = tickets.listen()?;
     let secret = random()?;
     let mut waiting = lock(&tickets.waiting);
     if waiting.len() >= MOST {
-        waiting.retain(|_, admits| !admits.to.is_gone());
+        waiting.retain(|_, admits| admits.of.strong_count() > 0);
     }
     if waiting.len() >= MOST {
         waiting.pop_first();
@@ -112,7 +103,13 @@ pub fn issue(to: To, memory: Option<Arc<Shared>>) -> std::io::Result<(String, St
     let ticket = format!("{number}-{secret}");
     let kept = memory.map(|memory| (memory, Instant::now()));
     let keeps = kept.is_some();
-    waiting.insert(number, Admits { secret, to, kept });
+    let admits = Admits {
+        secret,
+        answer,
+        of,
+        kept,
+    };
+    waiting.insert(number, admits);
     if keeps && !tickets.is_letting_go.swap(true, Relaxed) {
         let thread = std::thread::Builder::new().name("egmem-tickets".into());
         if let Err(error) = thread.spawn(|| tickets.let_go()) {
@@ -138,53 +135,6 @@ pub fn revoke(memory: &Arc<Shared>) {
     let ended = take_kept(&mut waiting, |(kept, _)| Arc::ptr_eq(kept, memory));
     drop(waiting);
     drop(ended);
-}
-
-/// Presents a ticket at a socket, and returns the channel on which what it admits to comes. `go_on` is asked between
-/// waits.
-///
-/// # Errors
-/// Why there is no memory.
-pub fn redeem(
-    name: &str,
-    ticket: &str,
-    go_on: &mut dyn FnMut() -> bool,
-) -> std::result::Result<Channel, Refused> {
-    let connect = || {
-        let address = SocketAddr::from_abstract_name(name)?;
-        UnixStream::connect_addr(&address)
-    };
-    let stream = connect().map_err(|error| match error.kind() {
-        ErrorKind::ConnectionRefused | ErrorKind::NotFound => Refused::Ended,
-        _ => {
-            let what = "connecting to the process that pickled the memory";
-            Refused::Lost(egmem::Error::system(what, &error).into())
-        }
-    })?;
-    // Another user's process may have the name by now.
-    let mut channel = Channel::new(stream, &Peers::same_user()).map_err(Refused::Lost)?;
-    channel.set_timeout(PATIENCE);
-    channel.send_text(ticket).map_err(Refused::Lost)?;
-    granted(&mut channel, go_on)?;
-    Ok(channel)
-}
-
-/// Receives an answer: what follows the word that grants something.
-///
-/// # Errors
-/// Why nothing is granted.
-pub fn granted(
-    channel: &mut Channel,
-    go_on: &mut dyn FnMut() -> bool,
-) -> std::result::Result<String, Refused> {
-    wait(channel, PATIENCE, go_on)?;
-    let answer = channel.receive_text(TEXT).map_err(Refused::Lost)?;
-    match (answer.as_str(), answer.strip_prefix(GRANTED)) {
-        (_, Some(rest)) => Ok(rest.trim().to_owned()),
-        (CLOSED, _) => Err(Refused::Closed),
-        (UNKNOWN, _) => Err(Refused::Unknown),
-        (why, _) => Err(Refused::Failed(why.to_owned())),
-    }
 }
 
 impl Tickets {
@@ -236,7 +186,7 @@ impl Tickets {
             Ok(channel) => channel,
             Err(error) => return tracing::debug!(%error, "a process may not unpickle memory"),
         };
-        common::answer(&self.answering, MOST_AT_A_TIME, move || {
+        answer(&self.answering, MOST_AT_A_TIME, move || {
             if let Err(error) = self.answer(channel) {
                 tracing::debug!(%error, "a process that unpickles memory was lost");
             }
@@ -246,36 +196,15 @@ impl Tickets {
     fn answer(&self, mut channel: Channel) -> Result<()> {
         channel.set_timeout(PATIENCE);
         let ticket = channel.receive_text(TEXT)?;
-        self.serve(&mut channel, &ticket)
-    }
-
-    fn serve(&self, channel: &mut Channel, ticket: &str) -> Result<()> {
-        // What the ticket keeps lives until the memory was sent.
-        let Some(admits) = self.take(ticket) else {
-            return channel.send_text(UNKNOWN);
-        };
-        let (memory, window, access) = match &admits.to {
-            To::Heap(heap) => return serve_chunks(channel, heap),
-            To::Event(event) => return serve_event(channel, event),
-            To::Ring(sides, is_producer) => {
-                return match sides.upgrade() {
-                    Some(sides) => sides.hand_over(*is_producer, GRANTED, channel),
-                    None => channel.send_text(CLOSED),
-                };
+        // What the ticket keeps lives until it was sent.
+        match self.take(&ticket) {
+            Some(Admits { answer, kept, .. }) => {
+                let sent = answer(&mut channel);
+                drop(kept);
+                sent
             }
-            To::Memory(memory, window, access) => (memory.upgrade(), window, *access),
-        };
-        let Some(memory) = memory else {
-            return channel.send_text(CLOSED);
-        };
-        let part = match *window {
-            None => (*memory).clone(),
-            Some((offset, len)) => match memory.window(offset, len) {
-                Ok(part) => part,
-                Err(error) => return channel.send_text(&reason(&error)),
-            },
-        };
-        send(channel, &part, access, GRANTED)
+            None => channel.send_text(UNKNOWN),
+        }
     }
 
     /// Takes a ticket off the list, if it is on it.
@@ -290,34 +219,21 @@ impl Tickets {
     }
 }
 
-/// Answers a process's questions for chunks, until the connection ends.
-fn serve_chunks(channel: &mut Channel, heap: &Weak<Mutex<Option<egmem::Heap>>>) -> Result<()> {
-    channel.send_text(GRANTED)?;
-    let mut kept = BTreeMap::new();
-    loop {
-        while !channel.wait_for_message(Duration::MAX)? {}
-        let Ok(offset) = channel.receive_text(TEXT)?.parse::<u64>() else {
-            return channel.send_text(UNKNOWN);
-        };
-        let heap = heap.upgrade().and_then(|heap| lock(&heap).clone());
-        match heap.map(|heap| heap.share_chunk(offset)) {
-            None => channel.send_text(CLOSED)?,
-            Some(Err(error)) => channel.send_text(&reason(&error))?,
-            Some(Ok((shared, start))) => {
-                let granted = format!("{GRANTED} {start}");
-                send(channel, &shared, Access::ReadWrite, &granted)?;
-                kept.insert(start, shared);
-            }
-        }
+/// Answers a process by a thread of its own, so that a process that is stopped delays no other. Each such thread has a clone
+/// of `answering`; beyond `most` of them nothing is done, which closes the connection.
+pub fn answer(answering: &Arc<()>, most: usize, answer: impl FnOnce() + Send + 'static) {
+    if Arc::strong_count(answering) > most {
+        return tracing::warn!("too many processes get memory at a time");
     }
-}
-
-fn serve_event(channel: &mut Channel, event: &Weak<Event>) -> Result<()> {
-    let Some(event) = event.upgrade() else {
-        return channel.send_text(CLOSED);
+    let one = Arc::clone(answering);
+    let work = move || {
+        answer();
+        drop(one);
     };
-    channel.send_text(GRANTED)?;
-    channel.send_event(&event)
+    let thread = std::thread::Builder::new().name("egmem-answer".into());
+    if let Err(error) = thread.spawn(work) {
+        tracing::warn!(%error, "a process that asks for memory gets no answer");
+    }
 }
 
 /// Sends `granted` and memory, or why there is none.

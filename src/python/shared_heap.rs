@@ -11,17 +11,14 @@ use egmem::share::{Channel, Error};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::common::{Refused, SLICE, wait};
-use super::import;
-use super::import::SharedBuffer;
-use super::tickets;
 use crate::args::Size;
-use crate::driver::given_or_default;
 use crate::error::{OrRaise, raise};
 use crate::gil::{drop_detached, lock};
-use crate::memory::make;
+use crate::import::{Refused, SLICE, granted, receive_from, wait, waiting};
+use crate::memory::{SharedBuffer, make};
 use crate::region::{Owner, Region, expect_within};
 use crate::site::from_program;
+use crate::tickets::PATIENCE;
 
 /// The connection to the process that has the heap.
 enum Connection {
@@ -45,6 +42,16 @@ pub struct SharedHeap {
 }
 
 impl SharedHeap {
+    /// Wraps a connection to the process that has the heap.
+    pub fn new(channel: Channel, driver: Driver, process: u32) -> Self {
+        Self {
+            connection: Mutex::new(Connection::Free(channel)),
+            chunks: Mutex::default(),
+            driver,
+            process,
+        }
+    }
+
     /// Returns the chunk at an offset, if it is mapped here, and the offset at which it begins.
     fn mapped(&self, offset: u64) -> Option<(u64, Arc<Region>)> {
         let chunks = lock(&self.chunks);
@@ -96,10 +103,10 @@ impl SharedHeap {
         channel
             .send_text(&offset.to_string())
             .map_err(Refused::Lost)?;
-        let start = tickets::granted(channel, go_on)?;
+        let start = granted(channel, go_on)?;
         let start: u64 = start.parse().map_err(|_| self.broken())?;
-        wait(channel, tickets::PATIENCE, go_on)?;
-        let imported = import::receive_from(channel, &self.driver, None).map_err(Refused::Lost)?;
+        wait(channel, PATIENCE, go_on)?;
+        let imported = receive_from(channel, &self.driver, None).map_err(Refused::Lost)?;
         let chunk = Arc::new(Region::new(Owner::Imported(imported)));
         // Otherwise the caller would ask for ever.
         if offset.checked_sub(start).is_none_or(|at| at >= chunk.len()) {
@@ -164,8 +171,7 @@ impl SharedHeap {
                 }
             }
         };
-        let found = from_program(py, || import::waiting(py, find));
-        let (start, whole) = found.map_err(|failed| failed.into_exception(self.process))?;
+        let (start, whole) = from_program(py, || waiting(py, self.process, find))?;
         let offset = offset - start;
         expect_within(offset, nbytes, whole.len()).or_raise()?;
         let len = nbytes;
@@ -202,26 +208,4 @@ impl SharedHeap {
         let state = if self.is_closed() { " closed" } else { "" };
         format!("<egmem.SharedHeap of process {}{state}>", self.process)
     }
-}
-
-/// Receives a heap that another process has pickled.
-#[pyfunction]
-#[pyo3(name = "_unpickle_heap")]
-pub fn unpickle_heap(
-    py: Python<'_>,
-    name: &str,
-    ticket: &str,
-    process: u32,
-    simulated: bool,
-) -> PyResult<SharedHeap> {
-    let driver = given_or_default(py, None)?;
-    import::expect_kind(&driver, process, simulated)?;
-    let found = import::waiting(py, |go_on| tickets::redeem(name, ticket, go_on));
-    let channel = found.map_err(|failed| failed.into_exception(process))?;
-    Ok(SharedHeap {
-        connection: Mutex::new(Connection::Free(channel)),
-        chunks: Mutex::default(),
-        driver,
-        process,
-    })
 }
