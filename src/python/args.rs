@@ -1,9 +1,10 @@
 //! Arguments as Python programs have them: sizes as numbers or text, nodes and GPUs as numbers or objects.
 
 use std::alloc::Layout;
+use std::fmt::Debug;
 use std::time::Duration;
 
-use egmem::driver::Access;
+use egmem::driver::{Access, Location};
 use egmem::size::Bytes;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
@@ -119,12 +120,35 @@ impl FromPyObject<'_, '_> for GpuArg {
     }
 }
 
+/// Options of which a program may leave some out.
+pub trait With: Sized {
+    /// Sets an option that is given.
+    fn with<V>(self, given: Option<V>, set: impl FnOnce(Self, V) -> Self) -> Self {
+        match given {
+            Some(value) => set(self, value),
+            None => self,
+        }
+    }
+}
+
+impl<T> With for T {}
+
+impl From<GpuArg> for Location {
+    fn from(gpu: GpuArg) -> Self {
+        Self::Device(gpu.0)
+    }
+}
+
 /// Returns the value of one of the words that an argument may be.
 ///
 /// # Errors
 /// `InvalidArgument` for another word.
-pub fn choice<T: Copy>(name: &str, given: &str, words: &[(&str, T)]) -> PyResult<T> {
-    let found = words.iter().find(|(word, _)| *word == given);
+pub fn choice<T: Copy>(
+    name: &str,
+    given: &str,
+    words: &[(impl AsRef<str> + Debug, T)],
+) -> PyResult<T> {
+    let found = words.iter().find(|(word, _)| word.as_ref() == given);
     found.map(|(_, value)| *value).ok_or_else(|| {
         let words: Vec<_> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
         invalid(&format!("{name} is {given:?}; valid: {}", words.join(", ")))
@@ -143,13 +167,21 @@ pub fn mode(text: &str) -> PyResult<Access> {
     )
 }
 
+/// Reads a time in seconds, which the words in front of it name.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub fn seconds(name: &str, given: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(given)
+        .map_err(|_| invalid(&format!("{name} {given} s; valid: 0 or more")))
+}
+
 /// Reads a timeout in seconds.
 ///
 /// # Errors
 /// `InvalidArgument`.
-pub fn timeout_of(seconds: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(seconds)
-        .map_err(|_| invalid(&format!("a timeout of {seconds} s; valid: 0 or more")))
+pub fn timeout_of(timeout: f64) -> PyResult<Duration> {
+    seconds("a timeout of", timeout)
 }
 
 /// Returns the layout of a block.

@@ -6,21 +6,17 @@ use egmem::ledger::{Located, locate};
 use egmem::{Backing, Driver};
 use pyo3::prelude::*;
 
-use crate::error::{OrRaise, invalid};
+use crate::args::choice;
+use crate::error::OrRaise;
 
 /// Parses what memory is to be.
 ///
 /// # Errors
 /// `InvalidArgument`.
 pub fn parse(text: &str) -> PyResult<Backing> {
-    match text {
-        "driver" => Ok(Backing::Driver),
-        "registered" => Ok(Backing::Registered),
-        "auto" => Ok(Backing::Auto),
-        _ => Err(invalid(&format!(
-            "backing is {text:?}; valid: \"auto\", \"driver\", \"registered\""
-        ))),
-    }
+    let all = [Backing::Auto, Backing::Driver, Backing::Registered];
+    let words = all.map(|backing| (backing.to_string(), backing));
+    choice("backing", text, &words)
 }
 
 /// What memory is, and why, as text.

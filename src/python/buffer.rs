@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use egmem::Growth;
 use egmem::driver::{Access, DevicePtr, Location};
 use egmem::topology::Placement;
+use egmem::{BufferOptions, Growth};
 use pyo3::prelude::*;
 
-use crate::args::{GpuArg, NodeArg, Size};
+use crate::args::{GpuArg, NodeArg, Size, With, choice};
 use crate::backing::{self, Words};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid};
@@ -70,7 +70,7 @@ impl Buffer {
         let host = host.map(access).transpose()?;
         let backing = backing.map(backing::parse).transpose()?;
         let nbytes = nbytes.0;
-        let mut options = if spread {
+        let options = if spread {
             if node.is_some() || near_gpu.or(device).is_some() {
                 return Err(invalid("spread excludes node, near_gpu and device"));
             }
@@ -85,25 +85,15 @@ impl Buffer {
         } else {
             egmem::Buffer::on(location(py, &driver, node, near_gpu, device)?).bytes(nbytes)
         };
-        if let Some(gpus) = access_by {
-            options = options.access_by(gpus.into_iter().map(|gpu| Location::Device(gpu.0)));
-        }
-        if let Some(host) = host {
-            options = options.access(Location::Host, host);
-        }
-        if shareable {
-            options = options.shareable();
-        }
-        if let Some(label) = label {
-            options = options.label(label);
-        }
-        if gentle {
-            options = options.growth(Growth::gentle());
-        }
-        if let Some(backing) = backing {
-            options = options.backing(backing);
-        }
-        let options = options.overcommit(overcommit).one_copy(one_copy);
+        let options = options
+            .with(access_by, BufferOptions::access_by)
+            .with(host, |options, host| options.access(Location::Host, host))
+            .with(shareable.then_some(()), |options, ()| options.shareable())
+            .with(label, BufferOptions::label)
+            .with(gentle.then(Growth::gentle), BufferOptions::growth)
+            .with(backing, BufferOptions::backing)
+            .overcommit(overcommit)
+            .one_copy(one_copy);
         let buffer = from_program(py, || {
             told(py, progress, |tell| options.allocate_with(&driver, tell))
         })?;
@@ -147,12 +137,10 @@ fn words(buffer: &PyRef<'_, Buffer>) -> PyResult<Words> {
 /// # Errors
 /// `InvalidArgument`.
 pub fn access(text: &str) -> PyResult<Access> {
-    match text {
-        "rw" => Ok(Access::ReadWrite),
-        "r" => Ok(Access::Read),
-        "" => Ok(Access::None),
-        _ => Err(invalid(&format!(
-            "host is {text:?}; valid: \"rw\", \"r\", \"\""
-        ))),
-    }
+    let words = [
+        ("rw", Access::ReadWrite),
+        ("r", Access::Read),
+        ("", Access::None),
+    ];
+    choice("host", text, &words)
 }

@@ -2,16 +2,16 @@
 
 use std::sync::{Arc, Mutex};
 
-use egmem::driver::{Location, NodeId};
+use egmem::driver::{Access, Location, NodeId};
 use egmem::exchange::protocol::Entry as NativeEntry;
 use egmem::exchange::{
-    Address, CreateOptions, Error, Owner as Peer, Security, Tls, TlsFiles, blocking,
+    Address, CreateOptions, Error, FetchOptions, Owner as Peer, Security, Tls, TlsFiles, blocking,
 };
 use egmem::share::Peers;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::args::{NodeArg, Size, timeout_of};
+use crate::args::{self, NodeArg, Size, With, timeout_of};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
 use crate::gil::{copy_of, drop_detached, lock};
@@ -122,23 +122,16 @@ impl Client {
         expect_owner: Option<&str>,
         probe: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if !matches!(mode, None | Some("r" | "rw")) {
-            return Err(invalid(&format!(
-                "mode is {:?}; valid: \"r\", \"rw\", None",
-                mode.unwrap_or_default()
-            )));
-        }
+        let mode = mode.map(args::mode).transpose()?;
         let owner = expect_owner
             .map(|owner| owner.parse::<Peer>().or_raise())
             .transpose()?;
         let fetch = |client: &blocking::Client| {
             client.fetch_with(name, |options| {
-                let mut options = options.probe(probe);
-                if let Some(owner) = owner {
-                    options = options.expect_owner(owner);
-                }
+                let options = options.probe(probe);
+                let options = options.with(owner, FetchOptions::expect_owner);
                 match mode {
-                    Some("r") => options.read_only(),
+                    Some(Access::Read) => options.read_only(),
                     Some(_) => options.read_write(),
                     None => options,
                 }
@@ -161,13 +154,11 @@ impl Client {
         share_with: Vec<String>,
         exist_ok: bool,
     ) -> PyResult<Entry> {
-        let mut options = CreateOptions::new(name, nbytes.0);
-        if let Some(node) = node {
-            options = options.node(NodeId(node.0));
-        }
-        for peer in share_with {
-            options = options.share_with(peer);
-        }
+        let options = CreateOptions::new(name, nbytes.0)
+            .with(node.map(|node| NodeId(node.0)), CreateOptions::node);
+        let options = share_with
+            .into_iter()
+            .fold(options, CreateOptions::share_with);
         let entry = self.run(py, |client| match exist_ok {
             true => client.create_or_get(options),
             false => client.create(options),

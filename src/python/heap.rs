@@ -1,19 +1,19 @@
 //! `egmem.Heap`: blocks of any size without a driver call.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
+use egmem::HeapOptions;
 use egmem::driver::Location;
 use egmem::size::Bytes;
 use pyo3::prelude::*;
 
-use crate::args::{GpuArg, NodeArg, Size, layout, layouts};
+use crate::args::{GpuArg, NodeArg, Size, With, layout, layouts, seconds};
 use crate::backing::{self, Words};
 use crate::block::Block;
 use crate::blocks::Blocks;
 use crate::buffer::access;
 use crate::driver::{Driver, given_or_default};
-use crate::error::{OrRaise, closed, invalid};
+use crate::error::{OrRaise, closed};
 use crate::frees::retry;
 use crate::gil::{copy_of, drop_detached, lock};
 use crate::interrupts::told;
@@ -121,42 +121,30 @@ impl Heap {
     ) -> PyResult<Self> {
         let driver = given_or_default(py, driver)?;
         let place = location(py, &driver, node, near_gpu, device)?;
-        let mut options = egmem::Heap::on(place)
+        let bytes = |size: Option<Size>| size.map(|size| size.0);
+        let options = egmem::Heap::on(place)
             .wait_for_gpu(wait_for_gpu)
             .scrub_on_free(scrub_on_free)
-            .overcommit(overcommit);
-        if let Some(gpus) = access_by {
-            options = options.access_by(gpus.into_iter().map(|gpu| Location::Device(gpu.0)));
-        }
-        if let Some(host) = host {
-            options = options.access(Location::Host, access(host)?);
-        }
-        if shareable {
-            options = options.shareable();
-        }
-        if let Some(label) = label {
-            options = options.label(label);
-        }
-        if let Some(backing) = backing {
-            options = options.backing(backing::parse(backing)?);
-        }
-        if let Some(seconds) = decay {
-            options = options.decay(idle(seconds)?);
-        }
-        for (value, set) in [
-            (
-                limit,
-                egmem::HeapOptions::limit as fn(egmem::HeapOptions, u64) -> egmem::HeapOptions,
-            ),
-            (chunk, egmem::HeapOptions::chunk),
-            (reserve, egmem::HeapOptions::reserve),
-            (grow_ahead, egmem::HeapOptions::grow_ahead),
-            (thread_cache, egmem::HeapOptions::thread_cache),
-        ] {
-            if let Some(bytes) = value {
-                options = set(options, bytes.0);
-            }
-        }
+            .overcommit(overcommit)
+            .with(access_by, HeapOptions::access_by)
+            .with(host.map(access).transpose()?, |options, host| {
+                options.access(Location::Host, host)
+            })
+            .with(shareable.then_some(()), |options, ()| options.shareable())
+            .with(label, HeapOptions::label)
+            .with(
+                backing.map(backing::parse).transpose()?,
+                HeapOptions::backing,
+            )
+            .with(
+                decay.map(|decay| seconds("decay is", decay)).transpose()?,
+                HeapOptions::decay,
+            )
+            .with(bytes(limit), HeapOptions::limit)
+            .with(bytes(chunk), HeapOptions::chunk)
+            .with(bytes(reserve), HeapOptions::reserve)
+            .with(bytes(grow_ahead), HeapOptions::grow_ahead)
+            .with(bytes(thread_cache), HeapOptions::thread_cache);
         let heap = from_program(py, || py.detach(|| options.build(&driver))).or_raise()?;
         Ok(Self {
             inner: Arc::new(Mutex::new(Some(heap))),
@@ -352,13 +340,6 @@ impl Heap {
             self.place
         )
     }
-}
-
-/// # Errors
-/// `InvalidArgument` for a time that is no duration.
-fn idle(seconds: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(seconds)
-        .map_err(|_| invalid(&format!("decay is {seconds} s; valid: 0 or more")))
 }
 
 fn copied() -> PyErr {

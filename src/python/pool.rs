@@ -3,9 +3,10 @@
 use std::sync::Mutex;
 
 use egmem::driver::{HandleTypes, Location};
+use egmem::pool::PoolOptions;
 use pyo3::prelude::*;
 
-use crate::args::{GpuArg, NodeArg, Size};
+use crate::args::{GpuArg, NodeArg, Size, With};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
 use crate::gil::{copy_of, drop_detached, lock};
@@ -69,19 +70,14 @@ impl Pool {
         let driver = given_or_default(py, driver)?;
         let near_gpu = near_gpu.or((node.is_none() && device.is_none()).then_some(gpu));
         let place = location(py, &driver, node, near_gpu, device)?;
-        let mut options = egmem::Pool::options(place)
+        let shareable = shareable.then_some(HandleTypes::POSIX_FD);
+        let options = egmem::Pool::options(place)
             .max_size(max_size.0)
             .release_threshold(release_threshold.0)
-            .overcommit(overcommit);
-        if let Some(gpus) = access_by {
-            options = options.access_by(gpus.into_iter().map(|gpu| Location::Device(gpu.0)));
-        }
-        if shareable {
-            options = options.handle_types(HandleTypes::POSIX_FD);
-        }
-        if let Some(label) = label {
-            options = options.label(label);
-        }
+            .overcommit(overcommit)
+            .with(access_by, PoolOptions::access_by)
+            .with(shareable, PoolOptions::handle_types)
+            .with(label, PoolOptions::label);
         let made: egmem::Result<_> = py.detach(|| {
             Ok((
                 options.create(&driver)?,

@@ -4,14 +4,14 @@ use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Instant;
 
 use egmem::driver::Driver as Native;
-use egmem::shapes::ring::Untyped;
+use egmem::shapes::ring::{RingOptions, Untyped};
 use egmem::shapes::{Consumer, Producer, Ring};
 use egmem::share::{Channel, Result as Sent};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyMemoryView};
 
-use crate::args::{Count, GpuArg, NodeArg, Size, timeout_of};
+use crate::args::{Count, GpuArg, NodeArg, Size, With, timeout_of};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
 use crate::gil::{detached, lock};
@@ -306,13 +306,11 @@ pub fn ring(
     let driver = given_or_default(py, driver)?;
     crate::frees::retry(py, &driver)?;
     let place = location(py, &driver, node, near_gpu, None)?;
-    let mut options = Ring::untyped(place, record_bytes.0).shareable();
-    if let Some(records) = records {
-        options = options.records(usize::try_from(records.0).unwrap_or(usize::MAX));
-    }
-    if let Some(label) = label {
-        options = options.label(label);
-    }
+    let records = records.map(|records| usize::try_from(records.0).unwrap_or(usize::MAX));
+    let options = Ring::untyped(place, record_bytes.0)
+        .shareable()
+        .with(records, RingOptions::records)
+        .with(label, RingOptions::label);
     let made = from_program(py, || py.detach(|| options.create(&driver))).or_raise()?;
     let (producer, consumer) = (Side::Producer(made.producer), Side::Consumer(made.consumer));
     let shape = producer.shape();

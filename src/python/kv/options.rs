@@ -4,22 +4,19 @@ use egmem::kv::{TierOptions, Verify};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use crate::args::{Count, OneOrEach, Size};
-use crate::error::invalid;
+use crate::args::{Count, OneOrEach, Size, choice};
 
 /// Reads which pages are checked.
 ///
 /// # Errors
 /// `InvalidArgument`.
 pub fn verify(text: &str) -> PyResult<Verify> {
-    match text {
-        "never" => Ok(Verify::Never),
-        "sample" => Ok(Verify::Sample),
-        "always" => Ok(Verify::Always),
-        _ => Err(invalid(&format!(
-            "verify is {text:?}; valid: \"never\", \"sample\", \"always\""
-        ))),
-    }
+    let words = [
+        ("never", Verify::Never),
+        ("sample", Verify::Sample),
+        ("always", Verify::Always),
+    ];
+    choice("verify", text, &words)
 }
 
 /// Sets the sizes of a tier.

@@ -1,6 +1,5 @@
 //! `egmem.kv.Tier`: pages by key.
 
-use egmem::driver::Location;
 use egmem::kv::{self, Key, PageId};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -13,7 +12,7 @@ use super::keys::{Groups, Keys, listed};
 use super::open_tier::{Offered, OpenTier, attach, growth, waiting};
 use super::options::{PageSizes, sized, verify as parse_verify};
 use super::store::{Load, Store};
-use crate::args::{Count, GpuArg, NodeArg, Size};
+use crate::args::{Count, GpuArg, NodeArg, Size, With};
 use crate::backing;
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
@@ -68,15 +67,14 @@ impl Tier {
     ) -> PyResult<Self> {
         let driver = given_or_default(py, driver)?;
         let location = location(py, &driver, node, near_gpu, None)?;
-        let mut options = kv::Tier::on(location).verify(parse_verify(verify)?);
-        options = sized(options, pages, page_bytes, bytes)?;
-        if let Some(gpus) = access_by {
-            options = options.access_by(gpus.into_iter().map(|gpu| Location::Device(gpu.0)));
-        }
-        if let Some(backing) = backing {
-            options = options.backing(backing::parse(backing)?);
-        }
-        options = options.label(label.unwrap_or_else(|| "egmem.kv".into()));
+        let options = kv::Tier::on(location).verify(parse_verify(verify)?);
+        let options = sized(options, pages, page_bytes, bytes)?
+            .with(access_by, kv::TierOptions::access_by)
+            .with(
+                backing.map(backing::parse).transpose()?,
+                kv::TierOptions::backing,
+            )
+            .label(label.unwrap_or_else(|| "egmem.kv".into()));
         let tier = from_program(py, || match background {
             true => told_at_first(py, progress, |tell| {
                 options.create_in_background(&driver, tell)
@@ -122,11 +120,11 @@ impl Tier {
                 .tag(tag)
                 .take_over(take_over)
                 .reset(reset)
-                .verify(verify);
-            let pages = pages.map(|pages| pages.0).into_iter();
-            let options = pages.fold(options, kv::AttachOptions::pages);
-            let sizes = page_bytes.iter().map(PageSizes::sizes);
-            let options = sizes.fold(options, kv::AttachOptions::page_sizes);
+                .verify(verify)
+                .with(pages, |options, pages| options.pages(pages.0))
+                .with(page_bytes, |options, bytes| {
+                    options.page_sizes(bytes.sizes())
+                });
             py.detach(|| options.open())
         };
         let (tier, location, shared) = attach(py, memory.get(), with)?;

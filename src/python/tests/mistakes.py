@@ -264,7 +264,7 @@ OF_SERVERS = [
     ("client.fetch('a b')", "Refused", "byte 1 may not be in a name", ""),
     ("client.fetch('')", "Refused", "it is empty", ""),
     ("client.fetch(7)", "TypeError", STR, ""),
-    ("client.fetch('x', mode='w')", "InvalidArgument", 'mode is "w"; valid: "r"', ""),
+    ("client.fetch('x', mode='w')", "InvalidArgument", 'mode is "w"; valid: "rw", "r"', ""),
     ("client.fetch('x', expect_owner='no owner')", "InvalidArgument", "not a DNS name", ""),
     ("client.fetch(own + 'held', expect_owner='@server')", "ExchangeError", "its owner is uid:", "administrator"),
     ("client.create('a b', 4096)", "Refused", "byte 1 may not be in a name", ""),
