@@ -86,6 +86,23 @@ pub enum OneOrEach<T> {
     Each(Vec<T>),
 }
 
+impl<T: Copy> OneOrEach<T> {
+    /// Returns the value for each of `count` things.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for another number of values.
+    pub fn each(&self, name: &str, count: usize, thing: &str) -> PyResult<Vec<T>> {
+        match self {
+            Self::One(value) => Ok(vec![*value; count]),
+            Self::Each(values) if values.len() == count => Ok(values.clone()),
+            Self::Each(values) => Err(invalid(&format!(
+                "{name} has {} numbers for {count} {thing}s; pass one number, or one for each {thing}",
+                values.len()
+            ))),
+        }
+    }
+}
+
 impl<'py, T: FromPyObjectOwned<'py, Error = PyErr>> FromPyObject<'_, 'py> for OneOrEach<T> {
     type Error = PyErr;
 

@@ -18,9 +18,6 @@ use crate::span::Span;
 /// `DLPACK_FLAG_BITMASK_READ_ONLY`
 const READ_ONLY: u64 = 1;
 
-const PLAIN: &CStr = c"dltensor";
-const VERSIONED: &CStr = c"dltensor_versioned";
-
 /// `DLTensor`.
 #[repr(C)]
 struct Tensor {
@@ -51,6 +48,19 @@ struct ManagedVersioned {
     deleter: Option<unsafe extern "C" fn(*mut ManagedVersioned)>,
     flags: u64,
     tensor: Tensor,
+}
+
+/// A structure that a capsule points to, by the capsule's name.
+trait InCapsule {
+    const NAME: &CStr;
+}
+
+impl InCapsule for Managed {
+    const NAME: &CStr = c"dltensor";
+}
+
+impl InCapsule for ManagedVersioned {
+    const NAME: &CStr = c"dltensor_versioned";
 }
 
 /// The object that a capsule owns: the structure that it points to comes first.
@@ -92,35 +102,21 @@ pub fn export<'py>(
             "read-only memory needs a consumer that knows DLPack 1.0: max_version=(1, 0)",
         ));
     }
-    let numbers = numbers(&view.shape);
-    let region = Arc::clone(&view.region);
     if versioned {
         let flags = if writable { 0 } else { READ_ONLY };
-        let managed = |tensor, context| ManagedVersioned {
+        capsule(py, view, device, |tensor| ManagedVersioned {
             version: view.dtype.dlpack_version(),
-            context,
+            context: std::ptr::null_mut(),
             deleter: Some(delete::<ManagedVersioned>),
             flags,
             tensor,
-        };
-        capsule(
-            py,
-            hold(view, device, numbers, region, managed),
-            VERSIONED,
-            destroy_versioned,
-        )
+        })
     } else {
-        let managed = |tensor, context| Managed {
+        capsule(py, view, device, |tensor| Managed {
             tensor,
-            context,
+            context: std::ptr::null_mut(),
             deleter: Some(delete::<Managed>),
-        };
-        capsule(
-            py,
-            hold(view, device, numbers, region, managed),
-            PLAIN,
-            destroy_plain,
-        )
+        })
     }
 }
 
@@ -190,14 +186,14 @@ fn numbers(shape: &[i64]) -> Vec<i64> {
     numbers
 }
 
-/// Returns a structure on the heap, which its deleter frees.
-fn hold<M>(
+/// Returns a capsule with a structure on the heap, which its deleter frees.
+fn capsule<'py, M: InCapsule>(
+    py: Python<'py>,
     view: &Span,
     device: (i32, i32),
-    mut numbers: Vec<i64>,
-    region: Arc<Region>,
-    managed: impl FnOnce(Tensor, *mut c_void) -> M,
-) -> *mut M {
+    managed: impl FnOnce(Tensor) -> M,
+) -> PyResult<Bound<'py, PyAny>> {
+    let mut numbers = numbers(&view.shape);
     let shape = numbers.as_mut_ptr();
     let tensor = Tensor {
         data: std::ptr::with_exposed_provenance_mut(view.address() as usize),
@@ -212,33 +208,14 @@ fn hold<M>(
         byte_offset: 0,
     };
     let held = Held {
-        managed: managed(tensor, std::ptr::null_mut()),
+        managed: managed(tensor),
         _numbers: numbers,
-        _region: region,
+        _region: Arc::clone(&view.region),
     };
-    Box::into_raw(Box::new(held)).cast()
-}
-
-/// Frees the structure that [`hold`] returned.
-///
-/// # Safety
-/// `managed` came from [`hold`] with the same type, and no code uses it afterwards.
-unsafe extern "C" fn delete<M>(managed: *mut M) {
-    if !managed.is_null() {
-        // SAFETY: the caller's promise; `Held` begins with the structure.
-        drop(unsafe { Box::from_raw(managed.cast::<Held<M>>()) });
-    }
-}
-
-fn capsule<'py, M>(
-    py: Python<'py>,
-    managed: *mut M,
-    name: &'static CStr,
-    destructor: unsafe extern "C" fn(*mut PyObject),
-) -> PyResult<Bound<'py, PyAny>> {
+    let managed: *mut M = Box::into_raw(Box::new(held)).cast();
     // SAFETY: the pointer is not null, and the name lives for ever; the destructor fits the name.
     unsafe {
-        let capsule = ffi::PyCapsule_New(managed.cast(), name.as_ptr(), Some(destructor));
+        let capsule = ffi::PyCapsule_New(managed.cast(), M::NAME.as_ptr(), Some(destroy::<M>));
         if capsule.is_null() {
             delete(managed);
         }
@@ -246,29 +223,26 @@ fn capsule<'py, M>(
     }
 }
 
+/// Frees the structure that [`capsule`] made.
+///
 /// # Safety
-/// As Python calls a capsule's destructor.
-unsafe extern "C" fn destroy_plain(capsule: *mut PyObject) {
-    // SAFETY: the caller's promise.
-    unsafe { destroy::<Managed>(capsule, PLAIN) }
-}
-
-/// # Safety
-/// As Python calls a capsule's destructor.
-unsafe extern "C" fn destroy_versioned(capsule: *mut PyObject) {
-    // SAFETY: the caller's promise.
-    unsafe { destroy::<ManagedVersioned>(capsule, VERSIONED) }
+/// `managed` came from [`capsule`] with the same type, and no code uses it afterwards.
+unsafe extern "C" fn delete<M>(managed: *mut M) {
+    if !managed.is_null() {
+        // SAFETY: the caller's promise; `Held` begins with the structure.
+        drop(unsafe { Box::from_raw(managed.cast::<Held<M>>()) });
+    }
 }
 
 /// Frees a tensor that was not consumed: a consumer renames the capsule and calls the deleter itself.
 ///
 /// # Safety
-/// `capsule` is one of [`capsule`]'s with an `M`, if it has this name.
-unsafe fn destroy<M>(capsule: *mut PyObject, name: &CStr) {
+/// As Python calls a capsule's destructor; `capsule` is one of [`capsule`]'s with an `M`, if it has this name.
+unsafe extern "C" fn destroy<M: InCapsule>(capsule: *mut PyObject) {
     // SAFETY: the capsule is alive during its destructor; the pointer under the first name is this crate's.
     unsafe {
-        if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) != 0 {
-            delete(ffi::PyCapsule_GetPointer(capsule, name.as_ptr()).cast::<M>());
+        if ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) != 0 {
+            delete(ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()).cast::<M>());
         }
     }
 }

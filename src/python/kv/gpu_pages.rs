@@ -7,7 +7,7 @@ use egmem::kv::{self, PartShape};
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
 
-use crate::args::{Count, Size};
+use crate::args::{Count, OneOrEach, Size};
 use crate::error::{OrRaise, invalid};
 use crate::library::Library;
 
@@ -52,30 +52,6 @@ impl GpuPages {
             inner: at.into_iter().fold(inner, |inner, at| inner.at(at.0)),
             arrays,
         })
-    }
-}
-
-/// A number of bytes for all parts, or for each.
-#[derive(FromPyObject)]
-enum Bytes {
-    All(u64),
-    Each(Vec<u64>),
-}
-
-impl Bytes {
-    /// Returns the number for each of `parts` parts.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for another count.
-    fn each(self, name: &str, parts: usize) -> PyResult<Vec<u64>> {
-        match self {
-            Self::All(bytes) => Ok(vec![bytes; parts]),
-            Self::Each(bytes) if bytes.len() == parts => Ok(bytes),
-            Self::Each(bytes) => Err(invalid(&format!(
-                "{name} has {} numbers for {parts} bases; pass one number, or one for each base",
-                bytes.len()
-            ))),
-        }
     }
 }
 
@@ -136,14 +112,14 @@ impl GpuPages {
     #[pyo3(signature = (bases, stride, part_bytes, blocks, *, at=None, keep=None))]
     fn new(
         bases: Vec<u64>,
-        stride: Bytes,
-        part_bytes: Bytes,
+        stride: OneOrEach<u64>,
+        part_bytes: OneOrEach<u64>,
         blocks: Count,
         at: Option<Size>,
         keep: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let strides = stride.each("stride", bases.len())?;
-        let bytes = part_bytes.each("part_bytes", bases.len())?;
+        let strides = stride.each("stride", bases.len(), "base")?;
+        let bytes = part_bytes.each("part_bytes", bases.len(), "base")?;
         let shapes = strides.into_iter().zip(bytes);
         let shapes = shapes.map(|(stride, bytes)| PartShape { stride, bytes });
         let bases = bases.into_iter().map(DevicePtr);

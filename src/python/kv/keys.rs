@@ -20,21 +20,14 @@ impl Keys<'_> {
     /// `InvalidArgument` for another number of groups than of keys, and for a group that the tier does not have.
     pub fn read(&self, of: &Groups, tier: &Tier) -> PyResult<Vec<Key>> {
         let keys = self.0.iter().map(|key| Key::from_bytes(key.as_bytes()));
-        match of {
-            Groups::One(group) => {
-                let group = group_of(group.0, tier)?;
-                Ok(keys.map(|key| key.in_group(group)).collect())
-            }
-            Groups::Each(groups) if groups.len() != self.0.len() => Err(invalid(&format!(
-                "group has {} numbers for {} keys; pass one number, or one for each key",
-                groups.len(),
-                self.0.len()
-            ))),
-            Groups::Each(groups) => keys
-                .zip(groups)
-                .map(|(key, group)| Ok(key.in_group(group_of(group.0, tier)?)))
-                .collect(),
+        if let Groups::One(group) = of {
+            let group = group_of(group.0, tier)?;
+            return Ok(keys.map(|key| key.in_group(group)).collect());
         }
+        let groups = of.each("group", self.0.len(), "key")?;
+        keys.zip(groups)
+            .map(|(key, group)| Ok(key.in_group(group_of(group.0, tier)?)))
+            .collect()
     }
 }
 

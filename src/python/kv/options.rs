@@ -48,10 +48,11 @@ pub type PageSizes = OneOrEach<Size>;
 
 impl PageSizes {
     /// Returns the sizes.
-    pub fn sizes(&self) -> Vec<u64> {
-        match self {
-            Self::One(size) => vec![size.0],
-            Self::Each(sizes) => sizes.iter().map(|size| size.0).collect(),
-        }
+    pub fn sizes(self) -> Vec<u64> {
+        let sizes = match self {
+            Self::One(size) => vec![size],
+            Self::Each(sizes) => sizes,
+        };
+        sizes.into_iter().map(|size| size.0).collect()
     }
 }

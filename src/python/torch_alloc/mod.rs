@@ -1,10 +1,324 @@
-//! Memory of heaps for PyTorch's allocator interface: functions that PyTorch calls, with no Python on the way.
+//! Memory of heaps for PyTorch's allocator interface (`CUDAPluggableAllocator`): functions that PyTorch calls, with no Python on
+//! the way. They carry no context, so each heap has functions of its own.
 
 mod graphs;
 mod pool;
-mod slots;
-mod symbols;
 
-pub use slots::{TorchSlot, register};
-#[cfg(feature = "test-hooks")]
-pub use symbols::FUNCTIONS;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use egmem::driver::StreamHandle;
+use egmem::{Explained, Language};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+use crate::error::{ToPy, not_supported};
+use crate::heap::Heap;
+use graphs::PoolId;
+use pool::{Caller, StreamPool};
+
+/// The most heaps that PyTorch may allocate from, in a process.
+const SLOTS: usize = 16;
+
+static POOLS: [OnceLock<StreamPool>; SLOTS] = [const { OnceLock::new() }; SLOTS];
+
+/// PyTorch's allocator objects of each slot: in the order of streams, and for segments. They are never dropped.
+static ALLOCATORS: [[PyOnceLock<Py<PyAny>>; 2]; SLOTS] =
+    [const { [const { PyOnceLock::new() }; 2] }; SLOTS];
+
+/// Returns the pool of a slot, if it is in use.
+fn pool(slot: usize) -> Option<&'static StreamPool> {
+    POOLS.get(slot)?.get()
+}
+
+/// A heap that PyTorch allocates from. It stays until the process ends.
+#[pyclass(frozen, module = "egmem", name = "_TorchSlot")]
+pub struct TorchSlot {
+    pub slot: usize,
+}
+
+/// Gives a heap functions for PyTorch. The same heap has the same functions again.
+#[pyfunction]
+#[pyo3(name = "_torch_register", signature = (heap, keep))]
+pub fn register(heap: &Bound<'_, Heap>, keep: u64) -> PyResult<TorchSlot> {
+    let heap = heap.get().handle()?;
+    for (slot, pool) in POOLS.iter().enumerate() {
+        let pool = pool.get_or_init(|| StreamPool::new(heap.clone(), keep));
+        if pool.heap().device_ptr() == heap.device_ptr() && pool.heap().driver().same(heap.driver())
+        {
+            return Ok(TorchSlot { slot });
+        }
+    }
+    Err(not_supported(
+        &format!(
+            "PyTorch allocates from {SLOTS} heaps already, and they stay until the process ends"
+        ),
+        "use one of those heaps again",
+    ))
+}
+
+#[pymethods]
+impl TorchSlot {
+    /// The addresses of the functions for `torch._C._cuda_customAllocator`: allocate, and free in the order of
+    /// streams; or for `segments`, free after all work of all GPUs, as PyTorch's caching allocator expects.
+    #[pyo3(signature = (*, segments))]
+    fn functions(&self, segments: bool) -> (usize, usize) {
+        let functions = &FUNCTIONS[self.slot];
+        let (allocate, free) = if segments {
+            functions.segments
+        } else {
+            (functions.allocate, functions.free)
+        };
+        (
+            allocate as *const c_void as usize,
+            free as *const c_void as usize,
+        )
+    }
+
+    /// Returns PyTorch's allocator object, which `make` creates from these functions. It is created once, and stays
+    /// until the process ends: PyTorch's pools refer to it without owning it, and return memory to it after their
+    /// Python objects are gone.
+    #[pyo3(signature = (make, *, segments))]
+    fn allocator(
+        &self,
+        py: Python<'_>,
+        make: &Bound<'_, PyAny>,
+        segments: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let made = ALLOCATORS[self.slot][usize::from(segments)].get_or_try_init(py, || {
+            make.call1(self.functions(segments)).map(Bound::unbind)
+        })?;
+        Ok(made.clone_ref(py))
+    }
+
+    /// The addresses of the functions that a whole process's allocator has besides: record_stream,
+    /// begin_allocate_to_pool, end_allocate_to_pool, release_pool.
+    #[getter]
+    fn more_functions(&self) -> (usize, usize, usize, usize) {
+        let more = &FUNCTIONS[self.slot];
+        (
+            more.record as *const c_void as usize,
+            more.begin as *const c_void as usize,
+            more.end as *const c_void as usize,
+            more.release as *const c_void as usize,
+        )
+    }
+
+    /// The bytes in use and the bytes of freed blocks that their streams keep.
+    #[getter]
+    fn bytes(&self) -> (u64, u64) {
+        pool(self.slot).map_or((0, 0), StreamPool::bytes)
+    }
+
+    /// Gives freed blocks that streams keep back to the heap.
+    fn give_back_idle(&self, py: Python<'_>) {
+        if let Some(pool) = pool(self.slot) {
+            py.detach(|| pool.give_back_idle());
+        }
+    }
+
+    /// The exception of the last allocation that failed, or `None`.
+    pub fn last_error(&self) -> Option<PyErr> {
+        pool(self.slot)?.last_error().map(ToPy::to_py)
+    }
+
+    /// Has failed allocations raise PyTorch's error by its function `c10::detail::torchCheckFail`, whose address is
+    /// given. Only for the allocator of a whole process: other callers of these functions take a null pointer.
+    ///
+    /// # Safety
+    /// In Python's terms: any other address crashes the process.
+    fn raise_by(&self, address: usize) {
+        RAISE[self.slot].store(address, Relaxed);
+    }
+}
+
+/// `void* alloc(ssize_t size, int device, cudaStream_t stream)`
+type Allocate = unsafe extern "C-unwind" fn(isize, c_int, *mut c_void) -> *mut c_void;
+/// `void free(void* pointer, ssize_t size, int device, cudaStream_t stream)`
+type Free = unsafe extern "C" fn(*mut c_void, isize, c_int, *mut c_void);
+/// `void record_stream(void* pointer, cudaStream_t stream)`
+type Record = unsafe extern "C" fn(*mut c_void, *mut c_void);
+/// `void begin_allocate_to_pool(int device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter)`. The pair of
+/// numbers is passed as a structure of two; the function, which is not trivial, by its address.
+type Begin = unsafe extern "C" fn(c_int, Pool, *mut c_void);
+/// `void end_allocate_to_pool(int device, MempoolId_t pool)`, and `release_pool` alike.
+type End = unsafe extern "C" fn(c_int, Pool);
+
+/// `std::pair<unsigned long long, unsigned long long>`.
+#[repr(C)]
+struct Pool {
+    first: u64,
+    second: u64,
+}
+
+impl From<Pool> for PoolId {
+    fn from(pool: Pool) -> Self {
+        [pool.first, pool.second]
+    }
+}
+
+/// The functions of a slot. `allocate` and `free` are in the order of streams; the pair in `segments` is for PyTorch's caching
+/// allocator, and the others for the allocator of a whole process.
+pub(crate) struct Functions {
+    pub allocate: Allocate,
+    pub free: Free,
+    segments: (Allocate, Free),
+    record: Record,
+    begin: Begin,
+    end: End,
+    release: End,
+}
+
+/// `[[noreturn]] void c10::detail::torchCheckFail(const char* function, const char* file, uint32_t line,
+/// const char* message)`, which throws.
+type CheckFail = unsafe extern "C-unwind" fn(*const c_char, *const c_char, u32, *const c_char) -> !;
+
+/// For each slot the address of [`CheckFail`], or 0.
+static RAISE: [AtomicUsize; SLOTS] = [const { AtomicUsize::new(0) }; SLOTS];
+
+fn stream_of(device: c_int, stream: *mut c_void) -> StreamHandle {
+    let raw = stream.addr() as u64;
+    StreamHandle { device, raw }
+}
+
+/// PyTorch's caching allocator takes `SEGMENTS` with its lock.
+unsafe extern "C-unwind" fn allocate<const SLOT: usize, const SEGMENTS: bool>(
+    size: isize,
+    gpu: c_int,
+    stream: *mut c_void,
+) -> *mut c_void {
+    let (Some(pool), Ok(bytes)) = (pool(SLOT), u64::try_from(size)) else {
+        return std::ptr::null_mut();
+    };
+    if bytes == 0 {
+        return std::ptr::null_mut();
+    }
+    let caller = match SEGMENTS {
+        true => Caller::WithLock,
+        false => Caller::WithoutLock,
+    };
+    match pool.allocate(bytes, stream_of(gpu, stream), caller) {
+        Ok(address) => std::ptr::with_exposed_provenance_mut(address as usize),
+        Err(error) => {
+            let address = RAISE[SLOT].load(Relaxed);
+            if address != 0 {
+                raise(address, &error);
+            }
+            std::ptr::null_mut()
+        }
+    }
+}
+
+/// Throws PyTorch's exception through this crate's frames, which have only values that may be dropped then.
+fn raise(address: usize, error: &egmem::Error) -> ! {
+    let remedy = Explained(error).remedy_in(Language::Python);
+    let text = format!("CUDA out of memory. egmem: {error}; {remedy}");
+    let text = text.trim_end_matches("; ").replace('\0', " ");
+    let text = CString::new(text).unwrap_or_default();
+    // SAFETY: `raise_by` was given the function's address.
+    unsafe {
+        let check_fail = std::mem::transmute::<usize, CheckFail>(address);
+        check_fail(
+            c"egm_torch_malloc".as_ptr(),
+            c"egmem".as_ptr(),
+            0,
+            text.as_ptr(),
+        )
+    }
+}
+
+unsafe extern "C" fn free<const SLOT: usize>(
+    memory: *mut c_void,
+    _size: isize,
+    gpu: c_int,
+    stream: *mut c_void,
+) {
+    if let Some(pool) = pool(SLOT).filter(|_| !memory.is_null()) {
+        pool.free(memory.addr() as u64, stream_of(gpu, stream));
+    }
+}
+
+/// As [`free`], for memory in which PyTorch has blocks of its own: it expects `cudaFree`, after which no GPU uses it.
+unsafe extern "C" fn free_segment<const SLOT: usize>(
+    memory: *mut c_void,
+    _size: isize,
+    _gpu: c_int,
+    _stream: *mut c_void,
+) {
+    if let Some(pool) = pool(SLOT).filter(|_| !memory.is_null()) {
+        pool.free_segment(memory.addr() as u64);
+    }
+}
+
+unsafe extern "C" fn record<const SLOT: usize>(memory: *mut c_void, stream: *mut c_void) {
+    if let Some(pool) = pool(SLOT) {
+        pool.record(memory.addr() as u64, stream.addr() as u64);
+    }
+}
+
+unsafe extern "C" fn begin<const SLOT: usize>(gpu: c_int, id: Pool, _filter: *mut c_void) {
+    if let Some(pool) = pool(SLOT) {
+        pool.begin_capture(gpu, id.into());
+    }
+}
+
+unsafe extern "C" fn end<const SLOT: usize>(gpu: c_int, id: Pool) {
+    if let Some(pool) = pool(SLOT) {
+        pool.end_capture(gpu, id.into());
+    }
+}
+
+unsafe extern "C" fn release<const SLOT: usize>(_gpu: c_int, id: Pool) {
+    if let Some(pool) = pool(SLOT) {
+        pool.release_graph(id.into());
+    }
+}
+
+/// One entry for each slot.
+macro_rules! for_slots {
+    ($($slot:literal)*) => {
+        /// The functions of each slot.
+        pub(crate) const FUNCTIONS: [Functions; SLOTS] = [$(Functions {
+            allocate: allocate::<$slot, false>,
+            free: free::<$slot>,
+            segments: (allocate::<$slot, true>, free_segment::<$slot>),
+            record: record::<$slot>,
+            begin: begin::<$slot>,
+            end: end::<$slot>,
+            release: release::<$slot>,
+        }),*];
+    };
+}
+
+for_slots!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+
+/// Allocates from the first heap that was registered, for `torch.cuda.memory.CUDAPluggableAllocator`, which finds its
+/// functions by name. Returns null if there is no room, or no heap yet.
+///
+/// # Safety
+/// `stream` is a live stream of the GPU.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn egm_torch_malloc(
+    size: isize,
+    gpu: c_int,
+    stream: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    unsafe { allocate::<0, true>(size, gpu, stream) }
+}
+
+/// Frees memory of [`egm_torch_malloc`] after all work of all GPUs, as `cudaFree` does.
+///
+/// # Safety
+/// As [`egm_torch_malloc`]; no work that is submitted later uses the memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_torch_free(
+    memory: *mut c_void,
+    size: isize,
+    gpu: c_int,
+    stream: *mut c_void,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { free_segment::<0>(memory, size, gpu, stream) }
+}
