@@ -10,6 +10,7 @@ use pyo3::types::{PyBytes, PyMemoryView};
 
 use crate::args::GpuArg;
 use crate::block::Block;
+use crate::class::Closing;
 use crate::driver::Driver;
 use crate::error::{OrRaise, ToPy, closed, raise};
 use crate::gil::{copy_of, drop_detached, lock};
@@ -22,7 +23,7 @@ use crate::region::Owner;
 /// `blocks[i]` is a `Block` that keeps all of them. `addresses` has every address at once. The blocks are freed together:
 /// with the last reference to this object and to its elements, by `close`, or by `free_after`. It may outlive the heap's
 /// object.
-#[pyclass(frozen, module = "egmem")]
+#[pyclass(extends = Closing, frozen, module = "egmem")]
 pub struct Blocks {
     inner: Mutex<Option<Arc<Many>>>,
 }
@@ -183,25 +184,6 @@ impl Blocks {
             py.detach(|| drop(many));
         }
         Ok(())
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    /// Closes. While an exception passes, blocks with views are left to their last view, so that the exception is not
-    /// hidden.
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        kind: &Bound<'_, PyAny>,
-        _value: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        match self.close(py) {
-            Err(_) if !kind.is_none() => Ok(()),
-            result => result,
-        }
     }
 
     /// Returns the object's size in ordinary memory, which has an entry for each block.

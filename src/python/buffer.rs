@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 
 use crate::args::{GpuArg, NodeArg, Size, With, choice};
 use crate::backing::{self, Words};
+use crate::class::closing;
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid};
 use crate::interrupts::told;
@@ -98,7 +99,7 @@ impl Buffer {
             told(py, progress, |tell| options.allocate_with(&driver, tell))
         })?;
         let memory = Memory::new(Region::new(Owner::Buffer(Arc::new(buffer))));
-        Ok(PyClassInitializer::from(memory).add_subclass(Self))
+        Ok(closing(memory).add_subclass(Self))
     }
 
     /// The bytes allocated: those requested, rounded up.

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use crate::device;
 use crate::error::{OrRaise, ToPy, invalid};
 use crate::gil::{PerProcess, lock};
-use crate::region::{CpuBytes, Region};
+use crate::region::{CpuBytes, Region, Whole};
 use crate::running;
 
 /// One side of a copy.
@@ -24,36 +24,32 @@ struct Side(Arc<Region>);
 // place in it. A page, which has no answer for a GPU, allows it nothing.
 unsafe impl AccessChecks for Side {
     fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> egmem::Result<Access> {
-        self.0
-            .ask(|memory, start| memory.gpu_access(gpu, engine, start + offset, len))?
+        let (memory, start) = self.0.reach()?;
+        memory.gpu_access(gpu, engine, start + offset, len)
     }
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        self.0
-            .ask(|memory, start| memory.is_read_only_for_cpu(start + offset, len))
-            .unwrap_or(true)
+        let of =
+            |(memory, start): (&dyn Whole, u64)| memory.is_read_only_for_cpu(start + offset, len);
+        self.0.reach().map_or(true, of)
     }
     fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
-        self.0
-            .ask(|memory, start| memory.may_be_on_host(start + offset, len))
-            .unwrap_or(true)
+        let of = |(memory, start): (&dyn Whole, u64)| memory.may_be_on_host(start + offset, len);
+        self.0.reach().map_or(true, of)
     }
     fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
-        self.0
-            .ask(|memory, start| memory.of_one_copy(start + offset, len))
-            .unwrap_or(len)
+        let of = |(memory, start): (&dyn Whole, u64)| memory.of_one_copy(start + offset, len);
+        self.0.reach().map_or(len, of)
     }
     fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
-        let asked = self
-            .0
-            .ask(|memory, start| memory.of_one_mapping(start + offset, len));
-        asked.ok().flatten()
+        let (memory, start) = self.0.reach().ok()?;
+        memory.of_one_mapping(start + offset, len)
     }
     fn hold_grants(&self) -> Option<GrantUse> {
-        self.0.ask(|memory, _| memory.hold_grants()).ok().flatten()
+        self.0.reach().ok()?.0.hold_grants()
     }
     unsafe fn ready_on(&self, stream: StreamHandle) -> egmem::Result<()> {
         // SAFETY: the caller's promise.
-        self.0.ask(|memory, _| unsafe { memory.ready_on(stream) })?
+        unsafe { self.0.reach()?.0.ready_on(stream) }
     }
 }
 

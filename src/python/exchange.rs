@@ -9,9 +9,9 @@ use egmem::exchange::{
 };
 use egmem::share::Peers;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 
 use crate::args::{self, NodeArg, Size, With, timeout_of};
+use crate::class::{Closing, closing};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
 use crate::gil::{copy_of, drop_detached, lock};
@@ -21,7 +21,7 @@ use crate::region::Owner;
 use crate::site::from_program;
 
 /// A connection to a server of memory by name. Made by `connect`.
-#[pyclass(frozen, module = "egmem", name = "Client")]
+#[pyclass(extends = Closing, frozen, module = "egmem", name = "Client")]
 pub struct Client {
     inner: Mutex<Option<blocking::Client>>,
     address: String,
@@ -195,15 +195,6 @@ impl Client {
         Ok(())
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_args))]
-    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, PyTuple>) -> PyResult<()> {
-        self.close(py)
-    }
-
     fn __repr__(&self) -> String {
         let state = if self.closed() { " closed" } else { "" };
         format!("<egmem.Client of {}{state}>", self.address)
@@ -294,7 +285,7 @@ pub fn connect(
     crl: Option<std::path::PathBuf>,
     expect_peer: Option<&str>,
     server_users: Vec<u32>,
-) -> PyResult<Client> {
+) -> PyResult<Py<Client>> {
     let driver = given_or_default(py, driver)?;
     let parsed: Address = address.parse::<Address>().or_raise()?;
     let security = match (ca, cert, key) {
@@ -322,9 +313,10 @@ pub fn connect(
     let client = waiting(py, || {
         blocking::Client::connect_interruptible(options, &driver, interrupts::check())
     })?;
-    Ok(Client {
+    let client = Client {
         inner: Mutex::new(Some(client)),
         address: address.to_owned(),
         driver,
-    })
+    };
+    Py::new(py, closing(client))
 }

@@ -12,12 +12,12 @@ use crate::backing::{self, Words};
 use crate::block::Block;
 use crate::blocks::Blocks;
 use crate::buffer::access;
+use crate::class::{Closing, closing, object, to_python};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed};
 use crate::frees::retry;
 use crate::gil::{copy_of, drop_detached, lock};
 use crate::interrupts::told;
-use crate::json::to_python;
 use crate::memory::make;
 use crate::places::location;
 use crate::region::Owner;
@@ -31,7 +31,7 @@ use crate::site::from_program;
 /// for blocks freed after GPU work before it fails, `scrub_on_free` overwrites freed blocks with zeros,
 /// `thread_cache` limits the bytes that each thread keeps, and memory that was not needed for `decay` seconds goes back
 /// to the machine by itself. `backing` is as for `Buffer`, but by default `"auto"`; each block lies in one chunk.
-#[pyclass(frozen, module = "egmem", name = "Heap")]
+#[pyclass(extends = Closing, frozen, module = "egmem", name = "Heap")]
 pub struct Heap {
     inner: Arc<Mutex<Option<egmem::Heap>>>,
     shareable: bool,
@@ -118,7 +118,7 @@ impl Heap {
         label: Option<String>,
         backing: Option<&str>,
         driver: Option<&Bound<'_, Driver>>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<PyClassInitializer<Self>> {
         let driver = given_or_default(py, driver)?;
         let place = location(py, &driver, node, near_gpu, device)?;
         let bytes = |size: Option<Size>| size.map(|size| size.0);
@@ -146,11 +146,13 @@ impl Heap {
             .with(bytes(grow_ahead), HeapOptions::grow_ahead)
             .with(bytes(thread_cache), HeapOptions::thread_cache);
         let heap = from_program(py, || py.detach(|| options.build(&driver))).or_raise()?;
-        Ok(Self {
-            inner: Arc::new(Mutex::new(Some(heap))),
+        let inner = Arc::new(Mutex::new(Some(heap)));
+        let heap = Self {
+            inner,
             shareable,
             place,
-        })
+        };
+        Ok(closing(heap))
     }
 
     /// Allocates a block of `nbytes` at a multiple of `align`. Its bytes are not initialised.
@@ -178,17 +180,17 @@ impl Heap {
     /// Allocates a block for each of `sizes`, or none if one fails: a `Blocks`, which takes 32 bytes for each block
     /// where a `Block` takes several hundred. `sizes` is a list of sizes, or an array of integers.
     #[pyo3(signature = (sizes, align=Size(256)), text_signature = "($self, sizes, align=256)")]
-    fn allocate_many(
+    fn allocate_many<'py>(
         &self,
-        py: Python<'_>,
+        py: Python<'py>,
         sizes: &Bound<'_, PyAny>,
         align: Size,
-    ) -> PyResult<Blocks> {
+    ) -> PyResult<Bound<'py, PyAny>> {
         let layouts = layouts(sizes, align)?;
         let heap = self.handle()?;
         retry(py, heap.driver())?;
-        py.detach(move || Blocks::allocate(heap, layouts.into_iter()))
-            .or_raise()
+        let blocks = py.detach(move || Blocks::allocate(heap, layouts.into_iter()));
+        object(py, closing(blocks.or_raise()?))
     }
 
     /// Adds memory until at least `nbytes` are free. `progress(done, total)` is called after each chunk, in bytes and
@@ -312,15 +314,6 @@ impl Heap {
     fn close(&self, py: Python<'_>) {
         let heap = lock(&self.inner).take();
         py.detach(|| drop(heap));
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_args))]
-    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, pyo3::types::PyTuple>) {
-        self.close(py);
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {

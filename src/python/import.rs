@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use egmem::driver::{Access, Driver as Native};
 use egmem::shapes::{Consumer, Producer};
 use egmem::share::{Channel, Error, ImportOptions, ImportedBuffer, Peers, Unreachable};
-use pyo3::PyClass;
 use pyo3::prelude::*;
 
 use crate::args::{self, timeout_of};
+use crate::class::{closing, object};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{ToPy, not_supported, raise};
 use crate::event::Event;
@@ -95,17 +95,13 @@ pub fn unpickle<'py>(
     });
     match received? {
         Received::Memory(imported) => make(py, SharedBuffer, Owner::Imported(imported)),
-        Received::Heap(channel) => object(py, SharedHeap::new(channel, driver, process)),
+        Received::Heap(channel) => {
+            let heap = SharedHeap::new(channel, driver, process);
+            object(py, closing(heap))
+        }
         Received::Event(event) => object(py, Event::of(event)),
         Received::Ring(side) => object(py, side),
     }
-}
-
-fn object<T: PyClass<BaseType = PyAny>>(
-    py: Python<'_>,
-    value: impl Into<PyClassInitializer<T>>,
-) -> PyResult<Bound<'_, PyAny>> {
-    Ok(Bound::new(py, value)?.into_any())
 }
 
 /// Checks that this process's driver can import what another process pickled.

@@ -6,9 +6,9 @@ use egmem::size::Bytes;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
+use crate::class::to_python;
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
-use crate::json::to_python;
 use crate::memory::Memory;
 use crate::view::View;
 

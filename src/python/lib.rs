@@ -9,6 +9,7 @@ mod backing;
 mod block;
 mod blocks;
 mod buffer;
+mod class;
 mod cli;
 mod contexts;
 mod copies;
@@ -30,7 +31,6 @@ mod hooks;
 mod import;
 mod interfaces;
 mod interrupts;
-mod json;
 mod kv;
 mod ledger;
 mod library;
@@ -60,6 +60,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _egmem(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<class::Closing>()?;
     module.add_class::<driver::Driver>()?;
     module.add_class::<topology::Topology>()?;
     module.add_class::<places::Gpu>()?;

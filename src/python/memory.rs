@@ -13,6 +13,7 @@ use pyo3::types::{PyBytes, PyDict, PyMemoryView, PySlice};
 use pyo3::{PyClass, ffi};
 
 use crate::args::{GpuArg, Size};
+use crate::class::{Closing, closing};
 use crate::driver::Driver;
 use crate::error::{OrRaise, closed, in_use, invalid, raise};
 use crate::gil::{drop_detached, lock};
@@ -25,12 +26,19 @@ use crate::view::View;
 use crate::window::with_part;
 use crate::{copies, device, dlpack, frees, interfaces, running, slice};
 
+/// The memory of an object, until it is closed.
+struct Slot {
+    region: Option<Arc<Region>>,
+    /// An array interface of the object itself was read, so uncounted views may exist.
+    uncounted: bool,
+}
+
 /// Memory at one address for the CPU and the GPUs.
 ///
 /// It is freed when the object and every view of it are gone. Views are made through the buffer protocol
 /// (`memoryview(memory)`, `numpy.asarray(memory)`), DLPack (`torch.from_dlpack(memory)`) and the array interfaces;
 /// none copies.
-#[pyclass(subclass, frozen, module = "egmem")]
+#[pyclass(extends = Closing, subclass, frozen, module = "egmem")]
 pub struct Memory {
     slot: Mutex<Slot>,
 }
@@ -88,8 +96,8 @@ impl Memory {
         if let Some(shared) = region.and_then(|region| region.shared_before()) {
             tickets::revoke(&shared);
         }
-        let taken = lock(&self.slot).take();
-        taken.map_err(in_use_by)
+        let region = self.take_without(|region| Arc::strong_count(region) - 1)?;
+        Ok(region.and_then(Arc::into_inner))
     }
 
     /// Takes the memory out of the object for a tier, also while other processes may get it; `None` if it was closed
@@ -98,8 +106,34 @@ impl Memory {
     /// # Errors
     /// As [`take`](Self::take).
     pub fn take_offered(&self) -> PyResult<Option<Arc<Region>>> {
-        let taken = lock(&self.slot).take_offered();
-        taken.map_err(in_use_by)
+        self.take_without(Region::views)
+    }
+
+    fn take_without(
+        &self,
+        views: impl FnOnce(&Arc<Region>) -> usize,
+    ) -> PyResult<Option<Arc<Region>>> {
+        let views = {
+            let mut slot = lock(&self.slot);
+            match slot.region.as_ref().map(views) {
+                Some(_) if slot.uncounted => None,
+                Some(views @ 1..) => Some(views),
+                _ => return Ok(slot.region.take()),
+            }
+        };
+        // The lock ends before, because making an exception runs Python code.
+        Err(match views {
+            Some(views) => in_use(&format!(
+                "the memory cannot be closed: it has {views} live view(s)"
+            )),
+            None => raise(
+                "InUse",
+                "the memory cannot be closed: its array interface was read, and nothing tells when such views end",
+                "drop every reference to the memory and to its arrays: it is freed with the last one; or take views of \
+                 memory.on(...), which are counted",
+                None,
+            ),
+        })
     }
 
     /// Puts back memory that was taken and could not be freed.
@@ -119,24 +153,8 @@ pub fn make<T: PyClass<BaseType = Memory>>(
     kind: T,
     owner: Owner,
 ) -> PyResult<Bound<'_, PyAny>> {
-    let memory = PyClassInitializer::from(Memory::new(Region::new(owner)));
+    let memory = closing(Memory::new(Region::new(owner)));
     Ok(Bound::new(py, memory.add_subclass(kind))?.into_any())
-}
-
-/// Returns the exception for memory that is not taken out of its object.
-fn in_use_by(views: Views) -> PyErr {
-    match views {
-        Views::Counted(views) => in_use(&format!(
-            "the memory cannot be closed: it has {views} live view(s)"
-        )),
-        Views::Uncounted => raise(
-            "InUse",
-            "the memory cannot be closed: its array interface was read, and nothing tells when such views end",
-            "drop every reference to the memory and to its arrays: it is freed with the last one; or take views of \
-             memory.on(...), which are counted",
-            None,
-        ),
-    }
 }
 
 impl Drop for Memory {
@@ -376,25 +394,6 @@ impl Memory {
         drop_detached(region);
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    /// Closes. While an exception passes, memory with views is left to its last view, so that the exception is not
-    /// hidden.
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        kind: &Bound<'_, PyAny>,
-        _value: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        match self.close(py) {
-            Err(_) if !kind.is_none() => Ok(()),
-            result => result,
-        }
-    }
-
     /// The dictionary of NumPy's array interface. Views that are made through it are not counted: after it was read,
     /// the object cannot be closed, and its memory is freed with its last reference.
     #[getter]
@@ -464,7 +463,7 @@ impl Memory {
     ///
     /// Raises `TypeError` for memory that was not made with `shareable=True`.
     #[pyo3(signature = (path, *, mode="rw"))]
-    fn share(slf: &Bound<'_, Self>, path: PathBuf, mode: &str) -> PyResult<Offer> {
+    fn share(slf: &Bound<'_, Self>, path: PathBuf, mode: &str) -> PyResult<Py<Offer>> {
         offer(
             slf.py(),
             &slf.get().region()?,
@@ -522,49 +521,6 @@ fn copied() -> PyErr {
     pyo3::exceptions::PyTypeError::new_err(
         "memory is not copied by the module copy; what to do: copy_to(other) copies the bytes to other memory, read() to a bytes object",
     )
-}
-
-/// The memory of an object, until it is closed.
-pub struct Slot {
-    /// The memory.
-    pub region: Option<Arc<Region>>,
-    /// An array interface of the object itself was read, so uncounted views may exist.
-    pub uncounted: bool,
-}
-
-/// The views that keep memory from being closed.
-pub enum Views {
-    /// So many.
-    Counted(usize),
-    /// An unknown number.
-    Uncounted,
-}
-
-impl Slot {
-    /// Takes the memory out; `None` if it was taken before. The error is no exception: the caller holds the lock.
-    pub fn take(&mut self) -> Result<Option<Region>, Views> {
-        if self.uncounted && self.region.is_some() {
-            return Err(Views::Uncounted);
-        }
-        let Some(region) = self.region.take() else {
-            return Ok(None);
-        };
-        Arc::try_unwrap(region).map(Some).map_err(|region| {
-            let views = Arc::strong_count(&region) - 1;
-            self.region = Some(region);
-            Views::Counted(views)
-        })
-    }
-
-    /// Takes the memory out as [`take`](Self::take) does, also while it is offered to other processes.
-    pub fn take_offered(&mut self) -> Result<Option<Arc<Region>>, Views> {
-        let views = self.region.as_ref().map_or(0, Region::views);
-        match views {
-            _ if self.uncounted && self.region.is_some() => Err(Views::Uncounted),
-            0 => Ok(self.region.take()),
-            views => Err(Views::Counted(views)),
-        }
-    }
 }
 
 /// Another process's memory, mapped here: unpickled, or received by `receive`.

@@ -11,9 +11,9 @@ use std::time::Duration;
 use egmem::driver::Access;
 use egmem::share::{Channel, Error, Listener, Peers, Result, Shared};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 
 use crate::args;
+use crate::class::{Closing, closing};
 use crate::error::{OrRaise, ToPy};
 use crate::gil::{PerProcess, drop_detached, lock};
 use crate::pickle::{part_of, shareable};
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const MOST_AT_A_TIME: usize = 64;
 
 /// Memory that is offered at a Unix socket until this object is closed or deleted. Made by `Memory.share`.
-#[pyclass(frozen, module = "egmem", name = "Offer")]
+#[pyclass(extends = Closing, frozen, module = "egmem", name = "Offer")]
 pub struct Offer {
     open: Arc<Open>,
     path: PathBuf,
@@ -114,15 +114,6 @@ impl Offer {
         Ok(())
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_args))]
-    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, PyTuple>) -> PyResult<()> {
-        self.close(py)
-    }
-
     fn __repr__(&self) -> String {
         let state = if self.closed() { " closed" } else { "" };
         format!("<egmem.Offer at {}{state}>", self.path.display())
@@ -139,7 +130,7 @@ pub fn offer(
     name: &str,
     path: PathBuf,
     mode: &str,
-) -> PyResult<Offer> {
+) -> PyResult<Py<Offer>> {
     let access = args::mode(mode)?;
     let (shared, window) = shareable(py, region, name)?;
     let driver = region.driver().clone();
@@ -160,7 +151,7 @@ pub fn offer(
     let mut offers = lock(OFFERS.get(|_| Mutex::default()));
     offers.retain(|offer| offer.strong_count() > 0);
     offers.push(Arc::downgrade(&open));
-    Ok(Offer { open, path })
+    Py::new(py, closing(Offer { open, path }))
 }
 
 /// Starts the thread that sends the memory to each process that connects.

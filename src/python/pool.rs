@@ -7,10 +7,10 @@ use egmem::pool::PoolOptions;
 use pyo3::prelude::*;
 
 use crate::args::{GpuArg, NodeArg, Size, With};
+use crate::class::{Closing, closing, to_python};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
 use crate::gil::{copy_of, drop_detached, lock};
-use crate::json::to_python;
 use crate::memory::{Memory, make};
 use crate::places::location;
 use crate::region::Owner;
@@ -22,7 +22,7 @@ use crate::stream::given;
 /// `max_size` limits it, `release_threshold` is how many bytes it keeps at a synchronisation, `gpu` is the GPU whose
 /// stream the pool has for its allocations. `node`, `near_gpu`, `device`, `access_by`, `overcommit` and `label` are as
 /// for `Buffer`; without a place the pool is near `gpu`.
-#[pyclass(frozen, module = "egmem", name = "Pool")]
+#[pyclass(extends = Closing, frozen, module = "egmem", name = "Pool")]
 pub struct Pool {
     inner: Mutex<Option<(egmem::Pool, egmem::Stream)>>,
     place: Location,
@@ -66,7 +66,7 @@ impl Pool {
         overcommit: bool,
         label: Option<String>,
         driver: Option<&Bound<'_, Driver>>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<PyClassInitializer<Self>> {
         let driver = given_or_default(py, driver)?;
         let near_gpu = near_gpu.or((node.is_none() && device.is_none()).then_some(gpu));
         let place = location(py, &driver, node, near_gpu, device)?;
@@ -84,10 +84,8 @@ impl Pool {
                 egmem::Stream::new(&driver, gpu.0)?,
             ))
         });
-        Ok(Self {
-            inner: Mutex::new(Some(made.or_raise()?)),
-            place,
-        })
+        let inner = Mutex::new(Some(made.or_raise()?));
+        Ok(closing(Self { inner, place }))
     }
 
     /// Allocates `nbytes`. Work that is submitted to `stream` from now on may use them; without a stream the pool's
@@ -158,15 +156,6 @@ impl Pool {
     fn close(&self, py: Python<'_>) {
         let pool = lock(&self.inner).take();
         py.detach(|| drop(pool));
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_args))]
-    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, pyo3::types::PyTuple>) {
-        self.close(py);
     }
 
     fn __repr__(&self) -> String {

@@ -301,19 +301,20 @@ impl Region {
 
     /// Returns a GPU's access.
     pub fn gpu_access(&self, gpu: i32) -> egmem::Result<Access> {
-        self.ask(|memory, start| memory.gpu_access(gpu, Engine::Kernel, start, self.len))?
+        let (memory, start) = self.reach()?;
+        memory.gpu_access(gpu, Engine::Kernel, start, self.len)
     }
 
-    /// Asks the memory, in which this begins at the offset that `question` gets.
+    /// Returns the memory, and where in it this begins.
     ///
     /// # Errors
     /// `InvalidArgument` for a page.
-    pub fn ask<T>(&self, question: impl FnOnce(&dyn Whole, u64) -> T) -> egmem::Result<T> {
+    pub fn reach(&self) -> egmem::Result<(&dyn Whole, u64)> {
         let (owner, start) = match self.owner()? {
             Owner::Part { whole, offset, .. } => (whole.owner()?, *offset),
             owner => (owner, 0),
         };
-        Ok(question(owner.memory()?, start))
+        Ok((owner.memory()?, start))
     }
 
     /// Sets `len` bytes from `offset` on with the CPU.

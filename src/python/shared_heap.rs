@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use egmem::driver::Driver;
 use egmem::share::{Channel, Error};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 
 use crate::args::Size;
+use crate::class::Closing;
 use crate::error::{OrRaise, raise};
 use crate::gil::{drop_detached, lock};
 use crate::import::{Refused, SLICE, granted, receive_from, wait, waiting};
@@ -32,7 +32,7 @@ enum Connection {
 ///
 /// A chunk of the heap is mapped when the first of its blocks is asked for, and the heap does not give it back before this
 /// object is closed. The object allocates nothing.
-#[pyclass(frozen, module = "egmem", name = "SharedHeap")]
+#[pyclass(extends = Closing, frozen, module = "egmem", name = "SharedHeap")]
 pub struct SharedHeap {
     connection: Mutex<Connection>,
     /// By the offsets at which they begin.
@@ -193,15 +193,6 @@ impl SharedHeap {
     /// Ends the heap's use here. Blocks stay valid.
     fn close(&self) {
         self.end();
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_args))]
-    fn __exit__(&self, _args: &Bound<'_, PyTuple>) {
-        self.close();
     }
 
     fn __repr__(&self) -> String {

@@ -4,9 +4,9 @@ use egmem::driver::NodeId;
 use pyo3::prelude::*;
 
 use crate::args::NodeArg;
+use crate::class::to_python;
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
-use crate::json::to_python;
 use crate::places::{Gpu, Node};
 
 /// The GPUs and host NUMA nodes of a machine, as they were read.

@@ -9,9 +9,10 @@ use egmem::kv::{self, TierEventKind};
 use pyo3::exceptions::{PyKeyboardInterrupt, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::PyBytes;
 
 use crate::args::timeout_of;
+use crate::class::Closing;
 use crate::error::{OrRaise, closed};
 use crate::gil::{copy_of, drop_detached, lock};
 
@@ -64,7 +65,7 @@ impl TierEvent {
 ///
 /// As an iterator it waits for the next event, and ends when the tier was closed and its events were taken. Other threads run
 /// meanwhile. A signal handler that raises ends the wait, such as that of Ctrl-C.
-#[pyclass(frozen, module = "egmem.kv")]
+#[pyclass(extends = Closing, frozen, module = "egmem.kv")]
 pub struct Events {
     inner: Mutex<Option<Arc<kv::Events>>>,
     driver: Driver,
@@ -132,15 +133,6 @@ impl Events {
     fn close(&self) {
         drop_detached(lock(&self.inner).take());
     }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_args))]
-    fn __exit__(&self, _args: &Bound<'_, PyTuple>) {
-        self.close();
-    }
 }
 
 /// A function, until its subscription is closed.
@@ -187,7 +179,7 @@ fn call(py: Python<'_>, function: &Function, event: &kv::TierEvent) {
 }
 
 /// A function's subscription to the events of a tier, made by `Tier.on_event`, until this object is closed or deleted.
-#[pyclass(frozen, module = "egmem.kv")]
+#[pyclass(extends = Closing, frozen, module = "egmem.kv")]
 pub struct Subscription {
     inner: Mutex<Option<kv::Subscription>>,
     function: Function,
@@ -232,15 +224,6 @@ impl Subscription {
         let (subscription, function) = ended;
         py.detach(|| drop(subscription));
         drop(function);
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_args))]
-    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, PyTuple>) {
-        self.close(py);
     }
 
     /// The function may have the object that has this one, and the tier.

@@ -3,7 +3,7 @@
 use egmem::kv::{self, Key, PageId};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyTuple};
+use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
 use super::events::{Events, Subscription, telling};
 use super::gpu_pages::GpuPages;
@@ -14,6 +14,7 @@ use super::options::{PageSizes, sized, verify as parse_verify};
 use super::store::{Load, Store};
 use crate::args::{Count, GpuArg, NodeArg, Size, With};
 use crate::backing;
+use crate::class::{Closing, closing};
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
 use crate::interrupts::{told, told_at_first};
@@ -39,7 +40,7 @@ use crate::site::from_program;
 /// signal does, such as Ctrl-C between two chunks, everything is given back. With `background=True` the tier is there
 /// as soon as its first page is: `progress` is called until then, and a thread creates the rest, whose pages are free
 /// one after the other (`wait_grown`, `growth`, `stats`).
-#[pyclass(frozen, module = "egmem.kv")]
+#[pyclass(extends = Closing, frozen, module = "egmem.kv")]
 pub struct Tier(OpenTier);
 
 #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
@@ -64,7 +65,7 @@ impl Tier {
         progress: Option<&Bound<'_, PyAny>>,
         background: bool,
         driver: Option<&Bound<'_, Driver>>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<PyClassInitializer<Self>> {
         let driver = given_or_default(py, driver)?;
         let location = location(py, &driver, node, near_gpu, None)?;
         let options = kv::Tier::on(location).verify(parse_verify(verify)?);
@@ -81,7 +82,11 @@ impl Tier {
             }),
             false => told(py, progress, |tell| options.create_with(&driver, tell)),
         })?;
-        Ok(Self(OpenTier::of(tier, location, Offered::default())))
+        Ok(closing(Self(OpenTier::of(
+            tier,
+            location,
+            Offered::default(),
+        ))))
     }
 
     /// Attaches the tier in memory that outlives the process, or that several processes have: a `RemoteBuffer` of
@@ -112,7 +117,7 @@ impl Tier {
         reset: bool,
         verify: &str,
         offer: Option<&Bound<'_, Offer>>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Py<Self>> {
         let verify = parse_verify(verify)?;
         let with = |options: kv::AttachOptions| {
             let tag = tag.map_or([0; Key::BYTES], |tag| Key::digest(&tag));
@@ -132,7 +137,7 @@ impl Tier {
             _offer: offer.map(|offer| offer.get().ends()),
             _memory: shared,
         };
-        Ok(Self(OpenTier::of(tier, location, offered)))
+        Py::new(py, closing(Self(OpenTier::of(tier, location, offered))))
     }
 
     /// Returns how many bytes of memory a tier takes, for the size of memory that it is to be attached in.
@@ -281,18 +286,19 @@ impl Tier {
     /// Returns the changes of keys from now on that this tier makes, in a queue for `capacity` keys. Keys that do not fit are lost:
     /// `Events.lost`. Changes that other processes make are not among them, nor are keys that `attach` found.
     #[pyo3(signature = (capacity=Count(1 << 16)), text_signature = "($self, capacity=65536)")]
-    fn events(&self, capacity: Count) -> PyResult<Events> {
+    fn events(&self, py: Python<'_>, capacity: Count) -> PyResult<Py<Events>> {
         let tier = self.0.handle()?;
         let events = tier.events(usize::try_from(capacity.0).unwrap_or(usize::MAX));
-        Ok(Events::new(events, tier.driver()))
+        Py::new(py, closing(Events::new(events, tier.driver())))
     }
 
     /// Calls `function` with each event, as `events` has them, until the returned subscription is closed or deleted: in the thread
     /// whose call made the change, before the call returns. The function may use the tier. Threads that change keys at the same
     /// time may call it in another order, which `TierEvent.number` tells. An exception of the function goes to
     /// `sys.unraisablehook`.
-    fn on_event(&self, function: &Bound<'_, PyAny>) -> PyResult<Subscription> {
-        Subscription::new(&self.0.handle()?, function)
+    fn on_event(&self, function: &Bound<'_, PyAny>) -> PyResult<Py<Subscription>> {
+        let subscription = Subscription::new(&self.0.handle()?, function)?;
+        Py::new(function.py(), closing(subscription))
     }
 
     /// Returns the numbers of `stats` in Prometheus' text format (0.0.4): each with its help and its type, and with labels, such as
@@ -369,15 +375,6 @@ impl Tier {
     fn close(&self, py: Python<'_>) {
         let ended = self.0.end();
         py.detach(|| drop(ended));
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_args))]
-    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, PyTuple>) {
-        self.close(py);
     }
 
     fn __repr__(&self) -> String {
