@@ -4,13 +4,14 @@ use std::alloc::Layout;
 use std::fmt::Debug;
 use std::time::Duration;
 
+use egmem::Backing;
 use egmem::driver::{Access, Location};
 use egmem::size::Bytes;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PySequence, PyString};
 
-use crate::error::{invalid, raise};
+use crate::error::{OrRaise, invalid, raise};
 use crate::places::{Gpu, Node};
 
 /// A number of bytes: an integer of any type, or text such as `"64MiB"`.
@@ -172,6 +173,29 @@ pub fn choice<T: Copy>(
     })
 }
 
+/// Parses the CPU's access.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub fn access(text: &str) -> PyResult<Access> {
+    let words = [
+        ("rw", Access::ReadWrite),
+        ("r", Access::Read),
+        ("", Access::None),
+    ];
+    choice("host", text, &words)
+}
+
+/// Parses what memory is to be.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub fn backing(text: &str) -> PyResult<Backing> {
+    let all = [Backing::Auto, Backing::Driver, Backing::Registered];
+    let words = all.map(|backing| (backing.to_string(), backing));
+    choice("backing", text, &words)
+}
+
 /// Parses the access of other processes.
 ///
 /// # Errors
@@ -274,4 +298,15 @@ pub fn gpu(gpu: GpuArg) -> i32 {
 #[pyo3(name = "_node")]
 pub fn node(node: NodeArg) -> i32 {
     node.0
+}
+
+/// Checks that the driver's machine has this GPU.
+///
+/// # Errors
+/// `NoSuchPlace`, which names the GPU and how many there are.
+pub fn expect_gpu(gpu: i32, driver: &egmem::Driver) -> PyResult<()> {
+    let count = Python::attach(|py| py.detach(|| driver.device_count()));
+    count
+        .and_then(|count| egmem::Error::expect_gpu(gpu, count))
+        .or_raise()
 }

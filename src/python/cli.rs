@@ -8,9 +8,9 @@ use egmem::doctor::{Children, Report as Native, to_text};
 use egmem::{Machine, ledger};
 use pyo3::prelude::*;
 
-use crate::class::to_python;
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
+use crate::interpreter::to_python;
 
 /// A report of `doctor`: the capabilities of this machine, why the others are missing, and how to get them.
 #[pyclass(frozen, module = "egmem", name = "Report")]

@@ -10,8 +10,8 @@ use pyo3::prelude::*;
 
 use crate::error::invalid;
 use crate::frees::free_after_gpus;
-use crate::gil::{detached, lock};
 use crate::heap::Heap;
+use crate::interpreter::{detached, lock};
 
 /// CuPy aligns its own memory to this.
 const ALIGN: usize = 512;

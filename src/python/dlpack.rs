@@ -10,10 +10,10 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 
-use crate::device::{CPU, CUDA, CUDA_HOST};
+use crate::dtype::{CPU, CUDA, CUDA_HOST};
 use crate::error::{OrRaise, invalid, raise};
 use crate::region::Region;
-use crate::span::Span;
+use crate::view::Span;
 
 /// `DLPACK_FLAG_BITMASK_READ_ONLY`
 const READ_ONLY: u64 = 1;

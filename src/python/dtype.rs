@@ -1,8 +1,9 @@
-//! Element types of views.
+//! Element types and devices of views.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyList, PyTuple};
 
+use crate::args::expect_gpu;
 use crate::error::{invalid, raise};
 
 /// An element type, as DLPack and the array interfaces name it.
@@ -137,4 +138,39 @@ fn swapped(given: &Bound<'_, PyAny>) -> PyErr {
         "pass a little-endian type, or view the memory as bytes and give those the type in NumPy",
         None,
     )
+}
+
+/// `kDLCPU`.
+pub const CPU: i32 = 1;
+/// `kDLCUDA`.
+pub const CUDA: i32 = 2;
+/// `kDLCUDAHost`: pinned memory of the CPU.
+pub const CUDA_HOST: i32 = 3;
+
+/// Returns DLPack's device for its name.
+///
+/// # Errors
+/// `InvalidArgument` for another name; `NoSuchPlace` for a GPU that the driver's machine does not have.
+pub fn parse_device(name: &str, driver: &egmem::Driver) -> PyResult<(i32, i32)> {
+    let gpu = |digits: &str| digits.parse::<i32>().ok().filter(|gpu| *gpu >= 0);
+    match (name, name.strip_prefix("cuda:").and_then(gpu)) {
+        ("cpu", _) => Ok((CPU, 0)),
+        ("cuda_host", _) => Ok((CUDA_HOST, 0)),
+        (_, Some(gpu)) => {
+            expect_gpu(gpu, driver)?;
+            Ok((CUDA, gpu))
+        }
+        _ => Err(invalid(&format!(
+            "there is no device {name:?}; valid: \"cpu\", \"cuda_host\", \"cuda:0\" and so on"
+        ))),
+    }
+}
+
+/// Returns the name of DLPack's device.
+pub fn device_name((kind, gpu): (i32, i32)) -> String {
+    match kind {
+        CPU => "cpu".into(),
+        CUDA_HOST => "cuda_host".into(),
+        _ => format!("cuda:{gpu}"),
+    }
 }

@@ -11,14 +11,12 @@ use egmem::share::Peers;
 use pyo3::prelude::*;
 
 use crate::args::{self, NodeArg, Size, With, timeout_of};
-use crate::class::{Closing, closing};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
-use crate::gil::{copy_of, drop_detached, lock};
-use crate::interrupts::{self, waiting};
+use crate::interpreter::{Closing, check, closing, copy_of, drop_detached, lock, waiting};
+use crate::ledger::from_program;
 use crate::memory::{Memory, make};
 use crate::region::Owner;
-use crate::site::from_program;
 
 /// A connection to a server of memory by name. Made by `connect`.
 #[pyclass(extends = Closing, frozen, module = "egmem", name = "Client")]
@@ -311,7 +309,7 @@ pub fn connect(
         .agent(concat!("egmem ", env!("CARGO_PKG_VERSION"), " (Python)"))
         .timeout(timeout_of(timeout)?);
     let client = waiting(py, || {
-        blocking::Client::connect_interruptible(options, &driver, interrupts::check())
+        blocking::Client::connect_interruptible(options, &driver, check())
     })?;
     let client = Client {
         inner: Mutex::new(Some(client)),

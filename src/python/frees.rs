@@ -11,16 +11,17 @@
 //! the process's end the list is not dropped. A forked child has an empty list, and drops nothing of the parent's.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use egmem::driver::Driver;
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 
-use crate::contexts::{NotWaited, wait};
 use crate::error::OrRaise;
-use crate::gil::{PerProcess, lock};
+use crate::gpus::{NotWaited, wait};
 use crate::holds::Holds;
+use crate::interpreter::{PerProcess, lock};
 
 /// Memory that waits for GPUs.
 struct Kept {
@@ -154,7 +155,7 @@ pub fn free_deferred_of(driver: &Driver) {
 /// # Errors
 /// The warning, where the program has warnings raised.
 pub fn retry(py: Python<'_>, driver: &Driver) -> PyResult<()> {
-    crate::running::sweep(py);
+    crate::gpus::sweep(py);
     if COUNT.load(Relaxed) == 0 || !driver.is_of_this_process() {
         return Ok(());
     }

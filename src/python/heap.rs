@@ -7,21 +7,16 @@ use egmem::driver::Location;
 use egmem::size::Bytes;
 use pyo3::prelude::*;
 
-use crate::args::{GpuArg, NodeArg, Size, With, layout, layouts, seconds};
-use crate::backing::{self, Words};
-use crate::block::Block;
-use crate::blocks::Blocks;
-use crate::buffer::access;
-use crate::class::{Closing, closing, object, to_python};
+use crate::args::{self, GpuArg, NodeArg, Size, With, access, layout, layouts, seconds};
+use crate::blocks::{Block, Blocks};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed};
 use crate::frees::retry;
-use crate::gil::{copy_of, drop_detached, lock};
-use crate::interrupts::told;
+use crate::interpreter::{Closing, closing, copy_of, drop_detached, lock, object, to_python, told};
+use crate::ledger::{Words, from_program};
 use crate::memory::make;
 use crate::places::location;
 use crate::region::Owner;
-use crate::site::from_program;
 
 /// Suballocates blocks of memory on a node, for the CPU and the GPUs, without a driver call.
 ///
@@ -133,7 +128,7 @@ impl Heap {
             .with(shareable.then_some(()), |options, ()| options.shareable())
             .with(label, HeapOptions::label)
             .with(
-                backing.map(backing::parse).transpose()?,
+                backing.map(args::backing).transpose()?,
                 HeapOptions::backing,
             )
             .with(

@@ -12,15 +12,15 @@ use egmem::share::{Channel, Error, ImportOptions, ImportedBuffer, Peers, Unreach
 use pyo3::prelude::*;
 
 use crate::args::{self, timeout_of};
-use crate::class::{closing, object};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{ToPy, not_supported, raise};
-use crate::event::Event;
+use crate::interpreter::{closing, object};
+use crate::ledger::from_program;
 use crate::memory::{SharedBuffer, make};
 use crate::region::Owner;
 use crate::ring::{RingSide, Side};
 use crate::shared_heap::SharedHeap;
-use crate::site::from_program;
+use crate::stream::Event;
 use crate::tickets::{CLOSED, GRANTED, PATIENCE, TEXT, UNKNOWN};
 
 /// How long a wait may last before signals are looked for.

@@ -13,18 +13,16 @@ use pyo3::types::{PyBytes, PyDict, PyMemoryView, PySlice};
 use pyo3::{PyClass, ffi};
 
 use crate::args::{GpuArg, Size};
-use crate::class::{Closing, closing};
+use crate::copies::{self, slice_of, with_part};
 use crate::driver::Driver;
+use crate::dtype::{CPU, CUDA};
 use crate::error::{OrRaise, closed, in_use, invalid, raise};
-use crate::gil::{drop_detached, lock};
-use crate::offer::{Offer, offer};
+use crate::interpreter::{Closing, closing, drop_detached, lock};
 use crate::pickle::reduce;
 use crate::region::{CpuBytes, Owner, Region, access_text};
-use crate::span::Span;
-use crate::tickets;
-use crate::view::View;
-use crate::window::with_part;
-use crate::{copies, device, dlpack, frees, interfaces, running, slice};
+use crate::share::{Offer, offer};
+use crate::view::{Span, View, cuda_interface, numpy_interface};
+use crate::{dlpack, frees, gpus, tickets};
 
 /// The memory of an object, until it is closed.
 struct Slot {
@@ -340,7 +338,7 @@ impl Memory {
         if let Some(region) = region {
             region.expect_here()?;
         }
-        running::sweep(py);
+        gpus::sweep(py);
         if let Some(region) = self.take()? {
             py.detach(|| drop(region));
         }
@@ -399,7 +397,7 @@ impl Memory {
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let region = self.uncounted_region()?;
-        interfaces::numpy(py, &Span::new(region, None, None, 0, Some("cpu"))?)
+        numpy_interface(py, &Span::new(region, None, None, 0, Some("cpu"))?)
     }
 
     /// The dictionary of CUDA's array interface, version 3. See `__array_interface__`.
@@ -408,7 +406,7 @@ impl Memory {
         let region = self.region()?;
         let gpu = region.default_gpu();
         let view = Span::new(region, None, None, 0, Some(&format!("cuda:{gpu}")))?;
-        let dictionary = interfaces::cuda(py, &view)?;
+        let dictionary = cuda_interface(py, &view)?;
         self.uncounted_region()?;
         Ok(dictionary)
     }
@@ -432,8 +430,8 @@ impl Memory {
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
         let region = self.region()?;
         Ok(match region.location() {
-            Location::Device(gpu) => (device::CUDA, gpu),
-            _ => (device::CPU, 0),
+            Location::Device(gpu) => (CUDA, gpu),
+            _ => (CPU, 0),
         })
     }
 
@@ -496,7 +494,7 @@ impl Memory {
         slf: &Bound<'py, Self>,
         index: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        slice::of(&slf.get().region()?, index)
+        slice_of(&slf.get().region()?, index)
     }
 
     /// Pickles the memory itself, for one process of this user: it maps the same bytes. See docs/python.md.

@@ -10,7 +10,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::error::{OrRaise, ToPy, raise};
-use crate::gil::lock;
+use crate::interpreter::lock;
 use crate::region::{Owner, Region};
 use crate::tickets::{CLOSED, GRANTED, TEXT, UNKNOWN, issue, reason, send};
 

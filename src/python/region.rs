@@ -10,9 +10,10 @@ use egmem::memory::Engine;
 use egmem::share::Shared;
 use pyo3::prelude::*;
 
-use crate::error::{OrRaise, ToPy, not_supported, raise};
+use crate::error::{OrRaise, ToPy, raise};
 use crate::frees;
-use crate::gil::{detached, lock};
+use crate::interpreter::{detached, lock};
+
 pub use crate::owner::{CpuBytes, Keeper, Owner, Page, Whole, expect_within};
 
 /// Memory at one range of addresses. It has no reference to a Python object, so any thread may drop it, with the GIL
@@ -276,7 +277,7 @@ impl Region {
     /// to a GPU; `NotAccessible`.
     pub fn gpu(&self, py: Python<'_>, gpu: i32) -> PyResult<bool> {
         self.expect_here()?;
-        crate::device::expect_gpu(gpu, &self.driver)?;
+        crate::args::expect_gpu(gpu, &self.driver)?;
         if self.driver.is_simulated() {
             let message = "memory of a simulated driver has no address that a GPU can use";
             return Err(crate::error::raise(
@@ -418,13 +419,4 @@ impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}+{}", self.address, self.len)
     }
-}
-
-/// Refuses handles of other libraries for a simulated driver.
-pub fn expect_real(driver: &Driver, what: &str) -> PyResult<()> {
-    if driver.is_simulated() {
-        let message = format!("{what} is no stream of a simulated driver");
-        return Err(not_supported(&message, "use egmem.Stream"));
-    }
-    Ok(())
 }

@@ -14,11 +14,10 @@ use pyo3::types::{PyBytes, PyMemoryView};
 use crate::args::{Count, GpuArg, NodeArg, Size, With, timeout_of};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
-use crate::gil::{detached, lock};
-use crate::interrupts;
+use crate::interpreter::{detached, lock, until};
+use crate::ledger::from_program;
 use crate::pickle::pickled;
 use crate::places::location;
-use crate::site::from_program;
 use crate::tickets::GRANTED;
 
 /// One side of a ring.
@@ -129,7 +128,7 @@ impl RingSide {
         self.driver.expect_this_process("ring").or_raise()?;
         let timeout = timeout.map(timeout_of).transpose()?;
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let answer = interrupts::until(py, || {
+        let answer = until(py, || {
             let is_over = end.is_some_and(|end| Instant::now() >= end);
             let mut side = match side.try_lock() {
                 Ok(side) => side,

@@ -11,13 +11,12 @@ use egmem::share::{Channel, Error};
 use pyo3::prelude::*;
 
 use crate::args::Size;
-use crate::class::Closing;
 use crate::error::{OrRaise, raise};
-use crate::gil::{drop_detached, lock};
 use crate::import::{Refused, SLICE, granted, receive_from, wait, waiting};
+use crate::interpreter::{Closing, drop_detached, lock};
+use crate::ledger::from_program;
 use crate::memory::{SharedBuffer, make};
 use crate::region::{Owner, Region, expect_within};
-use crate::site::from_program;
 use crate::tickets::PATIENCE;
 
 /// The connection to the process that has the heap.

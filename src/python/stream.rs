@@ -1,15 +1,18 @@
-//! `egmem.Stream`, and streams of other libraries.
+//! `egmem.Stream` and `egmem.Event`, and streams of other libraries.
 
-use egmem::driver::{Driver as Native, StreamHandle};
+use std::sync::Arc;
+
+use egmem::driver::{Driver as Native, IpcEventHandle, StreamHandle};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
 
-use crate::args::GpuArg;
-use crate::device;
+use crate::args::{GpuArg, expect_gpu};
 use crate::driver::{Driver, given_or_default};
-use crate::error::{OrRaise, invalid};
-use crate::event::Event;
-use crate::interrupts;
-use crate::region::expect_real;
+use crate::error::{OrRaise, invalid, not_supported};
+use crate::interpreter::until;
+use crate::pickle::pickled;
+use crate::tickets::GRANTED;
 
 /// A stream of a GPU. Other libraries take it by `__cuda_stream__`.
 #[pyclass(frozen, module = "egmem", name = "Stream")]
@@ -48,7 +51,7 @@ impl Stream {
             .driver()
             .expect_this_process("stream")
             .or_raise()?;
-        interrupts::until(py, || match self.inner.is_done() {
+        until(py, || match self.inner.is_done() {
             Ok(true) => Some(Ok(())),
             Ok(false) => None,
             // A driver that refuses the question may answer the wait.
@@ -113,7 +116,7 @@ pub fn given(
     // CuPy's default streams have -1: they are those of the current GPU.
     let told = told.ok().filter(|gpu| *gpu >= 0);
     if let (None, Some(gpu)) = (told, gpu) {
-        device::expect_gpu(gpu, driver)?;
+        expect_gpu(gpu, driver)?;
     }
     let gpu = told.or(gpu);
     let count = || stream.py().detach(|| driver.device_count()).or_raise();
@@ -138,4 +141,214 @@ pub fn foreign(driver: &Native, gpu: i32, raw: u64) -> PyResult<egmem::Stream> {
     // SAFETY: the caller of the Python function passes a live stream of that GPU, as with any CUDA call in Python,
     // and it is used only during this call.
     Ok(unsafe { egmem::Stream::borrowed(driver, handle) })
+}
+
+/// A point in a stream's work. With `interprocess=True` it can be pickled: the other process's GPU work waits for it, and
+/// the other way, with no CPU in between.
+///
+/// A pickled event exists until the processes that got it have deleted theirs or have ended. Keep it until they have
+/// unpickled it.
+#[pyclass(frozen, module = "egmem", name = "Event")]
+pub struct Event {
+    inner: Arc<egmem::Event>,
+}
+
+impl Event {
+    /// Returns the Python object of an event.
+    pub fn of(event: egmem::Event) -> Self {
+        let inner = Arc::new(event);
+        Self { inner }
+    }
+
+    pub fn inner(&self) -> &Arc<egmem::Event> {
+        &self.inner
+    }
+}
+
+#[pymethods]
+impl Event {
+    /// Creates an event on a GPU.
+    #[new]
+    #[pyo3(
+        signature = (gpu=GpuArg(0), *, interprocess=false, driver=None),
+        text_signature = "(gpu=0, *, interprocess=False, driver=None)"
+    )]
+    fn new(
+        py: Python<'_>,
+        gpu: GpuArg,
+        interprocess: bool,
+        driver: Option<&Bound<'_, Driver>>,
+    ) -> PyResult<Self> {
+        let driver = given_or_default(py, driver)?;
+        let made = py.detach(|| match interprocess {
+            true => egmem::Event::interprocess(&driver, gpu.0),
+            false => egmem::Event::new(&driver, gpu.0, false),
+        });
+        Ok(Self::of(made.or_raise()?))
+    }
+
+    /// Opens another process's event by the 64 bytes of `cudaIpcEventHandle_t`, such as PyTorch's `Event.ipc_handle()`.
+    ///
+    /// That process keeps its event until this one is deleted: CUDA leaves undefined what calls do afterwards. An event that
+    /// was pickled needs no such care.
+    #[staticmethod]
+    #[pyo3(signature = (gpu, handle, *, driver=None))]
+    fn from_ipc_handle(
+        py: Python<'_>,
+        gpu: GpuArg,
+        handle: &[u8],
+        driver: Option<&Bound<'_, Driver>>,
+    ) -> PyResult<Self> {
+        let Ok(bytes) = <&[u8; 64]>::try_from(handle) else {
+            return Err(invalid(&format!(
+                "a handle of {} bytes; valid: 64",
+                handle.len()
+            )));
+        };
+        let driver = given_or_default(py, driver)?;
+        let handle = IpcEventHandle::from_bytes(bytes);
+        // SAFETY: the caller of the Python function sees to it that the other process keeps its event, as documented.
+        let opened = py.detach(|| unsafe { egmem::Event::import(&driver, gpu.0, &handle, None) });
+        Ok(Self::of(opened.or_raise()?))
+    }
+
+    /// The 64 bytes by which another process opens the event, for code other than egmem's: PyTorch's
+    /// `Event.from_ipc_handle(device, handle)`. Keep this event until that process has deleted its own.
+    ///
+    /// They let any process that has them record the event: treat them as a secret.
+    fn ipc_handle<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        // SAFETY: the caller of the Python function keeps the event, as documented.
+        let handle = py.detach(|| unsafe { self.inner.export() }).or_raise()?;
+        Ok(PyBytes::new(py, handle.expose_bytes()))
+    }
+
+    /// The GPU's ordinal.
+    #[getter]
+    fn gpu(&self) -> i32 {
+        self.inner.handle().device
+    }
+
+    /// The driver's handle: a `CUevent`.
+    #[getter]
+    fn handle(&self) -> u64 {
+        self.inner.handle().raw
+    }
+
+    /// Whether another process made it.
+    #[getter]
+    fn imported(&self) -> bool {
+        self.inner.is_imported()
+    }
+
+    /// Marks the work submitted to a stream so far: an `egmem.Stream`, or another library's.
+    fn record(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        let stream = given(self.inner.driver(), stream, None, self.gpu())?;
+        py.detach(|| self.inner.record(&stream)).or_raise()
+    }
+
+    /// Returns whether the marked work is done; `True` if the event was never recorded.
+    fn is_done(&self, py: Python<'_>) -> PyResult<bool> {
+        py.detach(|| self.inner.is_done()).or_raise()
+    }
+
+    /// Waits until the marked work is done. A signal handler that raises ends the wait. Raises if the event is of a process
+    /// that has ended before its work.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        let driver = self.inner.driver();
+        driver.expect_this_process("event").or_raise()?;
+        until(py, || match self.inner.is_done() {
+            Ok(true) => Some(Ok(())),
+            Ok(false) => None,
+            // A driver that refuses the question may answer the wait.
+            Err(_) => Some(self.inner.synchronize()),
+        })?
+        .or_raise()
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if !self.inner.is_interprocess() {
+            return Err(PyTypeError::new_err(
+                "this Event cannot be sent to another process: it was made without interprocess=True, or by another \
+                 process; what to do: make it with egmem.Event(interprocess=True)",
+            ));
+        }
+        let (of, driver) = ((&self.inner, None), self.inner.driver());
+        pickled(py, "event", of, driver, |channel, event| {
+            channel.send_text(GRANTED)?;
+            channel.send_event(&event)
+        })
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<egmem.Event {:#x} on GPU {}>", self.handle(), self.gpu())
+    }
+}
+
+/// A library with a current stream for each GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Library {
+    /// PyTorch.
+    Torch,
+    /// CuPy.
+    CuPy,
+}
+
+impl Library {
+    const ALL: [Self; 2] = [Self::Torch, Self::CuPy];
+
+    const fn module(self) -> &'static str {
+        match self {
+            Self::Torch => "torch",
+            Self::CuPy => "cupy",
+        }
+    }
+
+    const fn class(self) -> &'static str {
+        match self {
+            Self::Torch => "Tensor",
+            Self::CuPy => "ndarray",
+        }
+    }
+
+    /// Returns the library whose array an object is. No library is imported: an array's is there already.
+    ///
+    /// # Errors
+    /// Python's.
+    pub fn of(array: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        let modules = array.py().import("sys")?.getattr("modules")?;
+        let modules = modules.cast::<PyDict>()?;
+        for library in Self::ALL {
+            let Some(module) = modules.get_item(library.module())? else {
+                continue;
+            };
+            // A module of the same name may be another one, or be imported only in part.
+            if let Ok(class) = module.getattr(library.class())
+                && array.is_instance(&class)?
+            {
+                return Ok(Some(library));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the library's current stream of a GPU in this thread.
+    ///
+    /// # Errors
+    /// Python's.
+    pub fn current_stream<'py>(self, py: Python<'py>, gpu: i32) -> PyResult<Bound<'py, PyAny>> {
+        let cuda = py.import(self.module())?.getattr("cuda")?;
+        match self {
+            Self::Torch => cuda.call_method1("current_stream", (gpu,)),
+            Self::CuPy => cuda.call_method1("get_current_stream", (gpu,)),
+        }
+    }
+}
+
+/// Refuses handles of other libraries for a simulated driver.
+fn expect_real(driver: &Native, what: &str) -> PyResult<()> {
+    if driver.is_simulated() {
+        let message = format!("{what} is no stream of a simulated driver");
+        return Err(not_supported(&message, "use egmem.Stream"));
+    }
+    Ok(())
 }

@@ -11,14 +11,15 @@ use std::fs::File;
 use std::io::Read;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use egmem::driver::{Access, HandleType};
 use egmem::share::{Channel, Peers, Result, Shared};
 
-use crate::gil::{PerProcess, lock};
+use crate::interpreter::{PerProcess, lock};
 
 /// The most tickets that wait. Beyond that the oldest end.
 const MOST: usize = 1 << 16;

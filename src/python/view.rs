@@ -1,12 +1,16 @@
 //! `egmem.View`: memory with an element type, a shape and a device.
 
+use std::sync::Arc;
+
+use egmem::driver::Location;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::args::GpuArg;
-use crate::error::OrRaise;
-use crate::span::Span;
-use crate::{device, dlpack, interfaces};
+use crate::dlpack;
+use crate::dtype::{CPU, CUDA, Dtype, device_name, parse_device};
+use crate::error::{OrRaise, invalid, raise};
+use crate::region::Region;
 
 /// Memory as one device sees it, with an element type and a shape. It keeps the memory, which cannot be closed
 /// meanwhile.
@@ -46,7 +50,7 @@ impl View {
     /// The device: `"cpu"`, `"cuda_host"` or `"cuda:0"`.
     #[getter]
     fn device(&self) -> String {
-        device::name(self.span.device)
+        device_name(self.span.device)
     }
 
     /// The number of bytes.
@@ -58,13 +62,13 @@ impl View {
     /// The dictionary of NumPy's array interface.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        interfaces::numpy(py, &self.span)
+        numpy_interface(py, &self.span)
     }
 
     /// The dictionary of CUDA's array interface, version 3.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        interfaces::cuda(py, &self.span)
+        cuda_interface(py, &self.span)
     }
 
     /// Returns a DLPack capsule.
@@ -96,7 +100,7 @@ impl View {
     ) -> PyResult<()> {
         let (kind, of_view) = self.span.device;
         let gpu = gpu.map(|gpu| gpu.0);
-        let gpu = gpu.or((kind == device::CUDA).then_some(of_view));
+        let gpu = gpu.or((kind == CUDA).then_some(of_view));
         let region = &self.span.region;
         let stream = crate::stream::given(region.driver(), stream, gpu, region.default_gpu())?;
         match self.span.region.stream() {
@@ -114,4 +118,149 @@ impl View {
             self.span.address()
         )
     }
+}
+
+/// Memory as one device sees it. It keeps the memory.
+pub struct Span {
+    /// The memory.
+    pub region: Arc<Region>,
+    /// The elements' type.
+    pub dtype: Dtype,
+    /// The elements' number in each dimension; the last one is contiguous.
+    pub shape: Vec<i64>,
+    /// The first element, in bytes from the memory's start.
+    pub offset: u64,
+    /// DLPack's device type and id.
+    pub device: (i32, i32),
+}
+
+impl Span {
+    /// Checks and makes a view. Without a device it is the CPU's, or the GPU's whose own memory this is.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a type, shape, offset or device that the memory does not have; `NoSuchPlace` for a GPU
+    /// that the machine does not have.
+    pub fn new(
+        region: Arc<Region>,
+        dtype: Option<&Bound<'_, PyAny>>,
+        shape: Option<&Bound<'_, PyAny>>,
+        offset: u64,
+        device: Option<&str>,
+    ) -> PyResult<Self> {
+        let dtype = dtype.map_or(Ok(Dtype::BYTES), Dtype::parse)?;
+        let size = u64::from(dtype.size);
+        let rest = region.len().checked_sub(offset);
+        let rest = rest
+            .ok_or_else(|| invalid(&format!("offset {offset} is beyond {} bytes", region.len())))?;
+        if !(region.address() + offset).is_multiple_of(size) {
+            return Err(invalid(&format!(
+                "offset {offset} is no multiple of {size}, the size of {}",
+                dtype.name
+            )));
+        }
+        let mut shape: Vec<i64> = match shape {
+            None => vec![(rest / size) as i64],
+            Some(one) if one.extract::<i64>().is_ok() => vec![one.extract()?],
+            Some(all) => all
+                .try_iter()?
+                .map(|dimension| dimension?.extract())
+                .collect::<PyResult<_>>()?,
+        };
+        infer(&mut shape, rest, dtype)?;
+        let count = shape.iter().try_fold(1_u64, |count, dimension| {
+            count.checked_mul(u64::try_from(*dimension).ok()?)
+        });
+        let fits = count
+            .and_then(|count| count.checked_mul(size))
+            .is_some_and(|bytes| bytes <= rest);
+        if !fits {
+            return Err(invalid(&format!(
+                "shape {shape:?} of {} does not fit into the {rest} bytes from offset {offset} on",
+                dtype.name
+            )));
+        }
+        let device = match (device, region.location()) {
+            (Some(device), _) => parse_device(device, region.driver())?,
+            (None, Location::Device(gpu)) => (CUDA, gpu),
+            (None, _) => (CPU, 0),
+        };
+        Ok(Self {
+            region,
+            dtype,
+            shape,
+            offset,
+            device,
+        })
+    }
+
+    /// Returns the first element's address.
+    pub fn address(&self) -> u64 {
+        self.region.address() + self.offset
+    }
+}
+
+/// Replaces the one dimension of -1 by all that the memory has.
+///
+/// # Errors
+/// `InvalidArgument` for two of them, and where the other dimensions do not divide the memory.
+fn infer(shape: &mut [i64], bytes: u64, dtype: Dtype) -> PyResult<()> {
+    let Some(at) = shape.iter().position(|&dimension| dimension == -1) else {
+        return Ok(());
+    };
+    let mut others = shape[..at].iter().chain(&shape[at + 1..]);
+    let unit = others.try_fold(u64::from(dtype.size), |unit, &dimension| {
+        unit.checked_mul(u64::try_from(dimension).ok()?)
+    });
+    let divides = |unit: &u64| *unit > 0 && bytes.is_multiple_of(*unit);
+    let unit = unit.filter(divides).ok_or_else(|| {
+        invalid(&format!(
+            "shape {shape:?} of {} does not divide {bytes} bytes; valid: one dimension of -1, and others whose product divides them",
+            dtype.name
+        ))
+    })?;
+    shape[at] = (bytes / unit) as i64;
+    Ok(())
+}
+
+fn common<'py>(py: Python<'py>, view: &Span, read_only: bool) -> PyResult<Bound<'py, PyDict>> {
+    crate::frees::watch_captures(py)?;
+    view.region.expose();
+    let dictionary = PyDict::new(py);
+    dictionary.set_item("version", 3)?;
+    dictionary.set_item("shape", PyTuple::new(py, &view.shape)?)?;
+    dictionary.set_item("typestr", view.dtype.typestr())?;
+    dictionary.set_item("data", (view.address(), read_only))?;
+    dictionary.set_item("strides", py.None())?;
+    Ok(dictionary)
+}
+
+/// Returns the dictionary of NumPy's interface.
+///
+/// # Errors
+/// `NotAccessible` unless the CPU may read.
+pub fn numpy_interface<'py>(py: Python<'py>, view: &Span) -> PyResult<Bound<'py, PyDict>> {
+    let bytes = view.region.cpu(py)?;
+    common(py, view, !bytes.writable)
+}
+
+/// Returns the dictionary of CUDA's interface. Its stream is the one that a pool's allocation is ordered by.
+///
+/// # Errors
+/// `NoDeviceInterface`, which is also an `AttributeError`, for a view that is no GPU's and on a simulated driver.
+pub fn cuda_interface<'py>(py: Python<'py>, view: &Span) -> PyResult<Bound<'py, PyDict>> {
+    let (kind, gpu) = view.device;
+    if kind != CUDA {
+        return Err(raise(
+            "NoDeviceInterface",
+            "a view of the CPU has no CUDA array interface",
+            "use a view of a GPU: memory.on(\"cuda:0\")",
+            None,
+        ));
+    }
+    let writable = view.region.gpu(py, gpu)?;
+    let dictionary = common(py, view, !writable)?;
+    let stream = view.region.stream().map(|stream| stream.handle().raw);
+    // 0 would be ambiguous: 1 is the legacy default stream.
+    dictionary.set_item("stream", stream.map(|raw| raw.max(1)))?;
+    Ok(dictionary)
 }

@@ -12,9 +12,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::args::timeout_of;
-use crate::class::Closing;
 use crate::error::{OrRaise, closed};
-use crate::gil::{copy_of, drop_detached, lock};
+use crate::interpreter::{Closing, copy_of, drop_detached, lock};
 
 /// How often a wait runs Python's signal handlers, and finds that the queue was closed.
 const CHECK: Duration = Duration::from_millis(50);

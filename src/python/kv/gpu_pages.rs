@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::args::{Count, OneOrEach, Size};
 use crate::error::{OrRaise, invalid};
-use crate::library::Library;
+use crate::stream::Library;
 
 /// A serving engine's cache on a GPU: parts, for instance the keys and the values of each layer, each with a piece of
 /// every block. Block `b` of a part is at its base plus `b * stride`, and has `part_bytes` there. A page of the tier

@@ -6,17 +6,19 @@ use std::time::Duration;
 
 use egmem::GrowthState;
 use egmem::driver::Location;
-use egmem::kv::{self, AttachOptions, Key, PageId};
+use egmem::kv::{self, AttachOptions, Key, PageId, TierOptions, Verify};
 use egmem::size::Bytes;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use super::keys::{Groups, Keys, no_group};
-use crate::backing::{self, Words};
+use super::{Groups, Keys, no_group};
+use crate::args::{Count, OneOrEach, Size, choice};
 use crate::error::{OrRaise, closed, invalid};
-use crate::gil::{copy_of, lock};
+use crate::interpreter::{copy_of, lock};
+use crate::ledger::{Words, backing_at};
 use crate::memory::Memory;
-use crate::offer::Ends;
 use crate::region::{Owner, Region};
+use crate::share::Ends;
 
 /// A tier, and what is known of it when it is closed.
 pub struct OpenTier {
@@ -90,7 +92,7 @@ impl OpenTier {
     pub fn words(&self, py: Python<'_>) -> PyResult<Words> {
         let tier = self.handle()?;
         let first = tier.page_ptr(PageId::from_bits(0)).or_raise()?;
-        backing::at(py, tier.driver(), first)
+        backing_at(py, tier.driver(), first)
     }
 
     pub fn is_closed(&self) -> bool {
@@ -118,7 +120,7 @@ impl OpenTier {
 
 impl Drop for OpenTier {
     fn drop(&mut self) {
-        crate::gil::drop_detached(self.end());
+        crate::interpreter::drop_detached(self.end());
     }
 }
 
@@ -199,7 +201,7 @@ pub fn waiting(
         let tier = tier()?;
         let ended = py.detach(|| tier.wait_grown_timeout(CHECK));
         let made = tier.grown();
-        crate::gil::drop_detached(tier);
+        crate::interpreter::drop_detached(tier);
         if let Some(progress) = progress
             && told != Some(made)
         {
@@ -210,5 +212,56 @@ pub fn waiting(
             Some(grown) => return grown.or_raise(),
             None => py.check_signals()?,
         }
+    }
+}
+
+/// Reads which pages are checked.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub fn verify(text: &str) -> PyResult<Verify> {
+    let words = [
+        ("never", Verify::Never),
+        ("sample", Verify::Sample),
+        ("always", Verify::Always),
+    ];
+    choice("verify", text, &words)
+}
+
+/// Sets the sizes of a tier.
+///
+/// # Errors
+/// `TypeError` unless `page_bytes` is given, and one of `pages` and `bytes`.
+pub fn sized(
+    options: TierOptions,
+    pages: Option<Count>,
+    page_bytes: Option<PageSizes>,
+    bytes: Option<Size>,
+) -> PyResult<TierOptions> {
+    let Some(page_bytes) = page_bytes else {
+        return Err(PyTypeError::new_err("a tier needs page_bytes"));
+    };
+    let options = match (pages, bytes) {
+        (Some(pages), None) => options.pages(pages.0),
+        (None, Some(bytes)) => options.bytes(bytes.0),
+        _ => {
+            let why = "a tier has either pages, their number, or bytes, those of all its memory";
+            return Err(PyTypeError::new_err(why));
+        }
+    };
+    Ok(options.page_sizes(page_bytes.sizes()))
+}
+
+/// The bytes of a page, or of a page of each group.
+pub type PageSizes = OneOrEach<Size>;
+
+impl PageSizes {
+    /// Returns the sizes.
+    pub fn sizes(self) -> Vec<u64> {
+        let sizes = match self {
+            Self::One(size) => vec![size],
+            Self::Each(sizes) => sizes,
+        };
+        sizes.into_iter().map(|size| size.0).collect()
     }
 }

@@ -7,21 +7,19 @@ use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
 use super::events::{Events, Subscription, telling};
 use super::gpu_pages::GpuPages;
-use super::job::{Job, start};
-use super::keys::{Groups, Keys, listed};
-use super::open_tier::{Offered, OpenTier, attach, growth, waiting};
-use super::options::{PageSizes, sized, verify as parse_verify};
-use super::store::{Load, Store};
-use crate::args::{Count, GpuArg, NodeArg, Size, With};
-use crate::backing;
-use crate::class::{Closing, closing};
+use super::open_tier::{
+    Offered, OpenTier, PageSizes, attach, growth, sized, verify as parse_verify, waiting,
+};
+use super::store::{Job, Load, Store, start};
+use super::{Groups, Keys, listed};
+use crate::args::{self, Count, GpuArg, NodeArg, Size, With};
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
-use crate::interrupts::{told, told_at_first};
+use crate::interpreter::{Closing, closing, told, told_at_first};
+use crate::ledger::from_program;
 use crate::memory::Memory;
-use crate::offer::Offer;
 use crate::places::location;
-use crate::site::from_program;
+use crate::share::Offer;
 
 /// Fixed pages of pinned host memory by key, in least-recently-used order: the tier below a serving engine's cache.
 ///
@@ -72,7 +70,7 @@ impl Tier {
         let options = sized(options, pages, page_bytes, bytes)?
             .with(access_by, kv::TierOptions::access_by)
             .with(
-                backing.map(backing::parse).transpose()?,
+                backing.map(args::backing).transpose()?,
                 kv::TierOptions::backing,
             )
             .label(label.unwrap_or_else(|| "egmem.kv".into()));

@@ -6,17 +6,18 @@ mod pool;
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use egmem::driver::StreamHandle;
 use egmem::{Explained, Language};
+use graphs::PoolId;
+use pool::{Caller, StreamPool};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use crate::error::{ToPy, not_supported};
 use crate::heap::Heap;
-use graphs::PoolId;
-use pool::{Caller, StreamPool};
 
 /// The most heaps that PyTorch may allocate from, in a process.
 const SLOTS: usize = 16;

@@ -10,7 +10,8 @@
 //! reused: nothing in the graph orders a new user after their work.
 
 use std::alloc::Layout;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, MutexGuard};
 
 use egmem::driver::{Access, Driver, Location, StreamHandle};
@@ -19,7 +20,7 @@ use egmem::{Block, Error, Heap, Stream};
 
 use super::graphs::{Graphs, Idle, PoolId, Table};
 use crate::frees::{free_after_gpus, free_deferred_of, free_later};
-use crate::gil::{detached, has_gil, lock};
+use crate::interpreter::{detached, has_gil, lock};
 
 /// Sizes are multiples of this, as PyTorch's are: similar requests find each other's blocks.
 const ROUND: u64 = 512;

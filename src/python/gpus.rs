@@ -1,14 +1,17 @@
-//! Waits for the GPUs that this process uses.
+//! Waits for the GPUs that this process uses, and memory that they use.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::fmt;
-use std::sync::OnceLock;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, OnceLock};
 
 use egmem::driver::{Code, Driver, StreamHandle};
 use egmem::{Error, Stream};
 use pyo3::prelude::*;
 
 use crate::error::{ToPy, raise};
+use crate::interpreter::{PerProcess, lock};
 
 type GetState = unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> c_int;
 
@@ -119,4 +122,42 @@ fn find(library: &CStr, symbol: &CStr) -> Option<*mut c_void> {
         libc::dlsym(library, symbol.as_ptr())
     };
     (!found.is_null()).then_some(found)
+}
+
+/// Returns whether the work has ended; it owns the memory.
+type IsOver = Box<dyn FnMut() -> bool + Send>;
+
+#[derive(Default)]
+struct Running {
+    works: Mutex<Vec<IsOver>>,
+    count: AtomicUsize,
+}
+
+static RUNNING: PerProcess<Running> = PerProcess::new();
+
+fn running() -> &'static Running {
+    RUNNING.get(|_| Running::default())
+}
+
+/// Keeps what `is_over` owns until it has returned `true`.
+pub fn keep_while_running(is_over: impl FnMut() -> bool + Send + 'static) {
+    let running = running();
+    let mut works = lock(&running.works);
+    works.push(Box::new(is_over));
+    running.count.store(works.len(), Relaxed);
+}
+
+/// Drops the memory of work that has ended, without the GIL.
+pub fn sweep(py: Python<'_>) {
+    let running = running();
+    if running.count.load(Relaxed) == 0 {
+        return;
+    }
+    py.detach(|| {
+        let mut works = lock(&running.works);
+        let ended: Vec<_> = works.extract_if(.., |is_over| is_over()).collect();
+        running.count.store(works.len(), Relaxed);
+        drop(works);
+        drop(ended);
+    });
 }

@@ -1,0 +1,328 @@
+//! Python's interpreter: the GIL and locks, state of this process alone, signals, and objects as programs have them.
+//!
+//! Python runs signal handlers in the main thread only: Ctrl-C is answered while a call there waits. Other threads go on
+//! waiting.
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+use std::ops::ControlFlow;
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+use std::{ptr, thread};
+
+use egmem::Progress;
+use egmem::exchange::Error;
+use egmem::exchange::blocking::Check;
+use pyo3::PyClass;
+use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::prelude::*;
+use serde::Serialize;
+
+use crate::error::{OrRaise, ToPy, invalid};
+
+/// Calls `work` without the GIL, and takes the GIL again if the thread had it.
+///
+/// A thread that waits for a GPU must not have the GIL: the GPU's work may need it, such as a host function in
+/// Python.
+pub fn detached(work: impl FnOnce() + Send) {
+    let mut work = Some(work);
+    if has_gil() {
+        Python::try_attach(|py| {
+            if let Some(work) = work.take() {
+                py.detach(work);
+            }
+        });
+    }
+    // Without the GIL, or at the interpreter's end.
+    if let Some(work) = work {
+        work();
+    }
+}
+
+/// Returns whether this thread has the GIL; `true` if the interpreter cannot tell.
+///
+/// A thread without the GIL must not take it only to release it: it may hold a lock of another library, for which a
+/// thread with the GIL waits.
+pub fn has_gil() -> bool {
+    type Check = unsafe extern "C" fn() -> c_int;
+    static CHECK: OnceLock<Option<Check>> = OnceLock::new();
+    let check = CHECK.get_or_init(|| {
+        // The limited API does not declare it, although the interpreters that this crate supports have it.
+        // SAFETY: the name ends with a zero byte; the lookup runs no code.
+        let symbol = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"PyGILState_Check".as_ptr()) };
+        // SAFETY: the symbol is Python's function of this name, with this signature since Python 3.4.
+        let check = |symbol| unsafe { std::mem::transmute::<*mut c_void, Check>(symbol) };
+        (!symbol.is_null()).then(|| check(symbol))
+    });
+    // SAFETY: the function may be called by any thread, with the GIL or without, also at the interpreter's end.
+    check.is_none_or(|check| unsafe { check() } != 0)
+}
+
+/// Drops a value without the GIL: unmapping takes the driver's time.
+pub fn drop_detached<T: Send>(value: T) {
+    detached(|| drop(value));
+}
+
+/// Locks a mutex whose data is valid even after a holder panicked.
+pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns a copy of a mutex's value. The lock ends here: it must not be held while an exception is built, which runs
+/// Python code.
+pub fn copy_of<T: Clone>(mutex: &Mutex<T>) -> T {
+    lock(mutex).clone()
+}
+
+/// State that each process makes for itself.
+pub struct PerProcess<T: 'static>(AtomicPtr<Of<T>>);
+
+struct Of<T> {
+    process: u32,
+    value: T,
+}
+
+impl<T: Send + Sync> PerProcess<T> {
+    /// Creates it without state.
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// Returns this process's state. The first call in a process makes it, from the state of the parent process, if
+    /// this one was forked. In that state `make` may read only atomics. Takes no lock.
+    pub fn get(&self, make: impl Fn(Option<&T>) -> T) -> &'static T {
+        let process = std::process::id();
+        let mut found = self.0.load(Acquire);
+        loop {
+            // SAFETY: it is null or came from `Box::into_raw` below, after which nothing frees or changes it; the
+            // load is after the store.
+            let parent = unsafe { found.as_ref() };
+            if let Some(of) = parent
+                && of.process == process
+            {
+                return &of.value;
+            }
+            let value = make(parent.map(|of| &of.value));
+            let own = Box::into_raw(Box::new(Of { process, value }));
+            match self.0.compare_exchange(found, own, AcqRel, Acquire) {
+                Ok(_) => found = own,
+                Err(other) => {
+                    // SAFETY: this call made it, and no other thread has seen it.
+                    drop(unsafe { Box::from_raw(own) });
+                    found = other;
+                }
+            }
+        }
+    }
+}
+
+/// The base of classes whose objects are closed at the end of a `with` block.
+#[pyclass(subclass, frozen, module = "egmem", name = "_Closing")]
+pub struct Closing;
+
+#[pymethods]
+impl Closing {
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Closes. While an exception passes, an object that cannot be closed, such as memory with views, is left open, so that
+    /// the exception is not hidden.
+    fn __exit__(
+        slf: &Bound<'_, Self>,
+        kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        match slf.call_method0("close") {
+            Err(_) if !kind.is_none() => Ok(()),
+            closed => closed.map(drop),
+        }
+    }
+}
+
+/// Returns the initial value of an object of a class that extends [`Closing`].
+pub fn closing<T: PyClass<BaseType = Closing>>(value: T) -> PyClassInitializer<T> {
+    PyClassInitializer::from(Closing).add_subclass(value)
+}
+
+/// Makes the object of a value.
+///
+/// # Errors
+/// Python's.
+pub fn object<T: PyClass>(
+    py: Python<'_>,
+    value: impl Into<PyClassInitializer<T>>,
+) -> PyResult<Bound<'_, PyAny>> {
+    Ok(Bound::new(py, value)?.into_any())
+}
+
+/// Returns a value as Python's dictionaries and lists, by way of JSON.
+///
+/// # Errors
+/// None in practice: all values passed here have a form in JSON.
+pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
+    let text = serde_json::to_string(value).map_err(|error| invalid(&error.to_string()))?;
+    py.import("json")?.call_method1("loads", (text,))
+}
+
+/// How often a wait for a GPU runs Python's signal handlers.
+const CHECK: Duration = Duration::from_millis(50);
+/// How long a wait for a GPU asks without pauses: most copies end meanwhile.
+const BUSY: Duration = Duration::from_millis(1);
+/// The longest pause between two questions.
+const PAUSE: Duration = Duration::from_millis(1);
+
+thread_local! {
+    /// The exception with which a handler broke this thread's wait off.
+    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+}
+
+/// Returns the check of clients whose calls are made by [`waiting`].
+pub fn check() -> Check {
+    Arc::new(|| {
+        // At the interpreter's end no handler runs.
+        match Python::try_attach(|py| py.check_signals()) {
+            Some(Err(error)) => {
+                RAISED.set(Some(error));
+                ControlFlow::Break(())
+            }
+            _ => ControlFlow::Continue(()),
+        }
+    })
+}
+
+/// Runs calls of a client without the GIL.
+///
+/// # Errors
+/// The exception of a signal handler; otherwise the error of the calls.
+pub fn waiting<T: Send>(
+    py: Python<'_>,
+    calls: impl FnOnce() -> Result<T, Error> + Send,
+) -> PyResult<T> {
+    match py.detach(calls) {
+        Err(Error::Interrupted) => Err(RAISED
+            .take()
+            .unwrap_or_else(|| PyKeyboardInterrupt::new_err(()))),
+        done => done.or_raise(),
+    }
+}
+
+/// Asks until there is an answer, without the GIL. The caller can stop waiting at any time: what is waited for goes on.
+///
+/// # Errors
+/// The exception of a signal handler.
+pub fn until<T: Send>(py: Python<'_>, mut ask: impl FnMut() -> Option<T> + Send) -> PyResult<T> {
+    let begun = Instant::now();
+    loop {
+        let slice = Instant::now() + CHECK;
+        let answer = py.detach(|| {
+            loop {
+                let answer = ask();
+                if answer.is_some() || Instant::now() >= slice {
+                    return answer;
+                }
+                match begun.elapsed() {
+                    elapsed if elapsed < BUSY => thread::yield_now(),
+                    elapsed => thread::sleep((elapsed / 16).min(PAUSE)),
+                }
+            }
+        });
+        match answer {
+            Some(answer) => return Ok(answer),
+            None => py.check_signals()?,
+        }
+    }
+}
+
+/// Runs `work` without the GIL. The function that it gets checks signals and calls `progress(done, total)`; `work`
+/// must call it with no lock held. If Python raises there, the function breaks.
+///
+/// # Errors
+/// The exception that Python raised; otherwise the error of `work`.
+pub fn told<T: Send, E: ToPy + Send>(
+    py: Python<'_>,
+    progress: Option<&Bound<'_, PyAny>>,
+    work: impl FnOnce(&mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<T, E> + Send,
+) -> PyResult<T> {
+    let mut calls = Calls::of(progress);
+    let done = py.detach(|| work(&mut |made| calls.tell(made)));
+    calls.result(done)
+}
+
+/// As [`told`], for growth that another thread continues when `work` is over. The function is called in this thread
+/// alone: no other one takes the GIL for it, which would end the process at the interpreter's end.
+///
+/// # Errors
+/// As `told`.
+pub fn told_at_first<T: Send, E: ToPy + Send>(
+    py: Python<'_>,
+    progress: Option<&Bound<'_, PyAny>>,
+    work: impl FnOnce(Box<dyn FnMut(Progress) -> ControlFlow<()> + Send>) -> Result<T, E> + Send,
+) -> PyResult<T> {
+    // `None` outside of a call, and when `work` is over: the other thread drops no Python object.
+    let calls = Arc::new(Mutex::new(Some(Calls::of(progress))));
+    let (of_function, caller) = (Arc::clone(&calls), thread::current().id());
+    let tell = move |made| {
+        if thread::current().id() != caller {
+            return ControlFlow::Continue(());
+        }
+        let Some(mut calls) = lock(&of_function).take() else {
+            return ControlFlow::Continue(());
+        };
+        let goes_on = calls.tell(made);
+        *lock(&of_function) = Some(calls);
+        goes_on
+    };
+    let done = py.detach(|| work(Box::new(tell)));
+    let calls = lock(&calls).take();
+    match calls {
+        Some(calls) => calls.result(done),
+        None => done.or_raise(),
+    }
+}
+
+/// Calls of a function, until one raises.
+struct Calls {
+    progress: Option<Py<PyAny>>,
+    raised: Option<PyErr>,
+}
+
+impl Calls {
+    fn of(progress: Option<&Bound<'_, PyAny>>) -> Self {
+        Self {
+            progress: progress.map(|progress| progress.clone().unbind()),
+            raised: None,
+        }
+    }
+
+    fn tell(&mut self, made: Progress) -> ControlFlow<()> {
+        // The interpreter checks signals itself when the call is over.
+        if self.progress.is_none() && made.done == made.total {
+            return ControlFlow::Continue(());
+        }
+        let told = Python::attach(|py| {
+            py.check_signals()?;
+            match &self.progress {
+                Some(progress) => progress.call1(py, (made.done, made.total)).map(drop),
+                None => Ok(()),
+            }
+        });
+        match told {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                self.raised = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    }
+
+    fn result<T, E: ToPy>(self, done: Result<T, E>) -> PyResult<T> {
+        match self.raised {
+            Some(error) => Err(error),
+            None => done.or_raise(),
+        }
+    }
+}
