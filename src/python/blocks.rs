@@ -49,21 +49,12 @@ impl Block {
         gpu: Option<GpuArg>,
     ) -> PyResult<()> {
         let memory = slf.as_super();
-        let region = memory.region()?;
-        region.expect_here()?;
-        if let Owner::OfMany(_) = region.owner().or_raise()? {
+        if let Owner::OfMany(_) = memory.region()?.owner().or_raise()? {
             let message = "the block is one of allocate_many, which are freed together";
             let remedy = "delete it, and call free_after of its egmem.Blocks";
             return Err(raise("InvalidArgument", message, remedy, None));
         }
-        let stream = crate::stream::given(
-            region.driver(),
-            stream,
-            gpu.map(|gpu| gpu.0),
-            region.default_gpu(),
-        )?;
-        drop(region);
-        let region = memory.take()?.ok_or_else(|| closed("block"))?;
+        let (region, stream) = memory.take_after(stream, gpu)?;
         let Some(Owner::Block(block)) = region.into_owner() else {
             return Ok(());
         };
@@ -204,7 +195,9 @@ impl Blocks {
     /// The driver that the blocks belong to.
     #[getter]
     fn driver(&self) -> PyResult<Driver> {
-        Ok(Driver::wrap(self.many()?.heap.driver().clone()))
+        Ok(Driver {
+            inner: self.many()?.heap.driver().clone(),
+        })
     }
 
     /// Whether `close` or `free_after` was called.
@@ -224,7 +217,6 @@ impl Blocks {
         stream: &Bound<'_, PyAny>,
         gpu: Option<GpuArg>,
     ) -> PyResult<()> {
-        let gpu = gpu.map(|gpu| gpu.0);
         let stream = crate::stream::given(self.many()?.heap.driver(), stream, gpu, 0)?;
         let mut many = self.take()?.ok_or_else(|| closed("blocks"))?;
         let blocks = std::mem::take(&mut many.blocks);

@@ -14,7 +14,7 @@ use crate::error::{OrRaise, closed, invalid};
 use crate::interpreter::{Closing, closing, copy_of, drop_detached, lock, to_python, told};
 use crate::ledger::{Words, backing_at, from_program};
 use crate::memory::{Memory, make};
-use crate::places::location;
+use crate::places::{location, node_of, simulated_of};
 use crate::region::{Owner, Region};
 use crate::stream::given;
 
@@ -217,7 +217,7 @@ impl Pool {
         let (pool, own) = self.handle()?;
         crate::frees::retry(py, pool.driver())?;
         let theirs = stream
-            .map(|stream| given(pool.driver(), stream, gpu.map(|gpu| gpu.0), own.device()))
+            .map(|stream| given(pool.driver(), stream, gpu, own.device()))
             .transpose()?;
         let allocate = || {
             let block = pool.allocate(nbytes.0, &own)?;
@@ -256,10 +256,7 @@ impl Pool {
     /// The host NUMA node, or `None` for memory of a GPU.
     #[getter]
     fn node(&self) -> Option<i32> {
-        match self.place {
-            Location::HostNuma(node) => Some(node),
-            _ => None,
-        }
+        node_of(self.place)
     }
 
     /// Whether `close` was called.
@@ -277,10 +274,10 @@ impl Pool {
     fn __repr__(&self) -> String {
         match self.handle() {
             Err(_) => "<egmem.Pool closed>".into(),
-            Ok((pool, _)) if pool.driver().is_simulated() => {
-                format!("<egmem.Pool on {}, SIMULATED>", self.place)
+            Ok((pool, _)) => {
+                let simulated = simulated_of(pool.driver());
+                format!("<egmem.Pool on {}{simulated}>", self.place)
             }
-            Ok(_) => format!("<egmem.Pool on {}>", self.place),
         }
     }
 }
@@ -303,17 +300,7 @@ impl PoolBlock {
         stream: &Bound<'_, PyAny>,
         gpu: Option<GpuArg>,
     ) -> PyResult<()> {
-        let memory = slf.as_super();
-        let region = memory.region()?;
-        region.expect_here()?;
-        let stream = given(
-            region.driver(),
-            stream,
-            gpu.map(|gpu| gpu.0),
-            region.default_gpu(),
-        )?;
-        drop(region);
-        let region = memory.take()?.ok_or_else(|| closed("memory"))?;
+        let (region, stream) = slf.as_super().take_after(stream, gpu)?;
         let Some(Owner::Pool(block)) = region.into_owner() else {
             return Err(invalid("it is no allocation of a pool"));
         };

@@ -15,7 +15,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PySlice;
 
-use crate::args::{Size, expect_gpu};
+use crate::args::{GpuArg, Size, expect_gpu};
 use crate::error::{OrRaise, ToPy, invalid};
 use crate::gpus;
 use crate::interpreter::{PerProcess, lock};
@@ -114,7 +114,7 @@ pub fn copy(
     from: &Arc<Region>,
     to: &Arc<Region>,
     stream: Option<&Bound<'_, PyAny>>,
-    gpu: Option<i32>,
+    gpu: Option<GpuArg>,
 ) -> PyResult<()> {
     from.expect_here()?;
     to.expect_here()?;
@@ -132,7 +132,7 @@ pub fn copy(
     }
     gpus::sweep(py);
     if let Some(gpu) = gpu {
-        expect_gpu(gpu, from.driver())?;
+        expect_gpu(gpu.0, from.driver())?;
     }
     let usual = match (from.location(), to.location()) {
         (Location::Device(gpu), _) | (_, Location::Device(gpu)) => gpu,
@@ -145,7 +145,7 @@ pub fn copy(
             py.detach(move || by_cpu(source, target));
             return Ok(());
         }
-        return by_gpu(py, from, to, gpu.unwrap_or(usual));
+        return by_gpu(py, from, to, gpu.map_or(usual, |gpu| gpu.0));
     };
     let theirs = crate::stream::given(from.driver(), stream, gpu, usual)?;
     on_stream(py, from, to, &theirs)

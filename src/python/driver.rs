@@ -12,19 +12,12 @@ use pyo3::types::PyAny;
 use crate::args::NodeArg;
 use crate::error::OrRaise;
 use crate::interpreter::{PerProcess, lock, to_python};
-use crate::places::{Gpu, Node};
+use crate::places::{Gpu, Node, simulated_of};
 
 /// A driver: CUDA's, or a simulated one. Made by `open()` and `simulated()`.
 #[pyclass(frozen, module = "egmem", name = "Driver")]
 pub struct Driver {
     pub inner: egmem::Driver,
-}
-
-impl Driver {
-    /// Wraps a driver.
-    pub fn wrap(inner: egmem::Driver) -> Self {
-        Self { inner }
-    }
 }
 
 #[pymethods]
@@ -66,7 +59,7 @@ impl Driver {
         self.here()?;
         py.detach(|| egmem::Topology::discover(&self.inner))
             .or_raise()
-            .map(Topology::wrap)
+            .map(|inner| Topology { inner })
     }
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
@@ -80,11 +73,7 @@ impl Driver {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        let simulated = if self.inner.is_simulated() {
-            ", SIMULATED"
-        } else {
-            ""
-        };
+        let simulated = simulated_of(&self.inner);
         let gpus = py
             .detach(|| self.inner.device_count())
             .map_or_else(|_| "GPUs unknown".into(), |count| format!("{count} GPU(s)"));
@@ -161,7 +150,9 @@ fn default() -> egmem::Result<egmem::Driver> {
 /// Raises `NoDriver` without a usable driver.
 #[pyfunction]
 pub fn open(py: Python<'_>) -> PyResult<Driver> {
-    py.detach(egmem::Driver::open).or_raise().map(Driver::wrap)
+    py.detach(egmem::Driver::open)
+        .or_raise()
+        .map(|inner| Driver { inner })
 }
 
 /// Returns a simulated driver with real memory: `"gh200"`, `"gh200x4"`, `"gb200"`, `"h200x8"`, or a description as a
@@ -170,13 +161,13 @@ pub fn open(py: Python<'_>) -> PyResult<Driver> {
 #[pyo3(signature = (machine="gh200"))]
 pub fn simulated(py: Python<'_>, machine: &str) -> PyResult<Driver> {
     let open = || egmem::Driver::simulated(Machine::load(machine)?);
-    py.detach(open).or_raise().map(Driver::wrap)
+    py.detach(open).or_raise().map(|inner| Driver { inner })
 }
 
 /// Returns the driver that calls without `driver=` use, and opens it if no call has.
 #[pyfunction]
 pub fn default_driver(py: Python<'_>) -> PyResult<Driver> {
-    given_or_default(py, None).map(Driver::wrap)
+    given_or_default(py, None).map(|inner| Driver { inner })
 }
 
 /// Sets the driver that calls without `driver=` use. `None` has it chosen anew at the next call.
@@ -200,13 +191,6 @@ pub fn set_default_driver(py: Python<'_>, driver: Option<&Bound<'_, Driver>>) {
 #[pyclass(frozen, module = "egmem", name = "Topology")]
 pub struct Topology {
     inner: egmem::Topology,
-}
-
-impl Topology {
-    /// Wraps a topology.
-    pub fn wrap(inner: egmem::Topology) -> Self {
-        Self { inner }
-    }
 }
 
 #[pymethods]
@@ -275,5 +259,5 @@ pub fn topology(py: Python<'_>, driver: Option<&Bound<'_, Driver>>) -> PyResult<
     let driver = given_or_default(py, driver)?;
     py.detach(|| egmem::Topology::discover(&driver))
         .or_raise()
-        .map(Topology::wrap)
+        .map(|inner| Topology { inner })
 }

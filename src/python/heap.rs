@@ -15,7 +15,7 @@ use crate::frees::retry;
 use crate::interpreter::{Closing, closing, copy_of, drop_detached, lock, object, to_python, told};
 use crate::ledger::{Words, from_program};
 use crate::memory::make;
-use crate::places::location;
+use crate::places::{location, node_of, simulated_of};
 use crate::region::Owner;
 
 /// Suballocates blocks of memory on a node, for the CPU and the GPUs, without a driver call.
@@ -262,10 +262,7 @@ impl Heap {
     /// The host NUMA node, or `None` for memory of a GPU.
     #[getter]
     fn node(&self) -> Option<i32> {
-        match self.place {
-            Location::HostNuma(node) => Some(node),
-            _ => None,
-        }
+        node_of(self.place)
     }
 
     /// What the memory is: `"driver"` or `"registered"`.
@@ -283,7 +280,9 @@ impl Heap {
     /// The driver that the heap belongs to.
     #[getter]
     fn driver(&self) -> PyResult<Driver> {
-        Ok(Driver::wrap(self.handle()?.driver().clone()))
+        Ok(Driver {
+            inner: self.handle()?.driver().clone(),
+        })
     }
 
     /// Whether `close` was called.
@@ -297,14 +296,6 @@ impl Heap {
         crate::pickle::reduce_heap(py, &self.handle()?, &self.inner, self.shareable)
     }
 
-    fn __copy__(&self) -> PyResult<()> {
-        Err(copied())
-    }
-
-    fn __deepcopy__(&self, _memo: &Bound<'_, PyAny>) -> PyResult<()> {
-        Err(copied())
-    }
-
     /// Ends the heap's use. Blocks stay valid; the memory is released with the last one.
     fn close(&self, py: Python<'_>) {
         let heap = lock(&self.inner).take();
@@ -316,11 +307,7 @@ impl Heap {
             return "<egmem.Heap closed>".into();
         };
         let (backed, limit) = py.detach(|| (heap.backed(), heap.limit()));
-        let simulated = if heap.driver().is_simulated() {
-            ", SIMULATED"
-        } else {
-            ""
-        };
+        let simulated = simulated_of(heap.driver());
         format!(
             "<egmem.Heap of {} (limit {}) on {}{simulated}>",
             Bytes(backed),
@@ -328,10 +315,4 @@ impl Heap {
             self.place
         )
     }
-}
-
-fn copied() -> PyErr {
-    pyo3::exceptions::PyTypeError::new_err(
-        "a heap is not copied; what to do: use the object itself, or pickle it for another process",
-    )
 }

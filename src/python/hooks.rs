@@ -19,7 +19,7 @@ fn sim(driver: &Driver) -> PyResult<&Sim> {
 /// Begins a capture of a stream of a simulated driver into a graph.
 #[pyfunction]
 #[pyo3(signature = (driver, gpu, stream, *, blocking=false))]
-fn _begin_capture(driver: &Driver, gpu: i32, stream: u64, blocking: bool) -> PyResult<()> {
+pub fn _begin_capture(driver: &Driver, gpu: i32, stream: u64, blocking: bool) -> PyResult<()> {
     let (device, raw) = (gpu, stream);
     sim(driver)?.begin_capture(StreamHandle { device, raw }, blocking);
     Ok(())
@@ -27,7 +27,7 @@ fn _begin_capture(driver: &Driver, gpu: i32, stream: u64, blocking: bool) -> PyR
 
 /// Ends it; returns whether no call has made it invalid.
 #[pyfunction]
-fn _end_capture(driver: &Driver, gpu: i32, stream: u64) -> PyResult<bool> {
+pub fn _end_capture(driver: &Driver, gpu: i32, stream: u64) -> PyResult<bool> {
     let (device, raw) = (gpu, stream);
     Ok(sim(driver)?.end_capture(StreamHandle { device, raw }))
 }
@@ -35,7 +35,7 @@ fn _end_capture(driver: &Driver, gpu: i32, stream: u64) -> PyResult<bool> {
 /// Has the next uses of a call of a simulated driver fail: by its name in CUDA, with a code.
 #[pyfunction]
 #[pyo3(signature = (driver, call, code, *, times=1))]
-fn _fail(driver: &Driver, call: &str, code: i32, times: u64) -> PyResult<()> {
+pub fn _fail(driver: &Driver, call: &str, code: i32, times: u64) -> PyResult<()> {
     let named = Call::ALL.iter().find(|known| known.name() == call);
     let call = *named.ok_or_else(|| invalid(&format!("{call:?} is no call of a driver")))?;
     for nth in 1..=times {
@@ -47,7 +47,7 @@ fn _fail(driver: &Driver, call: &str, code: i32, times: u64) -> PyResult<()> {
 /// Allocates and frees blocks of `size` bytes `count` times through the functions that PyTorch calls; returns the
 /// nanoseconds.
 #[pyfunction]
-fn _measure(
+pub fn _measure(
     py: Python<'_>,
     slot: &TorchSlot,
     size: isize,
@@ -76,12 +76,4 @@ fn _measure(
         (None, Some(error)) => Err(error),
         (None, None) => Err(not_supported("nothing was allocated", "pass a size")),
     }
-}
-
-/// Adds the functions.
-pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(_begin_capture, module)?)?;
-    module.add_function(wrap_pyfunction!(_end_capture, module)?)?;
-    module.add_function(wrap_pyfunction!(_fail, module)?)?;
-    module.add_function(wrap_pyfunction!(_measure, module)?)
 }

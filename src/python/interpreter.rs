@@ -16,7 +16,7 @@ use egmem::Progress;
 use egmem::exchange::Error;
 use egmem::exchange::blocking::Check;
 use pyo3::PyClass;
-use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::exceptions::{PyKeyboardInterrupt, PyTypeError};
 use pyo3::prelude::*;
 use serde::Serialize;
 
@@ -140,6 +140,18 @@ impl Closing {
             Err(_) if !kind.is_none() => Ok(()),
             closed => closed.map(drop),
         }
+    }
+
+    fn __copy__(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let name = slf.get_type().name()?;
+        Err(PyTypeError::new_err(format!(
+            "egmem.{name} is not copied by the module copy; what to do: use the object itself, or pickle it for another \
+             process; of memory copy_to(other) copies the bytes to other memory, and read() to a bytes object"
+        )))
+    }
+
+    fn __deepcopy__(slf: &Bound<'_, Self>, _memo: &Bound<'_, PyAny>) -> PyResult<()> {
+        Self::__copy__(slf)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use egmem::Backing;
 use egmem::backing::{Chosen, Why};
-use egmem::driver::{DevicePtr, Location};
+use egmem::driver::DevicePtr;
 use egmem::ledger::{self, CallSite, Ledger};
 use egmem::size::Bytes;
 use pyo3::exceptions::PyTypeError;
@@ -15,6 +15,7 @@ use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
 use crate::interpreter::to_python;
 use crate::memory::Memory;
+use crate::places::node_of;
 use crate::view::View;
 
 /// A live allocation of this process, as it was when it was asked for. Made by `allocations` and `locate`.
@@ -48,10 +49,7 @@ impl Allocation {
     /// The host NUMA node, or `None` for memory of a GPU or on no particular node.
     #[getter]
     fn node(&self) -> Option<i32> {
-        match self.inner.location {
-            Location::HostNuma(node) => Some(node),
-            _ => None,
-        }
+        node_of(self.inner.location)
     }
 
     /// How it was allocated: `"vmm"`, `"heap chunk"`, `"pool"`, `"import"`, …
@@ -270,7 +268,7 @@ fn address_of(memory: &Bound<'_, PyAny>) -> PyResult<(u64, Option<egmem::Driver>
         return Ok((region.address(), Some(region.driver().clone())));
     }
     if let Ok(view) = memory.cast::<View>() {
-        let span = view.get().span();
+        let span = &view.get().span;
         let address = span.region.address() + span.offset;
         return Ok((address, Some(span.region.driver().clone())));
     }

@@ -38,77 +38,65 @@ mod tickets;
 mod torch_alloc;
 mod view;
 
-use pyo3::prelude::*;
+#[pyo3::pymodule]
+mod _egmem {
+    #[pymodule_export]
+    #[allow(non_upper_case_globals, reason = "Python's name")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
 
-#[pymodule]
-fn _egmem(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add_class::<interpreter::Closing>()?;
-    module.add_class::<driver::Driver>()?;
-    module.add_class::<driver::Topology>()?;
-    module.add_class::<places::Gpu>()?;
-    module.add_class::<places::Node>()?;
-    module.add_class::<stream::Event>()?;
-    module.add_class::<stream::Stream>()?;
-    module.add_class::<ring::RingSide>()?;
-    module.add_function(wrap_pyfunction!(ring::ring, module)?)?;
-    module.add_class::<memory::Memory>()?;
-    module.add_class::<view::View>()?;
-    module.add_class::<heap::Heap>()?;
-    module.add_class::<blocks::Blocks>()?;
-    module.add_class::<buffer::Pool>()?;
-    module.add_class::<buffer::Buffer>()?;
-    module.add_class::<blocks::Block>()?;
-    module.add_class::<buffer::PoolBlock>()?;
-    module.add_class::<copies::Slice>()?;
-    module.add_class::<memory::SharedBuffer>()?;
-    module.add_class::<share::Offer>()?;
-    module.add_class::<shared_heap::SharedHeap>()?;
-    module.add_function(wrap_pyfunction!(share::gather, module)?)?;
-    module.add_function(wrap_pyfunction!(import::receive, module)?)?;
-    module.add_function(wrap_pyfunction!(import::receive_offered, module)?)?;
-    module.add_function(wrap_pyfunction!(import::unpickle, module)?)?;
-    module.add_function(wrap_pyfunction!(share::close_offers, module)?)?;
-    module.add_function(wrap_pyfunction!(driver::open, module)?)?;
-    module.add_function(wrap_pyfunction!(driver::simulated, module)?)?;
-    module.add_function(wrap_pyfunction!(driver::default_driver, module)?)?;
-    module.add_function(wrap_pyfunction!(driver::set_default_driver, module)?)?;
-    module.add_function(wrap_pyfunction!(driver::topology, module)?)?;
-    module.add_function(wrap_pyfunction!(frees::deferred, module)?)?;
-    module.add_function(wrap_pyfunction!(frees::free_deferred, module)?)?;
-    module.add_function(wrap_pyfunction!(frees::hold, module)?)?;
-    module.add_function(wrap_pyfunction!(frees::release, module)?)?;
-    module.add_function(wrap_pyfunction!(args::size, module)?)?;
-    module.add_function(wrap_pyfunction!(args::node, module)?)?;
-    module.add_function(wrap_pyfunction!(args::gpu, module)?)?;
-    module.add_class::<cli::Report>()?;
-    module.add_function(wrap_pyfunction!(cli::doctor, module)?)?;
-    module.add_function(wrap_pyfunction!(cli::_run, module)?)?;
-    module.add_function(wrap_pyfunction!(cli::ps, module)?)?;
-    module.add_function(wrap_pyfunction!(cli::ps_dict, module)?)?;
-    module.add_class::<ledger::Allocation>()?;
-    module.add_class::<ledger::Located>()?;
-    module.add_function(wrap_pyfunction!(ledger::allocations, module)?)?;
-    module.add_function(wrap_pyfunction!(ledger::locate, module)?)?;
-    module.add_function(wrap_pyfunction!(ledger::memory_summary, module)?)?;
-    module.add_class::<exchange::Client>()?;
-    module.add_class::<exchange::Entry>()?;
-    module.add_class::<exchange::RemoteBuffer>()?;
-    module.add_function(wrap_pyfunction!(exchange::connect, module)?)?;
-    module.add_class::<kv::tier::Tier>()?;
-    module.add_class::<kv::gpu_pages::GpuPages>()?;
-    module.add_class::<kv::tier::Member>()?;
-    module.add_class::<kv::store::PageView>()?;
-    module.add_class::<kv::store::Store>()?;
-    module.add_class::<kv::store::Load>()?;
-    module.add_class::<kv::store::Job>()?;
-    module.add_class::<kv::events::TierEvent>()?;
-    module.add_class::<kv::events::Events>()?;
-    module.add_class::<kv::events::Subscription>()?;
-    module.add_class::<cupy::CupySource>()?;
-    module.add_class::<torch_alloc::TorchSlot>()?;
-    module.add_function(wrap_pyfunction!(torch_alloc::register, module)?)?;
+    #[pymodule_export]
+    use crate::args::{gpu, node, size};
+    #[pymodule_export]
+    use crate::blocks::{Block, Blocks};
+    #[pymodule_export]
+    use crate::buffer::{Buffer, Pool, PoolBlock};
+    #[pymodule_export]
+    use crate::cli::{_run, Report, doctor, ps, ps_dict};
+    #[pymodule_export]
+    use crate::copies::Slice;
+    #[pymodule_export]
+    use crate::cupy::CupySource;
+    #[pymodule_export]
+    use crate::driver::{
+        Driver, Topology, default_driver, open, set_default_driver, simulated, topology,
+    };
+    #[pymodule_export]
+    use crate::exchange::{Client, Entry, RemoteBuffer, connect};
+    #[pymodule_export]
+    use crate::frees::{deferred, free_deferred, hold, release};
+    #[pymodule_export]
+    use crate::heap::Heap;
     #[cfg(feature = "test-hooks")]
-    hooks::add(module)?;
-    Ok(())
+    #[pymodule_export]
+    use crate::hooks::{_begin_capture, _end_capture, _fail, _measure};
+    #[pymodule_export]
+    use crate::import::{receive, receive_offered, unpickle};
+    #[pymodule_export]
+    use crate::interpreter::Closing;
+    #[pymodule_export]
+    use crate::kv::events::{Events, Subscription, TierEvent};
+    #[pymodule_export]
+    use crate::kv::gpu_pages::GpuPages;
+    #[pymodule_export]
+    use crate::kv::store::{Job, Load, PageView, Store};
+    #[pymodule_export]
+    use crate::kv::tier::{Member, Tier};
+    #[pymodule_export]
+    use crate::ledger::{Allocation, Located, allocations, locate, memory_summary};
+    #[pymodule_export]
+    use crate::memory::{Memory, SharedBuffer};
+    #[pymodule_export]
+    use crate::places::{Gpu, Node};
+    #[pymodule_export]
+    use crate::ring::{RingSide, ring};
+    #[pymodule_export]
+    use crate::share::{Offer, close_offers, gather};
+    #[pymodule_export]
+    use crate::shared_heap::SharedHeap;
+    #[pymodule_export]
+    use crate::stream::{Event, Stream};
+    #[pymodule_export]
+    use crate::torch_alloc::{TorchSlot, register};
+    #[pymodule_export]
+    use crate::view::View;
 }

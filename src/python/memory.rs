@@ -19,8 +19,10 @@ use crate::dtype::{CPU, CUDA};
 use crate::error::{OrRaise, closed, in_use, invalid, raise};
 use crate::interpreter::{Closing, closing, drop_detached, lock};
 use crate::pickle::reduce;
+use crate::places::{node_of, simulated_of};
 use crate::region::{CpuBytes, Owner, Region, access_text};
 use crate::share::{Offer, offer};
+use crate::stream::given;
 use crate::view::{Span, View, cuda_interface, numpy_interface};
 use crate::{dlpack, frees, gpus, tickets};
 
@@ -134,6 +136,22 @@ impl Memory {
         })
     }
 
+    /// Takes the memory, and the stream that it is freed after.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take) and [`given`]; `Closed`.
+    pub fn take_after(
+        &self,
+        stream: &Bound<'_, PyAny>,
+        gpu: Option<GpuArg>,
+    ) -> PyResult<(Region, egmem::Stream)> {
+        let region = self.region()?;
+        region.expect_here()?;
+        let stream = given(region.driver(), stream, gpu, region.default_gpu())?;
+        drop(region);
+        Ok((self.take()?.ok_or_else(|| closed("memory"))?, stream))
+    }
+
     /// Puts back memory that was taken and could not be freed.
     pub fn put_back(&self, region: impl Into<Arc<Region>>) {
         let region = region.into();
@@ -188,10 +206,7 @@ impl Memory {
     /// The host NUMA node, or `None` for memory of a GPU and on several nodes.
     #[getter]
     fn node(&self) -> PyResult<Option<i32>> {
-        Ok(match self.region()?.only_location() {
-            Location::HostNuma(node) => Some(node),
-            _ => None,
-        })
+        Ok(node_of(self.region()?.only_location()))
     }
 
     /// The host NUMA nodes that have parts of the memory, in ascending order.
@@ -209,7 +224,9 @@ impl Memory {
     /// The driver that the memory belongs to.
     #[getter]
     fn driver(&self) -> PyResult<Driver> {
-        Ok(Driver::wrap(self.region()?.driver().clone()))
+        Ok(Driver {
+            inner: self.region()?.driver().clone(),
+        })
     }
 
     /// Whether `close` was called.
@@ -322,12 +339,12 @@ impl Memory {
         offset: Size,
         device: Option<&str>,
     ) -> PyResult<View> {
-        Span::new(self.region()?, dtype, shape, offset.0, device).map(View::wrap)
+        Span::new(self.region()?, dtype, shape, offset.0, device).map(|span| View { span })
     }
 
     /// Returns a view of all bytes for a device: `"cpu"`, `"cuda_host"` or `"cuda:0"`.
     fn on(&self, device: &str) -> PyResult<View> {
-        Span::new(self.region()?, None, None, 0, Some(device)).map(View::wrap)
+        Span::new(self.region()?, None, None, 0, Some(device)).map(|span| View { span })
     }
 
     /// Frees the memory now.
@@ -440,11 +457,7 @@ impl Memory {
         let Ok(region) = slf.get().region() else {
             return Ok(format!("<egmem.{name} closed>"));
         };
-        let simulated = if region.driver().is_simulated() {
-            ", SIMULATED"
-        } else {
-            ""
-        };
+        let simulated = simulated_of(region.driver());
         let (len, place, address) = (Bytes(region.len()), region.place(), region.address());
         let access = region.access_in_words(slf.py());
         Ok(format!(
@@ -485,7 +498,6 @@ impl Memory {
         stream: Option<&Bound<'_, PyAny>>,
         gpu: Option<GpuArg>,
     ) -> PyResult<()> {
-        let gpu = gpu.map(|gpu| gpu.0);
         copies::copy(py, &self.region()?, &other.get().region()?, stream, gpu)
     }
 
@@ -505,20 +517,6 @@ impl Memory {
             &slf.get_type().name()?.to_string(),
         )
     }
-
-    fn __copy__(&self) -> PyResult<()> {
-        Err(copied())
-    }
-
-    fn __deepcopy__(&self, _memo: &Bound<'_, PyAny>) -> PyResult<()> {
-        Err(copied())
-    }
-}
-
-fn copied() -> PyErr {
-    pyo3::exceptions::PyTypeError::new_err(
-        "memory is not copied by the module copy; what to do: copy_to(other) copies the bytes to other memory, read() to a bytes object",
-    )
 }
 
 /// Another process's memory, mapped here: unpickled, or received by `receive`.

@@ -112,6 +112,23 @@ impl Node {
     }
 }
 
+/// Returns the host node of a location.
+pub fn node_of(location: Location) -> Option<i32> {
+    match location {
+        Location::HostNuma(node) => Some(node),
+        _ => None,
+    }
+}
+
+/// Returns the end of an object's text, which tells that its driver is simulated.
+pub fn simulated_of(driver: &egmem::Driver) -> &'static str {
+    if driver.is_simulated() {
+        ", SIMULATED"
+    } else {
+        ""
+    }
+}
+
 /// Returns the location that arguments name: a host node, the host node nearest to a GPU, or a GPU's own memory.
 /// Without any of them it is the host node nearest to GPU 0.
 ///

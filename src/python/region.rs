@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use crate::error::{OrRaise, ToPy, raise};
 use crate::frees;
 use crate::interpreter::{detached, lock};
+use crate::places::node_of;
 
 pub use crate::owner::{CpuBytes, Keeper, Owner, Page, Whole, expect_within};
 
@@ -193,11 +194,8 @@ impl Region {
 
     /// Returns the host nodes that have parts of the memory.
     pub fn nodes(&self) -> Vec<i32> {
-        let node = |place: &Location| match *place {
-            Location::HostNuma(node) => Some(node),
-            _ => None,
-        };
-        self.places.iter().filter_map(node).collect()
+        let places = self.places.iter();
+        places.filter_map(|place| node_of(*place)).collect()
     }
 
     /// Returns where the memory is, in words.

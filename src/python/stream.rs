@@ -93,7 +93,7 @@ impl Stream {
 pub fn given(
     driver: &Native,
     stream: &Bound<'_, PyAny>,
-    gpu: Option<i32>,
+    gpu: Option<GpuArg>,
     usual: i32,
 ) -> PyResult<egmem::Stream> {
     if let Ok(own) = stream.cast::<Stream>() {
@@ -115,6 +115,7 @@ pub fn given(
     let told = told("device_index").or_else(|_| told("device_id"));
     // CuPy's default streams have -1: they are those of the current GPU.
     let told = told.ok().filter(|gpu| *gpu >= 0);
+    let gpu = gpu.map(|gpu| gpu.0);
     if let (None, Some(gpu)) = (told, gpu) {
         expect_gpu(gpu, driver)?;
     }

@@ -18,19 +18,7 @@ use crate::region::Region;
 /// Made by `Memory.view` and `Memory.on`. It exports DLPack, and the array interface of its device; none copies.
 #[pyclass(frozen, module = "egmem")]
 pub struct View {
-    span: Span,
-}
-
-impl View {
-    /// Wraps a part of memory.
-    pub fn wrap(span: Span) -> Self {
-        Self { span }
-    }
-
-    /// Returns the part of memory.
-    pub fn span(&self) -> &Span {
-        &self.span
-    }
+    pub span: Span,
 }
 
 #[pymethods]
@@ -99,8 +87,7 @@ impl View {
         gpu: Option<GpuArg>,
     ) -> PyResult<()> {
         let (kind, of_view) = self.span.device;
-        let gpu = gpu.map(|gpu| gpu.0);
-        let gpu = gpu.or((kind == CUDA).then_some(of_view));
+        let gpu = gpu.or((kind == CUDA).then_some(GpuArg(of_view)));
         let region = &self.span.region;
         let stream = crate::stream::given(region.driver(), stream, gpu, region.default_gpu())?;
         match self.span.region.stream() {

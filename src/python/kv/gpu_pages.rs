@@ -7,7 +7,7 @@ use egmem::kv::{self, PartShape};
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
 
-use crate::args::{Count, OneOrEach, Size};
+use crate::args::{Count, GpuArg, OneOrEach, Size};
 use crate::error::{OrRaise, invalid};
 use crate::stream::Library;
 
@@ -57,8 +57,8 @@ impl GpuPages {
 
 impl GpuPages {
     /// Returns the GPU of the arrays, if it is known.
-    pub(super) fn gpu(&self) -> Option<i32> {
-        self.arrays.map(|(gpu, _)| gpu)
+    pub(super) fn gpu(&self) -> Option<GpuArg> {
+        self.arrays.map(|(gpu, _)| GpuArg(gpu))
     }
 
     /// Returns the stream for copies that name none: the current one of the arrays' library.
@@ -69,11 +69,11 @@ impl GpuPages {
     pub(super) fn current_stream<'py>(
         &self,
         py: Python<'py>,
-        gpu: Option<i32>,
+        gpu: Option<GpuArg>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let given = match self.arrays {
             Some((of_arrays, Some(library))) => {
-                self.expect_gpu(gpu.unwrap_or(of_arrays))?;
+                self.expect_gpu(gpu.map_or(of_arrays, |gpu| gpu.0))?;
                 return library.current_stream(py, of_arrays);
             }
             Some((_, None)) => "arrays of another library than PyTorch and CuPy",
@@ -89,7 +89,7 @@ impl GpuPages {
     /// `InvalidArgument` if the arrays are on another GPU.
     fn expect_gpu(&self, device: i32) -> PyResult<()> {
         match self.gpu() {
-            Some(gpu) if gpu != device => Err(invalid(&format!(
+            Some(GpuArg(gpu)) if gpu != device => Err(invalid(&format!(
                 "the cache's tensors are on GPU {gpu}, and the stream is of GPU {device}"
             ))),
             _ => Ok(()),

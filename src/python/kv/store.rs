@@ -14,7 +14,7 @@ use pyo3::types::{PyBytes, PyTuple};
 use super::events::telling;
 use super::gpu_pages::GpuPages;
 use super::{bits, numbers};
-use crate::args::Count;
+use crate::args::{Count, GpuArg};
 use crate::error::{OrRaise, closed, invalid, raise};
 use crate::interpreter::{copy_of, drop_detached, lock, until};
 use crate::memory::{Memory, make};
@@ -374,7 +374,7 @@ pub fn start(
     (tier, is_load): (&kv::Tier, bool),
     (pages, blocks): (&Bound<'_, PyAny>, &Bound<'_, PyAny>),
     gpu_pages: &Bound<'_, GpuPages>,
-    (stream, gpu, method): (Option<&Bound<'_, PyAny>>, Option<i32>, &str),
+    (stream, gpu, method): (Option<&Bound<'_, PyAny>>, Option<GpuArg>, &str),
 ) -> PyResult<Job> {
     let (pages, blocks) = (numbers(pages)?, numbers(blocks)?);
     if pages.len() != blocks.len() {

@@ -235,7 +235,7 @@ impl Tier {
         blocks: &Bound<'_, PyAny>,
         gpu_pages: &Bound<'_, GpuPages>,
         stream: Option<&Bound<'_, PyAny>>,
-        gpu: Option<i32>,
+        gpu: Option<GpuArg>,
         method: &str,
     ) -> PyResult<Job> {
         let (tier, on) = (self.0.handle()?, (stream, gpu, method));
@@ -251,7 +251,7 @@ impl Tier {
         blocks: &Bound<'_, PyAny>,
         gpu_pages: &Bound<'_, GpuPages>,
         stream: Option<&Bound<'_, PyAny>>,
-        gpu: Option<i32>,
+        gpu: Option<GpuArg>,
         method: &str,
     ) -> PyResult<Job> {
         let (tier, on) = (self.0.handle()?, (stream, gpu, method));
@@ -360,7 +360,9 @@ impl Tier {
     /// The driver that the tier belongs to.
     #[getter]
     fn driver(&self) -> PyResult<Driver> {
-        Ok(Driver::wrap(self.0.handle()?.driver().clone()))
+        Ok(Driver {
+            inner: self.0.handle()?.driver().clone(),
+        })
     }
 
     /// Whether `close` was called.
