@@ -17,6 +17,7 @@ mod error;
 mod exchange;
 mod frees;
 mod gpus;
+mod group;
 mod heap;
 mod holds;
 #[cfg(feature = "test-hooks")]
@@ -65,6 +66,8 @@ mod _egmem {
     #[pymodule_export]
     use crate::frees::{deferred, free_deferred, hold, release};
     #[pymodule_export]
+    use crate::group::gather;
+    #[pymodule_export]
     use crate::heap::Heap;
     #[cfg(feature = "test-hooks")]
     #[pymodule_export]
@@ -90,7 +93,7 @@ mod _egmem {
     #[pymodule_export]
     use crate::ring::{RingSide, ring};
     #[pymodule_export]
-    use crate::share::{Offer, close_offers, gather};
+    use crate::share::{Offer, close_offers};
     #[pymodule_export]
     use crate::shared_heap::SharedHeap;
     #[pymodule_export]
