@@ -131,7 +131,7 @@ impl AttachOptions {
         let plan = self.plan(&view, header::read(&view));
         let opened = plan.and_then(|plan| self.open_claimed(&view, plan));
         members::release(&words, OPENER, own);
-        opened.map(|inner| Tier::new(inner.verifying(self.verify)))
+        opened.map(Tier::new)
     }
 
     /// Waits until no other process opens the tier.
@@ -233,10 +233,12 @@ impl AttachOptions {
             geometry,
             growing: None,
             method: self.method,
+            verify: self.verify,
             take_over: self.take_over,
         };
-        let tier = opening.open()?;
-        Ok(if is_new { tier.new_one() } else { tier })
+        let mut tier = opening.open()?;
+        tier.found.is_new = is_new;
+        Ok(tier)
     }
 }
 

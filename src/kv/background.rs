@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::inner::Inner;
-use crate::{Driver, Error, GrowthState, MemoryError, Result, Tier, TierOptions};
 use egmem_core::Progress;
 use egmem_core::ledger::Site;
+
+use crate::{Driver, Error, GrowthState, MemoryError, Result, Tier, TierOptions};
 
 impl TierOptions {
     /// Creates a tier whose memory grows in the background. Returns as soon as the table and the first page are there; a
@@ -114,23 +114,6 @@ impl Tier {
         if let Some(memory) = &self.0.growing {
             memory.cancel();
         }
-    }
-}
-
-impl Inner {
-    /// Notes in an error whether missing pages still come.
-    pub(crate) fn while_growing(&self, mut error: Error) -> Error {
-        if let Error::Full {
-            missing: 1..,
-            is_growing,
-            ..
-        } = &mut error
-        {
-            // They may have come by now.
-            let growth = self.growing.as_ref().map(|memory| memory.growth());
-            *is_growing = growth != Some(GrowthState::Stopped);
-        }
-        error
     }
 }
 

@@ -51,10 +51,9 @@ pub(crate) struct Place {
 struct Layout {
     parts: Vec<Place>,
     block_bytes: u64,
-    /// For each part, at which bytes from its base it continues in another allocation; none if that is not known. For
-    /// memory that the caller keeps, the driver reports it.
-    borders: OnceLock<Vec<Vec<u64>>>,
-    has_unknown_borders: bool,
+    /// For each part, at which bytes from its base it continues in another allocation; `None` if the memory does not report
+    /// it. For memory that the caller keeps, the driver does.
+    borders: OnceLock<Vec<Option<Vec<u64>>>>,
     blocks: u64,
     /// The memory and the offset of each part; none if the caller keeps it.
     memory: Vec<(Part, u64)>,
@@ -104,13 +103,7 @@ impl GpuPages {
             borders.push(borders::of(&**memory, *at..memory.len()));
         }
         Ok(Self::of(Layout {
-            has_unknown_borders: borders.contains(&None),
-            borders: OnceLock::from(
-                borders
-                    .into_iter()
-                    .map(Option::unwrap_or_default)
-                    .collect::<Vec<_>>(),
-            ),
+            borders: OnceLock::from(borders),
             block_bytes: block_bytes(&bases),
             parts: places(&bases),
             blocks,
@@ -179,7 +172,6 @@ impl GpuPages {
         }
         Ok(Self::of(Layout {
             borders: OnceLock::new(),
-            has_unknown_borders: false,
             block_bytes: block_bytes(&parts),
             parts: places(&parts),
             blocks,
@@ -271,7 +263,7 @@ impl GpuPages {
             let of = |place: &Place| {
                 // Below the last address, as `from_raw_parts` has checked.
                 let bytes = (blocks - 1) * place.shape.stride + place.shape.bytes;
-                borders::of_raw(driver, place.base, bytes)
+                Some(borders::of_raw(driver, place.base, bytes))
             };
             parts.iter().map(of).collect()
         });
@@ -281,18 +273,15 @@ impl GpuPages {
     /// that is known.
     pub(crate) fn bordered_places(&self) -> impl Iterator<Item = (Place, &[u64])> {
         let borders = self.layout.borders.get();
-        let of = move |part: usize| {
-            borders
-                .and_then(|all| all.get(part))
-                .map_or(&[][..], Vec::as_slice)
-        };
+        let of = move |part: usize| borders?.get(part)?.as_deref();
         let places = self.layout.parts.iter().copied().enumerate();
-        places.map(move |(part, place)| (place, of(part)))
+        places.map(move |(part, place)| (place, of(part).unwrap_or_default()))
     }
 
     /// Returns whether some part is in memory that does not report where it continues in another allocation.
     pub(crate) fn has_unknown_borders(&self) -> bool {
-        self.layout.has_unknown_borders
+        let borders = self.layout.borders.get();
+        borders.is_some_and(|borders| borders.contains(&None))
     }
 
     /// Checks that `stream`'s GPU may copy to or from the parts, and orders the stream after their allocation. Access

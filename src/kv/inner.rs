@@ -1,5 +1,6 @@
 //! The state that a tier's handles, its stores, loads and jobs share.
 
+use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
@@ -62,18 +63,12 @@ pub(crate) struct Inner {
     pub(crate) checks: Checks,
     pub(crate) events: Arc<Hub>,
     /// The contents found in memory that other processes can reach.
-    found: Found,
+    pub(crate) found: Found,
     /// Access of GPUs to the memory is not revoked while this lives.
     _grants: Option<GrantUse>,
 }
 
 impl Inner {
-    /// Records that there was no tier.
-    pub(crate) fn new_one(mut self) -> Self {
-        self.found.is_new = true;
-        self
-    }
-
     /// Returns at which offsets the memory continues in another allocation, if that is known: copies end there.
     pub(crate) fn borders(&self) -> Option<Arc<[u64]>> {
         self.borders.of(&*self.memory, self.bytes())
@@ -82,16 +77,6 @@ impl Inner {
     /// Returns the bytes of the tier that are there. They contain each page that was given out.
     pub(crate) fn bytes(&self) -> u64 {
         self.geometry.total.min(self.memory.len())
-    }
-
-    pub(crate) const fn found(&self) -> Found {
-        self.found
-    }
-
-    /// Sets which pages have checksums, and are checked.
-    pub(crate) fn verifying(mut self, verify: Verify) -> Self {
-        self.checks = Checks::new(verify);
-        self
     }
 
     /// Returns the number below which pages have memory.
@@ -267,6 +252,16 @@ impl Inner {
     }
 }
 
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tier")
+            .field("pages", &self.geometry.pages)
+            .field("page_bytes", &self.geometry.page_bytes)
+            .field("memory", &self.memory.device_ptr())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Drop for Inner {
     /// Ends the membership: no job is left, and so no copy. A forked child does not, since the tier is its parent's.
     fn drop(&mut self) {
@@ -303,6 +298,7 @@ pub(crate) struct Opening {
     /// The memory that grows in the background, with its bytes that are there.
     pub(crate) growing: Option<(Arc<GrowingBuffer>, Arc<AtomicU64>)>,
     pub(crate) method: CopyMethod,
+    pub(crate) verify: Verify,
     /// Members elsewhere have ended.
     pub(crate) take_over: bool,
 }
@@ -320,6 +316,7 @@ impl Opening {
             geometry,
             growing,
             method,
+            verify,
             take_over,
         } = self;
         let front = match growing {
@@ -342,7 +339,7 @@ impl Opening {
         let mut tier = Inner {
             own: Mutex::default(),
             member,
-            checks: Checks::default(),
+            checks: Checks::new(verify),
             events: Hub::new(memory.driver().clone()),
             geometry,
             borders: Borders::default(),

@@ -148,9 +148,10 @@ impl TierOptions {
             geometry,
             growing,
             method: self.method,
+            verify: self.verify,
             take_over: false,
         };
-        Ok(Tier::new(opening.open()?.verifying(self.verify)))
+        Ok(Tier::new(opening.open()?))
     }
 
     /// Checks the options. Returns where everything lies, and the options of the memory.

@@ -1,6 +1,5 @@
 //! Stores and loads: pages that a caller is writing, or has pinned to read.
 
-use std::fmt;
 use std::mem::take;
 use std::sync::Arc;
 
@@ -15,6 +14,7 @@ use crate::{Error, Key, MemoryError, Result};
 /// Pages for keys that the tier does not have yet. Copy the contents to them, wait, and [`commit`](Self::commit).
 ///
 /// Dropped before that, the pages become free. A page into which a copy still runs becomes free when the copy has ended.
+#[derive(Debug)]
 #[must_use = "dropped, its pages become free again"]
 pub struct Store {
     tier: Arc<Inner>,
@@ -138,16 +138,6 @@ impl Drop for Store {
     }
 }
 
-impl fmt::Debug for Store {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store")
-            .field("pages", &self.pages)
-            .field("evicted", &self.evicted.len())
-            .field("is_committed", &self.is_committed)
-            .finish_non_exhaustive()
-    }
-}
-
 fn committed() -> MemoryError {
     MemoryError::invalid("store", "it was committed, and others may read its pages")
 }
@@ -176,6 +166,7 @@ pub(crate) fn page(pages: &[PageId], index: usize) -> Result<PageId> {
 /// Ready pages that are pinned: none is evicted while this lives. Dropping it releases them.
 ///
 /// A copy that was started keeps its pages by itself, so a load may be dropped while its jobs run.
+#[derive(Debug)]
 #[must_use = "dropped, its pages may be evicted"]
 pub struct Load {
     tier: Arc<Inner>,
@@ -214,13 +205,5 @@ impl Load {
 impl Drop for Load {
     fn drop(&mut self) {
         self.tier.end(take(&mut self.pages), Use::Load);
-    }
-}
-
-impl fmt::Debug for Load {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Load")
-            .field("pages", &self.pages)
-            .finish_non_exhaustive()
     }
 }

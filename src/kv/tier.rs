@@ -1,6 +1,5 @@
 //! The tier: pages by key.
 
-use std::fmt;
 use std::sync::Arc;
 
 use egmem_core::ledger::add_tier;
@@ -10,9 +9,10 @@ use crate::driver::DevicePtr;
 use crate::events::{Events, Noted, Subscription, TierEvent, TierEventKind};
 use crate::geometry::Geometry;
 use crate::inner::Inner;
-use crate::memory::Memory;
 use crate::page::{Direction, PageId};
-use crate::{Driver, Error, Found, GpuPages, Key, Load, Member, Result, Stats, Store, Stream};
+use crate::{
+    Driver, Error, Found, GpuPages, GrowthState, Key, Load, Member, Result, Stats, Store, Stream,
+};
 
 /// Fixed pages of pinned host memory by [`Key`], in least-recently-used order. Clones are the same tier.
 ///
@@ -21,7 +21,7 @@ use crate::{Driver, Error, Found, GpuPages, Key, Load, Member, Result, Stats, St
 /// that was killed had pinned or was writing is found and freed by the others.
 ///
 /// See the [crate's](crate) example.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Tier(pub(crate) Arc<Inner>);
 
 impl Tier {
@@ -36,7 +36,7 @@ impl Tier {
     /// Returns the state in which [`attach`](Self::attach) found the memory. It is empty, but for its generation, for a tier in
     /// memory of its own.
     pub fn found(&self) -> Found {
-        self.0.found()
+        self.0.found
     }
 
     pub(crate) fn new(inner: Inner) -> Self {
@@ -78,7 +78,19 @@ impl Tier {
             (store, noted)
         })?;
         drop(noted);
-        store.map_err(|error| self.0.while_growing(error))
+        store.map_err(|mut error| {
+            if let Error::Full {
+                missing: 1..,
+                is_growing,
+                ..
+            } = &mut error
+            {
+                // They may have come by now.
+                let growth = self.0.growing.as_ref().map(|memory| memory.growth());
+                *is_growing = growth != Some(GrowthState::Stopped);
+            }
+            error
+        })
     }
 
     /// Pins the pages of `keys`, all of which must be ready.
@@ -244,10 +256,8 @@ impl Tier {
     /// Returns the tier's counters and its present contents. All are 0 in a forked child.
     pub fn stats(&self) -> Stats {
         let growth = self.growth();
-        let mut stats = self
-            .0
-            .with(|table| table.stats_of_living())
-            .unwrap_or_default();
+        let stats = self.0.with(|table| table.stats_of_living());
+        let mut stats = stats.unwrap_or_default();
         stats.growth = growth;
         stats
     }
@@ -300,15 +310,5 @@ impl Tier {
     /// Returns the tier's driver.
     pub fn driver(&self) -> &Driver {
         self.0.driver()
-    }
-}
-
-impl fmt::Debug for Tier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tier")
-            .field("pages", &self.pages())
-            .field("page_bytes", &self.page_bytes())
-            .field("memory", &self.0.memory.device_ptr())
-            .finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! Counters in memory that a GPU reads and writes too.
+//! Counters in memory that a GPU reads and writes too, and numbers that another process sends.
 
 use std::sync::atomic::AtomicU64;
 
@@ -27,6 +27,14 @@ pub const fn check(what: &'static str, found: u64, (least, most): (u64, u64)) ->
         least,
         most,
     })
+}
+
+/// Reads a text of another process: a kind of message, and so many numbers. `None` for any other text.
+#[cfg(feature = "share")]
+pub fn numbers<const COUNT: usize>(kind: &str, text: &str) -> Option<[u64; COUNT]> {
+    let words = text.strip_prefix(kind)?.strip_prefix(' ')?.split(' ');
+    let numbers: Option<Vec<u64>> = words.map(|word| word.parse().ok()).collect();
+    numbers?.try_into().ok()
 }
 
 #[cfg(test)]

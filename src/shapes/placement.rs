@@ -39,22 +39,3 @@ impl Placement {
         grants.map_err(|error| name_missing(driver, error, self.location))
     }
 }
-
-/// Defines the methods that set a field `placement`.
-macro_rules! placement_setters {
-    () => {
-        /// Sets which locations may read and write besides the host; [`Location::Host`] adds the CPU to memory of a GPU,
-        /// where the machine allows that. The default is every GPU that can reach the memory.
-        pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
-            self.placement.access.set_all(who);
-            self
-        }
-
-        /// Sets the name of its memory in the [ledger](egmem_core::ledger).
-        pub fn label(mut self, label: impl Into<Label>) -> Self {
-            self.placement.label = Some(label.into());
-            self
-        }
-    };
-}
-pub(crate) use placement_setters;

@@ -1,7 +1,7 @@
 //! Copies in progress.
 
+use std::mem;
 use std::sync::Arc;
-use std::{fmt, mem};
 
 use super::method::{CopyMethod, may_do_otherwise};
 use super::plan::Plan;
@@ -20,6 +20,7 @@ use egmem_core::pinned::PinnedHost;
 /// and nothing is unmapped. [`is_done`](Self::is_done) queries the job; [`wait`](Self::wait) and dropping the job
 /// wait for it. A job that is [forgotten](std::mem::forget) keeps everything for ever, and so does one whose end the
 /// driver does not report.
+#[derive(Debug)]
 #[must_use = "dropped, it waits for the end of the copies"]
 pub struct Job {
     /// `None` once the work has ended.
@@ -34,6 +35,7 @@ pub struct Job {
 }
 
 /// The objects that the work uses.
+#[derive(Debug)]
 struct Held {
     tier: Arc<Inner>,
     pages: Vec<PageId>,
@@ -381,15 +383,5 @@ impl Drop for Job {
         {
             tracing::error!(%error, "the driver does not say whether copies of a tier have ended: the tier's memory is lost until the process ends");
         }
-    }
-}
-
-impl fmt::Debug for Job {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Job")
-            .field("progress", &self.progress)
-            .field("direction", &self.direction)
-            .field("bytes", &self.bytes)
-            .finish_non_exhaustive()
     }
 }

@@ -4,17 +4,9 @@ use super::kernel::MAX_BLOCKS;
 use crate::MemoryError;
 use crate::driver::Code;
 
-/// The methods that [`CopyMethod::Auto`] tries, the first one first, for parts of fewer bytes than the row's first column has. On
-/// an H100 the copy engines are about as fast as the kernel from 256 KiB on: 48 to 49 GB/s beside 50 to 52. They take no
-/// multiprocessor.
-const AUTO: [(u64, &[CopyMethod]); 2] = {
-    use CopyMethod::{Batch, Loop};
-    const KERNEL: CopyMethod = CopyMethod::KERNEL;
-    [
-        (256 << 10, &[KERNEL, Batch, Loop]),
-        (u64::MAX, &[Batch, Loop]),
-    ]
-};
+/// From so many bytes of a part on the copy engines of an H100 are about as fast as the kernel: 48 to 49 GB/s beside 50 to 52.
+/// They take no multiprocessor.
+const COPY_ENGINES: u64 = 256 << 10;
 
 /// How copies are made. docs/kv.md has the speed of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,13 +41,12 @@ impl CopyMethod {
         }
     }
 
-    /// The methods that are tried, the first one first.
+    /// Returns the methods that are tried, the first one first, for parts of which the smallest has so many bytes.
     pub(crate) fn choices(self, part_bytes: u64) -> Vec<Self> {
-        let row = AUTO.iter().find(|(below, _)| part_bytes < *below);
-        match (self, row) {
-            (Self::Auto, Some((_, methods))) => methods.to_vec(),
-            (Self::Auto, None) => vec![Self::Loop],
-            (method, _) => vec![method],
+        match self {
+            Self::Auto if part_bytes < COPY_ENGINES => vec![Self::KERNEL, Self::Batch, Self::Loop],
+            Self::Auto => vec![Self::Batch, Self::Loop],
+            method => vec![method],
         }
     }
 

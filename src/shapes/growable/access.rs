@@ -28,19 +28,6 @@ impl<T> Growable<T> {
         Ok(())
     }
 
-    /// Changes the access of locations to the chunk that holds element `index`, for instance to protect elements that
-    /// are complete. Returns the range of elements that lie in it, at least in part.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`] where there is no memory; otherwise as [`set_access`](Self::set_access).
-    pub fn set_chunk_access(
-        &mut self,
-        index: usize,
-        access: &[AccessDesc],
-    ) -> Result<std::ops::Range<usize>> {
-        self.set_access_of(index..index.saturating_add(1), access)
-    }
-
     /// Changes the access of locations to all chunks that hold some of these elements. Returns the range of elements that
     /// lie in them, at least in part. The options' [`step`](super::GrowableOptions::step) decides how large chunks are. An empty
     /// range changes nothing.
@@ -143,7 +130,7 @@ mod tests {
         }
         // The first chunk differs from the others before.
         let hidden = [AccessDesc::new(gpu, Access::None)];
-        vector.set_chunk_access(0, &hidden).unwrap();
+        vector.set_access_of(0..1, &hidden).unwrap();
         let new = [
             AccessDesc::new(Location::Host, Access::Read),
             AccessDesc::new(gpu, Access::Read),

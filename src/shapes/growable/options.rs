@@ -11,7 +11,7 @@ use egmem_core::capability::shareable::handle_types_of;
 use super::Growable;
 use crate::driver::{Access, HandleTypes, Location, NodeId};
 use crate::ledger::{Label, Site};
-use crate::placement::{Placement, placement_setters};
+use crate::placement::Placement;
 use crate::size::{Granularity, PaddedSize};
 use crate::topology::Topology;
 use crate::vmm::Reservation;
@@ -60,7 +60,18 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
         self
     }
 
-    placement_setters!();
+    /// Sets which locations may read and write besides the host; [`Location::Host`] adds the CPU to memory of a GPU,
+    /// where the machine allows that. The default is every GPU that can reach the memory.
+    pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
+        self.placement.access.set_all(who);
+        self
+    }
+
+    /// Sets the name of its memory in the [ledger](egmem_core::ledger).
+    pub fn label(mut self, label: impl Into<Label>) -> Self {
+        self.placement.label = Some(label.into());
+        self
+    }
 
     /// Sets the access of one location; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {

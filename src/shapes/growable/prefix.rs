@@ -16,6 +16,7 @@ use crate::vmm::{Adjacent, MappedPart};
 ///
 /// It keeps their memory mapped, also after the vector is dropped; clones share it. It is the same memory, not a
 /// copy: elements that the vector changes, or truncates and appends again, change here too.
+#[derive(Clone)]
 pub struct Prefix<T> {
     pub(super) chunks: Arc<[Arc<MappedPart>]>,
     pub(super) driver: Driver,
@@ -67,19 +68,6 @@ impl<T: AnyBitPattern + NoUninit> Prefix<T> {
         check_range(offset, element, self.bytes())?;
         // SAFETY: as in `cpu`; the range is inside the elements.
         unsafe { Adjacent(&self.chunks).cpu(self.start, offset, element)? }.get(0)
-    }
-}
-
-impl<T> Clone for Prefix<T> {
-    fn clone(&self) -> Self {
-        Self {
-            chunks: Arc::clone(&self.chunks),
-            driver: self.driver.clone(),
-            location: self.location,
-            start: self.start,
-            len: self.len,
-            elements: PhantomData,
-        }
     }
 }
 

@@ -1,11 +1,10 @@
 //! The copy near to each reader.
 
-use std::panic::resume_unwind;
 use std::thread;
 
 use super::plan::nearest;
 use crate::driver::{Location, NodeId};
-use crate::memory::{Memory, ParallelCopy};
+use crate::memory::{Memory, ParallelCopy, in_threads};
 use crate::topology::Topology;
 use crate::{Buffer, Error, Result};
 
@@ -83,16 +82,16 @@ impl Near {
 const LEAST_BYTES: usize = 1 << 20;
 
 /// Writes `bytes` to each of the buffers by the CPU, near to their nodes: in all with about as many threads as the process
-/// may run at once, at least one for each node.
+/// may run at once.
 pub(super) fn write(topology: &Topology, buffers: &[&Buffer], bytes: &[u8]) -> Result<()> {
     let one = |buffer: &&Buffer| {
         let copier = copier(topology, buffer.location(), buffers.len())?;
         copier.write_at(buffer.cpu()?, 0, bytes)
     };
-    match bytes.len() < LEAST_BYTES {
-        true => buffers.iter().try_for_each(one),
-        false => side_by_side(buffers, one),
+    if bytes.len() < LEAST_BYTES {
+        return buffers.iter().try_for_each(one);
     }
+    in_threads((u64::MAX, buffers.len()), buffers.iter(), one)
 }
 
 /// Returns a copier for one of `count` copies that are written at the same time.
@@ -110,77 +109,12 @@ fn copier(topology: &Topology, location: Location, count: usize) -> Result<Paral
     Ok(ParallelCopy::on(topology, node)?.threads(near))
 }
 
-/// Does the work on each item, each on a thread of its own; on the calling thread where the system starts none. Returns the
-/// first error.
-fn side_by_side<T: Sync>(items: &[T], work: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
-    let Some((own, others)) = items.split_first() else {
-        return Ok(());
-    };
-    thread::scope(|scope| {
-        let work = &work;
-        let begin = |item| {
-            let named = thread::Builder::new().name("egmem-copy".into());
-            let begun = named.spawn_scoped(scope, move || work(item));
-            (item, begun)
-        };
-        let begun: Vec<_> = others.iter().map(begin).collect();
-        let mut result = work(own);
-        for (item, thread) in begun {
-            let done = match thread {
-                Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-                Err(_) => work(item),
-            };
-            result = result.and(done);
-        }
-        result
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::{Condvar, Mutex};
-    use std::time::Duration;
-
     use egmem_core::Machine;
 
     use super::*;
-    use crate::{Driver, Error};
-
-    #[test]
-    fn each_item_has_a_thread() {
-        // Each waits until all have begun.
-        let (begun, all) = (Mutex::new(0), Condvar::new());
-        let items = [1, 2, 3, 4];
-        let result = side_by_side(&items, |_| {
-            let mut count = begun.lock().unwrap();
-            *count += 1;
-            all.notify_all();
-            let patience = Duration::from_secs(60);
-            let (count, _) = all.wait_timeout_while(count, patience, |n| *n < 4).unwrap();
-            match *count {
-                4 => Ok(()),
-                few => Err(Error::failed("the test", format!("{few} of 4 run"))),
-            }
-        });
-        assert_eq!(result, Ok(()));
-    }
-
-    #[test]
-    fn the_others_go_on_after_an_error() {
-        let done = Mutex::new(Vec::new());
-        let result = side_by_side(&[0, 1, 2], |&item| {
-            done.lock().unwrap().push(item);
-            match item {
-                1 => Err(Error::invalid("item", "1")),
-                _ => Ok(()),
-            }
-        });
-        assert!(result.is_err());
-        let mut done = done.into_inner().unwrap();
-        done.sort_unstable();
-        assert_eq!(done, [0, 1, 2]);
-        assert_eq!(side_by_side(&[], |_: &u8| Ok(())), Ok(()));
-    }
+    use crate::Driver;
 
     #[test]
     fn all_nodes_get_the_bytes() {

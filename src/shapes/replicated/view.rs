@@ -14,6 +14,7 @@ use super::near::Near;
 use super::readers::{Control, MAX_TEXT, Reader};
 use super::version::{Copy, Source, Version};
 use super::{Replica, Replicated};
+use crate::cursor::numbers;
 use crate::driver::{Access, Driver, HandleTypes, Location};
 use crate::ledger::Site;
 use crate::memory::{AccessChecks, Engine, Memory};
@@ -305,15 +306,8 @@ impl<T> ReplicatedView<T> {
 
 /// Reads the text of another process: the size of an element, the number of elements, and of places.
 fn read(text: &str) -> Result<(u64, u64, u64)> {
-    let rest = text
-        .strip_prefix(KIND)
-        .and_then(|text| text.strip_prefix(' '));
-    let words = rest.unwrap_or("").split(' ');
-    let numbers: Vec<Option<u64>> = words.map(|word| word.parse().ok()).collect();
-    match numbers[..] {
-        [Some(element), Some(len), Some(places)]
-            if len > 0 && (1..=MAX_PLACES).contains(&places) =>
-        {
+    match numbers(KIND, text) {
+        Some([element, len, places]) if len > 0 && (1..=MAX_PLACES).contains(&places) => {
             Ok((element, len, places))
         }
         _ => Err(refused("the other process sent another kind of text")),

@@ -5,11 +5,9 @@ use std::fmt;
 use egmem_share::Description;
 
 use super::memory::Shape;
+use crate::cursor::numbers;
 use crate::size::Granularity;
 use crate::{Error, Result};
-
-/// The beginning of the text: the kind of message and its version.
-const KIND: &str = "egmem-ring 1";
 
 /// One of a ring's sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +17,14 @@ pub(super) enum Side {
 }
 
 impl Side {
+    /// Returns the beginning of the text: the kind of message, its version, and the side.
+    const fn kind(self) -> &'static str {
+        match self {
+            Self::Producer => "egmem-ring 1 producer",
+            Self::Consumer => "egmem-ring 1 consumer",
+        }
+    }
+
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Producer => "the producer's side of a ring",
@@ -36,16 +42,13 @@ pub(super) struct Header {
 
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let side = match self.side {
-            Side::Producer => "producer",
-            Side::Consumer => "consumer",
-        };
+        let kind = self.side.kind();
         let Shape {
             capacity,
             record,
             bytes,
         } = self.shape;
-        write!(f, "{KIND} {side} {capacity} {record} {bytes}")
+        write!(f, "{kind} {capacity} {record} {bytes}")
     }
 }
 
@@ -58,26 +61,17 @@ impl Header {
     /// # Errors
     /// [`Error::InvalidArgument`] for another kind of text.
     pub(super) fn read(text: &str) -> Result<Self> {
-        let rest = text.strip_prefix(KIND);
-        let words: Vec<&str> = rest.unwrap_or("").split_ascii_whitespace().collect();
-        let side = match words.first() {
-            Some(&"producer") => Some(Side::Producer),
-            Some(&"consumer") => Some(Side::Consumer),
-            _ => None,
-        };
-        let numbers = words.iter().skip(1).map_while(|word| word.parse().ok());
-        let numbers: Vec<u64> = numbers.collect();
-        match (side, &numbers[..], words.len()) {
-            (Some(side), &[capacity, record, bytes], 4) => Ok(Self {
-                side,
-                shape: Shape {
+        for side in [Side::Producer, Side::Consumer] {
+            if let Some([capacity, record, bytes]) = numbers(side.kind(), text) {
+                let shape = Shape {
                     capacity,
                     record,
                     bytes,
-                },
-            }),
-            _ => Err(refused("the other process sent another kind of text")),
+                };
+                return Ok(Self { side, shape });
+            }
         }
+        Err(refused("the other process sent another kind of text"))
     }
 
     /// Checks what another process says about a ring, all of it before any of its memory is imported.

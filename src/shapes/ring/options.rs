@@ -11,7 +11,7 @@ use super::memory::RingMemory;
 use super::{Consumer, Producer, Ring, Untyped};
 use crate::driver::{HandleTypes, Location};
 use crate::ledger::{Label, Site};
-use crate::placement::{Placement, placement_setters};
+use crate::placement::Placement;
 use crate::{Driver, Result};
 
 /// Options for a ring; [`create`](Self::create) creates it.
@@ -62,7 +62,18 @@ impl<T> RingOptions<T> {
         self
     }
 
-    placement_setters!();
+    /// Sets which locations may read and write besides the host; [`Location::Host`] adds the CPU to memory of a GPU,
+    /// where the machine allows that. The default is every GPU that can reach the memory.
+    pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
+        self.placement.access.set_all(who);
+        self
+    }
+
+    /// Sets the name of its memory in the [ledger](egmem_core::ledger).
+    pub fn label(mut self, label: impl Into<Label>) -> Self {
+        self.placement.label = Some(label.into());
+        self
+    }
 
     /// Makes the ring shareable, so that a process can hand one side to another process: see `shapes::sharing`. By default
     /// it is not. It takes one granule more in each process, for what kernels must trust.

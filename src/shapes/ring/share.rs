@@ -13,33 +13,16 @@ use std::sync::atomic::Ordering::Release;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use egmem_core::Backing;
-use egmem_share::{Channel, Exports, Holds, ImportOptions, Result, Shared};
+use egmem_share::{Channel, ImportOptions, Result, Shared};
 
 use super::header::{Header, Side};
 use super::memory::{HEAD, Parts, RingMemory, TAIL};
-
 use super::{Consumer, GpuConsumer, GpuProducer, Producer, Untyped};
 use crate::Error;
-use crate::driver::{Access, Driver, HandleType, HandleTypes};
+use crate::driver::{Access, Driver, HandleTypes};
 use crate::ledger::{AllocPath, Site};
+use crate::sharing::{SharedPart, share};
 use crate::vmm::PhysicalMemory;
-
-/// Memory of a ring while its handles are sent.
-#[derive(Debug)]
-struct Held {
-    // In this order: the exports are dropped before the memory.
-    exports: Exports,
-    memory: Arc<PhysicalMemory>,
-}
-
-impl Holds for Held {
-    fn physical(&self) -> &PhysicalMemory {
-        &self.memory
-    }
-    fn exports(&self) -> &Exports {
-        &self.exports
-    }
-}
 
 impl RingMemory {
     /// Sends the side that nobody has. If that fails, nobody has it still.
@@ -63,7 +46,7 @@ impl RingMemory {
         let text = header.to_string();
         let link = match &self.parts {
             Parts::Created(parts) => {
-                let shared = share(parts)?;
+                let shared = share_both(parts)?;
                 channel.together(|channel| {
                     channel.send_text(&text)?;
                     channel.send(&shared, Access::ReadWrite)?;
@@ -109,23 +92,18 @@ impl RingMemory {
     }
 }
 
-/// Returns both parts to be sent, whose handles exist from then on: no message begins that cannot be sent whole.
-fn share(parts: &[Arc<PhysicalMemory>; 2]) -> Result<Shared> {
+/// Returns both parts to be sent.
+fn share_both(parts: &[Arc<PhysicalMemory>; 2]) -> Result<Shared> {
     let types = parts[0].props().handle_types;
     if !types.contains(HandleTypes::POSIX_FD) {
         let why = "it was created without `shareable`";
         return Err(Error::invalid("ring", why).into());
     }
-    let bytes = parts.iter().map(|part| part.size().padded()).sum();
-    let held = parts.each_ref().map(|part| {
-        Arc::new(Held {
-            exports: Exports::default(),
-            memory: Arc::clone(part),
-        }) as Arc<dyn Holds>
-    });
-    let shared = Shared::from_held(held.into(), 0, bytes, ())?;
-    shared.export(HandleType::PosixFd)?;
-    Ok(shared)
+    share(
+        &parts
+            .each_ref()
+            .map(|part| SharedPart::new(Arc::clone(part))),
+    )
 }
 
 /// Defines how the other side of `$side` is sent, and how `$side` is received.

@@ -1,5 +1,6 @@
 //! The side that has the vector.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -48,27 +49,61 @@ use crate::vmm::{MappedPart, PhysicalMemory};
 /// ```
 #[derive(Debug)]
 pub struct GrowableExport<T> {
-    chunks: Vec<Arc<SharedChunk>>,
+    chunks: Vec<Arc<SharedPart<MappedPart>>>,
     start: DevicePtr,
     max_len: usize,
     elements: PhantomData<fn() -> T>,
 }
 
-/// A chunk and its handles.
-#[derive(Debug)]
-struct SharedChunk {
-    // In this order: the exports are dropped before the memory.
-    exports: Exports,
-    chunk: Arc<MappedPart>,
+/// Memory that a part of a shape is.
+pub(crate) trait HasPhysical: fmt::Debug + Send + Sync {
+    fn physical(&self) -> &PhysicalMemory;
 }
 
-impl Holds for SharedChunk {
+impl HasPhysical for PhysicalMemory {
     fn physical(&self) -> &PhysicalMemory {
-        self.chunk.memory()
+        self
+    }
+}
+
+impl HasPhysical for MappedPart {
+    fn physical(&self) -> &PhysicalMemory {
+        self.memory()
+    }
+}
+
+/// A part of a shape and its handles.
+#[derive(Debug)]
+pub(crate) struct SharedPart<M> {
+    // In this order: the exports are dropped before the memory.
+    exports: Exports,
+    part: Arc<M>,
+}
+
+impl<M> SharedPart<M> {
+    pub(crate) fn new(part: Arc<M>) -> Arc<Self> {
+        let exports = Exports::default();
+        Arc::new(Self { exports, part })
+    }
+}
+
+impl<M: HasPhysical> Holds for SharedPart<M> {
+    fn physical(&self) -> &PhysicalMemory {
+        self.part.physical()
     }
     fn exports(&self) -> &Exports {
         &self.exports
     }
+}
+
+/// Returns parts to be sent, whose handles exist from then on: no message begins that cannot be sent whole.
+pub(crate) fn share<M: HasPhysical + 'static>(parts: &[Arc<SharedPart<M>>]) -> Result<Shared> {
+    let bytes = parts.iter().map(|part| part.physical().size().padded());
+    let bytes = bytes.sum();
+    let parts = parts.iter().map(|part| Arc::clone(part) as Arc<dyn Holds>);
+    let shared = Shared::from_held(parts.collect(), 0, bytes, ())?;
+    shared.export(HandleType::PosixFd)?;
+    Ok(shared)
 }
 
 /// Another process that follows a vector, and how much of it was sent to that process.
@@ -160,7 +195,7 @@ impl<T> GrowableExport<T> {
         let known = self.chunks.iter().zip(&all);
         let are_known = known
             .into_iter()
-            .all(|(old, new)| Arc::ptr_eq(&old.chunk, new));
+            .all(|(old, new)| Arc::ptr_eq(&old.part, new));
         let is_it = (vector.device_ptr(), vector.max_len()) == (self.start, self.max_len);
         if !is_it || !are_known || all.len() < self.chunks.len() {
             return wrong("it is not the one that is exported");
@@ -176,24 +211,7 @@ impl<T> GrowableExport<T> {
             return wrong("it was created without `shareable`");
         }
         let new = all.into_iter().skip(self.chunks.len());
-        self.chunks.extend(new.map(|chunk| {
-            Arc::new(SharedChunk {
-                exports: Exports::default(),
-                chunk,
-            })
-        }));
+        self.chunks.extend(new.map(SharedPart::new));
         Ok(())
     }
-}
-
-/// Returns chunks to be sent, whose handles exist from then on: no update begins that cannot be sent whole.
-fn share(chunks: &[Arc<SharedChunk>]) -> Result<Shared> {
-    let bytes = chunks
-        .iter()
-        .map(|part| part.physical().size().padded())
-        .sum();
-    let parts = chunks.iter().map(|part| Arc::clone(part) as Arc<dyn Holds>);
-    let shared = Shared::from_held(parts.collect(), 0, bytes, ())?;
-    shared.export(HandleType::PosixFd)?;
-    Ok(shared)
 }

@@ -15,4 +15,5 @@ mod export;
 mod view;
 
 pub use export::{Follower, GrowableExport};
+pub(crate) use export::{SharedPart, share};
 pub use view::GrowableView;

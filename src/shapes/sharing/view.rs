@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use bytemuck::{AnyBitPattern, NoUninit};
 use egmem_share::{Channel, GrowingImport, ImportOptions};
 
+use crate::cursor::numbers;
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory, check_range};
 use crate::{Error, Result};
@@ -15,6 +16,7 @@ use crate::{Error, Result};
 /// A clone has the elements that were there when it was made, mapped for a GPU or another thread, while the original
 /// follows. The other process may change elements at any time. GPU work that uses the memory must have finished
 /// before the last clone is dropped. [`GrowableExport`](super::GrowableExport) has an example.
+#[derive(Clone)]
 pub struct GrowableView<T> {
     memory: GrowingImport,
     options: ImportOptions,
@@ -173,16 +175,6 @@ impl<T> GrowableView<T> {
     }
 }
 
-impl<T> Clone for GrowableView<T> {
-    fn clone(&self) -> Self {
-        Self {
-            memory: self.memory.clone(),
-            options: self.options.clone(),
-            ..*self
-        }
-    }
-}
-
 impl<T> fmt::Debug for GrowableView<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GrowableView")
@@ -288,16 +280,8 @@ impl Update {
     /// [`Error::InvalidArgument`] for another kind of text, and for more chunks than an update has.
     pub(super) fn read(text: &str) -> Result<Self> {
         let wrong = |why: &str| Error::invalid("update of a growable vector", why);
-        let rest = text
-            .strip_prefix(KIND)
+        let [element, max_len, len, before, chunks, more] = numbers(KIND, text)
             .ok_or_else(|| wrong("the other process sent another kind of text"))?;
-        let numbers: Vec<u64> = rest
-            .split_ascii_whitespace()
-            .map_while(|word| word.parse().ok())
-            .collect();
-        let &[element, max_len, len, before, chunks, more] = &numbers[..] else {
-            return Err(wrong("the other process sent other than six numbers"));
-        };
         if chunks > MAX_CHUNKS as u64 || (more > 0 && chunks == 0) {
             return Err(wrong(
                 "the other process announced too many chunks, or none",

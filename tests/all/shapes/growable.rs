@@ -160,7 +160,7 @@ pub fn access_is_changed_for_all_chunks_or_for_one(driver: &Driver) {
     prover.write(&vector, 1).unwrap();
     let read_only = [AccessDesc::new(gpu, Access::Read)];
     assert_eq!(
-        vector.set_chunk_access(262_144, &read_only),
+        vector.set_access_of(262_144..262_145, &read_only),
         Ok(262_144..524_288)
     );
     let error = prover.write(&vector, 2).unwrap_err();
@@ -189,13 +189,13 @@ pub fn access_is_changed_for_all_chunks_or_for_one(driver: &Driver) {
         assert!(stream.fill(&vector, offset, 8, 0).is_err());
     }
     assert!(matches!(
-        vector.set_chunk_access(usize::MAX, &read_only),
+        vector.set_access_of(usize::MAX - 1..usize::MAX, &read_only),
         Err(Error::OutOfRange { .. })
     ));
     prover.read(&vector).unwrap();
     // The CPU may still write the other chunks if it may only read one.
     let cpu_reads = [AccessDesc::new(Location::Host, Access::Read)];
-    vector.set_chunk_access(0, &cpu_reads).unwrap();
+    vector.set_access_of(0..1, &cpu_reads).unwrap();
     vector.push(5).unwrap();
     vector.set(262_144, 6).unwrap();
     assert_eq!(vector.get(262_144), Ok(6));
