@@ -15,16 +15,14 @@
 #![deny(missing_docs)]
 
 pub mod appender;
-mod cursor;
+mod counters;
 pub mod device;
 pub mod growable;
-mod placement;
 pub mod replicated;
 pub mod ring;
 #[cfg(feature = "share")]
 pub mod sharing;
 mod striped;
-mod wait;
 
 pub use appender::{Appended, Appender};
 pub use growable::{Growable, GrowableOptions, Prefix};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use crate::cursor::{check, counter};
+use crate::counters::{check, counter};
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
 use crate::pinned::PinnedHost;
 use crate::vmm::{Mapping, PhysicalOptions};

@@ -1,9 +1,7 @@
 //! Vectors that grow in place.
 
-mod access;
 mod memory;
 mod options;
-mod prefix;
 
 use std::any::Any;
 use std::fmt;
@@ -19,8 +17,9 @@ use crate::size::Granularity;
 use crate::vmm::{Adjacent, Mapped, MappedPart, PhysicalOptions, Reservation};
 use crate::{Driver, Error, Growth, Result};
 
+pub use memory::Prefix;
 pub use options::GrowableOptions;
-pub use prefix::Prefix;
+pub(crate) use options::Placement;
 
 /// A vector of `T` whose address never changes, for the CPU and the GPUs.
 ///
@@ -140,7 +139,7 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
         self.driver.expect_this_process("growable memory")?;
         let need = need.next_multiple_of(self.granularity.bytes());
         let room = self.reservation.size() - self.mapped;
-        let bytes = options::growth((self.mapped, need, room), self.step, self.granularity);
+        let bytes = memory::growth((self.mapped, need, room), self.step, self.granularity);
         let end = self.mapped + need;
         match self.map(bytes) {
             // The smaller size that is needed may still fit.

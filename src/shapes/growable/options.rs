@@ -9,12 +9,13 @@ use egmem_core::backing::choose::choose;
 use egmem_core::capability::shareable::handle_types_of;
 
 use super::Growable;
-use crate::driver::{Access, HandleTypes, Location, NodeId};
-use crate::ledger::{Label, Site};
-use crate::placement::Placement;
-use crate::size::{Granularity, PaddedSize};
+use crate::buffer::RequestedAccess;
+use crate::driver::{Access, AccessDesc, HandleTypes, Location, NodeId};
+use crate::explain::name_missing;
+use crate::ledger::{AllocPath, Label, Site};
+use crate::size::PaddedSize;
 use crate::topology::Topology;
-use crate::vmm::Reservation;
+use crate::vmm::{PhysicalMemory, PhysicalOptions, Reservation};
 use crate::{Driver, Error, Result};
 
 /// Options for a growable vector; [`create`](Self::create) creates it.
@@ -178,48 +179,35 @@ fn memory_of(driver: &Driver, location: Location) -> Result<u64> {
     }
 }
 
-/// The most that a vector grows by at a time without being asked for more, in bytes.
-const LARGEST_STEP: u64 = 256 << 20;
-
-/// Returns how many bytes the vector that has `mapped` bytes should grow by if it needs `need` more and has addresses
-/// for `room`: a multiple of the granularity. `need` and `room` are such multiples, and `need` is at most `room`.
-pub(super) fn growth(
-    (mapped, need, room): (u64, u64, u64),
-    step: u64,
-    granularity: Granularity,
-) -> u64 {
-    let step = match step {
-        0 => (mapped / 8).min(LARGEST_STEP),
-        step => step,
-    };
-    let units = step.div_ceil(granularity.bytes()).max(1);
-    units.saturating_mul(granularity.bytes()).clamp(need, room)
+/// The location of a shape's memory, the access to it, and its name in the ledger.
+#[derive(Clone, Debug)]
+pub struct Placement {
+    pub location: Location,
+    pub access: RequestedAccess,
+    pub label: Option<Label>,
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const GRANULE: u64 = 2 << 20;
-
-    proptest! {
-        #[test]
-        fn growth_is_whole_enough_and_fits(
-            mapped in 0_u64..1 << 20,
-            need in 1_u64..1 << 12,
-            more in 0_u64..1 << 12,
-            step in 0_u64..1 << 34,
-        ) {
-            let [mapped, need, room] = [mapped, need, need + more].map(|units| units * GRANULE);
-            let bytes = growth((mapped, need, room), step, Granularity::TWO_MIB);
-            prop_assert!(Granularity::TWO_MIB.divides(bytes));
-            prop_assert!((need..=room).contains(&bytes));
-            let wanted = if step == 0 { (mapped / 8).min(LARGEST_STEP) } else { step };
-            prop_assert!(bytes >= wanted.min(room));
-            // Never more than the step, except to fit the elements.
-            prop_assert!(bytes == need || bytes < wanted + GRANULE || bytes == GRANULE);
+impl Placement {
+    pub fn at(location: Location) -> Self {
+        Self {
+            location,
+            access: RequestedAccess::default(),
+            label: None,
         }
+    }
+
+    /// Returns options for memory of a shape that the call `site` creates.
+    pub fn memory(&self, site: Site) -> PhysicalOptions {
+        let options = PhysicalMemory::options(self.location);
+        options.recorded_as(AllocPath::ShapeChunk, self.label.clone(), site)
+    }
+
+    /// Returns the access of all locations to the memory.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu); the driver's, when it is asked which GPUs reach the memory.
+    pub fn grants(&self, driver: &Driver) -> Result<Vec<AccessDesc>> {
+        let grants = self.access.grants(driver, self.location);
+        grants.map_err(|error| name_missing(driver, error, self.location))
     }
 }

@@ -11,10 +11,10 @@ use egmem_core::per_driver::lock;
 use egmem_share::{Channel, Description, ImportOptions, ImportedBuffer, Link, Offer, Shared};
 
 use super::near::Near;
-use super::readers::{Control, MAX_TEXT, Reader};
+use super::publish::{Control, MAX_TEXT, Reader};
 use super::version::{Copy, Source, Version};
 use super::{Replica, Replicated};
-use crate::cursor::numbers;
+use crate::counters::numbers;
 use crate::driver::{Access, Driver, HandleTypes, Location};
 use crate::ledger::Site;
 use crate::memory::{AccessChecks, Engine, Memory};

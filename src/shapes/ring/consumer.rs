@@ -10,10 +10,10 @@ use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::memory::{HEAD, RingMemory, TAIL, Untyped};
 use crate::Result;
-use crate::cursor::check;
+use crate::counters::check;
+use crate::counters::until;
 use crate::driver::DevicePtr;
 use crate::memory::CpuView;
-use crate::wait;
 
 /// The CPU's end of a ring that reads records: one thread at a time.
 ///
@@ -108,7 +108,7 @@ impl<T> Consumer<T> {
     /// As [`ready`](Self::ready).
     pub fn peek_until(&mut self, most: usize, deadline: Instant) -> Result<Records<'_, T>> {
         let wanted = most.min(1);
-        wait::until(deadline, self, Self::is_alone, |side| {
+        until(deadline, self, Self::is_alone, |side| {
             Ok((side.look_for(wanted)? >= wanted).then_some(()))
         })?;
         self.peek(most)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
 use std::sync::atomic::{AtomicU64, fence};
 
-use crate::cursor::counter;
+use crate::counters::counter;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleTypes, Location};
 use crate::memory::{CpuView, Memory};
 use crate::pinned::PinnedHost;

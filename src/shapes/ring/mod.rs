@@ -1,19 +1,30 @@
 //! Bounded queues between the CPU and GPUs.
 
 mod consumer;
-mod gpu;
-#[cfg(feature = "share")]
-mod header;
 mod memory;
-mod options;
 mod producer;
 #[cfg(feature = "share")]
 mod share;
 
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Release;
+
+use bytemuck::{AnyBitPattern, NoUninit};
+use egmem_core::Backing;
+use egmem_core::capability::shareable::handle_types_of;
+
+use crate::counters::check;
+use crate::driver::{DevicePtr, HandleTypes, Location};
+use crate::growable::Placement;
+use crate::ledger::{Label, Site};
+use crate::{Driver, Result};
+
+use memory::{HEAD, RingMemory, TAIL};
+
 pub use consumer::{Consumer, Records};
-pub use gpu::{GpuConsumer, GpuProducer};
 pub use memory::Untyped;
-pub use options::RingOptions;
 pub use producer::{Batch, Producer};
 
 /// A queue of records of type `T` in the order in which they came, bounded, with one producer and one consumer. Each
@@ -122,4 +133,210 @@ pub struct Ring<T> {
     pub producer: Producer<T>,
     /// The side that reads.
     pub consumer: Consumer<T>,
+}
+
+/// Options for a ring; [`create`](Self::create) creates it.
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing until `create`"]
+pub struct RingOptions<T> {
+    placement: Placement,
+    /// The size of a record in bytes.
+    record: u64,
+    records: Option<usize>,
+    shareable: bool,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T: AnyBitPattern + NoUninit> Ring<T> {
+    /// Returns options for a ring at `location`: a node's id, or any [`Location`].
+    ///
+    /// A ring that the CPU uses lies on a host node. One between GPUs lies best on the consumer's, which then polls its
+    /// own memory.
+    pub fn on(location: impl Into<Location>) -> RingOptions<T> {
+        RingOptions::new(location.into(), size_of::<T>() as u64)
+    }
+}
+
+impl Ring<Untyped> {
+    /// Returns options for a ring at `location` with records of `bytes` bytes, which the program reads and writes by their
+    /// addresses.
+    pub fn untyped(location: impl Into<Location>, bytes: u64) -> RingOptions<Untyped> {
+        RingOptions::new(location.into(), bytes)
+    }
+}
+
+impl<T> RingOptions<T> {
+    fn new(location: Location, record: u64) -> Self {
+        Self {
+            placement: Placement::at(location),
+            record,
+            records: None,
+            shareable: false,
+            elements: PhantomData,
+        }
+    }
+
+    /// Sets the most records that the ring holds: at least 1. All records together have at most 2 GiB. By default as many
+    /// as one granule of memory has room for, which is 2 MiB on every driver measured so far.
+    pub const fn records(mut self, records: usize) -> Self {
+        self.records = Some(records);
+        self
+    }
+
+    /// Sets which locations may read and write besides the host; [`Location::Host`] adds the CPU to memory of a GPU,
+    /// where the machine allows that. The default is every GPU that can reach the memory.
+    pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
+        self.placement.access.set_all(who);
+        self
+    }
+
+    /// Sets the name of its memory in the [ledger](egmem_core::ledger).
+    pub fn label(mut self, label: impl Into<Label>) -> Self {
+        self.placement.label = Some(label.into());
+        self
+    }
+
+    /// Makes the ring shareable, so that a process can hand one side to another process: see `shapes::sharing`. By default
+    /// it is not. It takes one granule more in each process, for what kernels must trust.
+    pub const fn shareable(mut self) -> Self {
+        self.shareable = true;
+        self
+    }
+
+    /// Creates the ring: one granule for its counters, and a power of two of bytes for its records, mapped twice.
+    ///
+    /// Source: `cuMemCreate` twice, `cuMemMap` and `cuMemSetAccess` three times; each once more for a shareable ring.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for records of 0 bytes, for room for none, and for records
+    /// of more than 2 GiB, alone or together; those of [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create),
+    /// [`Reservation::map`](crate::vmm::Reservation::map) and
+    /// [`Mapping::set_access`](crate::vmm::Mapping::set_access); the reason why it cannot be shareable. Nothing stays behind
+    /// then.
+    #[track_caller]
+    pub fn create(self, driver: &Driver) -> Result<Ring<T>> {
+        let access = self.placement.grants(driver)?;
+        let handle_types = match self.shareable {
+            false => HandleTypes::NONE,
+            true => handle_types_of(driver, self.placement.location, Backing::Driver)?.handle_types,
+        };
+        let memory = (self.placement.memory(Site::here()), handle_types);
+        let shape = (self.records, self.record);
+        let memory = RingMemory::create(driver, memory, &access, shape)?;
+        Ok(Ring {
+            producer: Producer::new(Arc::clone(&memory), 0, 0),
+            consumer: Consumer::new(memory, 0, 0),
+        })
+    }
+}
+
+/// Defines a side that a GPU has. The other side's CPU end has the counter that is not this one's own.
+macro_rules! gpu_side {
+    ($name:ident of $cpu:ident, $what:literal, $elements:ty, $counter:ident, $own:ident) => {
+        #[doc = concat!("The ", $what, " of a ring while kernels have it.")]
+        ///
+        /// It keeps the ring's memory mapped. Launching a kernel is unsafe: the caller that launches one with
+        /// [`device_ptr`](Self::device_ptr) promises that it ends before this value and the other side are dropped,
+        /// and that one kernel at a time has this side. Each kernel continues where the one before it stopped.
+        ///
+        /// See [`Ring`](super::Ring).
+        pub struct $name<T> {
+            memory: Arc<RingMemory>,
+            records: PhantomData<$elements>,
+        }
+
+        impl<T> $name<T> {
+            /// Returns the ring's address, which a kernel's argument is and the device functions take.
+            pub fn device_ptr(&self) -> DevicePtr {
+                self.memory.address()
+            }
+
+            /// Returns the address of the ring's records, which are mapped twice side by side.
+            pub fn records_ptr(&self) -> DevicePtr {
+                self.memory.first_record()
+            }
+
+            /// Returns the most records that the ring holds.
+            pub fn capacity(&self) -> usize {
+                self.memory.shape.capacity as usize
+            }
+
+            /// Returns the size of a record in bytes.
+            pub fn record_bytes(&self) -> u64 {
+                self.memory.shape.record
+            }
+
+            /// Returns whether the other side was dropped, or the process that has it has ended. Its earlier writes are seen then: a consumer asks this
+            /// first, and takes records until there are none afterwards.
+            pub fn is_alone(&self) -> bool {
+                self.memory.has_one_side()
+            }
+
+            /// Fails if the CPU cannot have the side, which then stays with the GPU.
+            ///
+            /// # Errors
+            /// [`Error::NotAccessible`](crate::Error::NotAccessible) if the CPU may not read and write the memory;
+            /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) in a forked child.
+            pub fn expect_cpu(&self) -> Result<()> {
+                self.memory.expect_cpu()
+            }
+
+            /// Gives the side back to the CPU. No kernel may use it any more.
+            ///
+            /// # Errors
+            /// [`Error::CursorDamaged`](crate::Error::CursorDamaged) if a counter has a value that it cannot have;
+            /// [`Error::NotAccessible`](crate::Error::NotAccessible) if the CPU may not read and write the memory.
+            /// This side is dropped then: [`expect_cpu`](Self::expect_cpu) asks before.
+            pub fn into_cpu(self) -> Result<$cpu<T>> {
+                $cpu::resume(self.memory)
+            }
+        }
+
+        impl<T> $cpu<T> {
+            /// Hands this side to a GPU. Records that are in the ring stay. Kernels go on from this side's own count:
+            /// where the CPU may write the memory, a counter there that something else has changed is set right.
+            pub fn into_gpu(self) -> $name<T> {
+                // Where the CPU may not, this side never counted. In a forked child the counter is the parent's.
+                if let Ok(counter) = self.memory.counter($counter) {
+                    counter.store(self.$own, Release);
+                }
+                $name {
+                    memory: self.memory,
+                    records: PhantomData,
+                }
+            }
+        }
+
+        impl<T> fmt::Debug for $name<T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name))
+                    .field("ring", &self.device_ptr())
+                    .field("capacity", &self.capacity())
+                    .finish_non_exhaustive()
+            }
+        }
+    };
+}
+
+gpu_side!(GpuProducer of Producer, "producer's side", fn(T), HEAD, head);
+gpu_side!(GpuConsumer of Consumer, "consumer's side", fn() -> T, TAIL, tail);
+
+impl<T> Producer<T> {
+    /// Takes this side on where its counter is.
+    fn resume(memory: Arc<RingMemory>) -> Result<Self> {
+        let (head, tail) = memory.counts()?;
+        let most = tail.wrapping_add(memory.shape.capacity);
+        check("the head of a ring", head, (tail, most))?;
+        Ok(Self::new(memory, head, tail))
+    }
+}
+
+impl<T> Consumer<T> {
+    /// Takes this side on where its counter is.
+    fn resume(memory: Arc<RingMemory>) -> Result<Self> {
+        let (head, tail) = memory.counts()?;
+        let least = head.wrapping_sub(memory.shape.capacity);
+        check("the tail of a ring", tail, (least, head))?;
+        Ok(Self::new(memory, tail, head))
+    }
 }

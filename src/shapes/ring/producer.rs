@@ -9,10 +9,10 @@ use std::time::Instant;
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::memory::{HEAD, RingMemory, TAIL, Untyped};
-use crate::cursor::check;
+use crate::counters::check;
+use crate::counters::until;
 use crate::driver::DevicePtr;
 use crate::memory::CpuView;
-use crate::wait;
 use crate::{Error, Result};
 
 /// The CPU's end of a ring that writes records: one thread at a time.
@@ -117,7 +117,7 @@ impl<T> Producer<T> {
         records: usize,
         deadline: Instant,
     ) -> Result<Option<Batch<'_, T>>> {
-        let ready = wait::until(deadline, self, Self::is_alone, |side| {
+        let ready = until(deadline, self, Self::is_alone, |side| {
             Ok(side.has_room(records)?.then_some(()))
         })?;
         match ready {

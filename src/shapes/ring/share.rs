@@ -8,20 +8,22 @@
 //! ```
 //! The link tells each side whether the other is there. Both may hand on the other's side when it is not.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use egmem_core::Backing;
-use egmem_share::{Channel, ImportOptions, Result, Shared};
+use egmem_share::{Channel, Description, ImportOptions, Result, Shared};
 
-use super::header::{Header, Side};
-use super::memory::{HEAD, Parts, RingMemory, TAIL};
+use super::memory::{HEAD, Parts, RingMemory, Shape, TAIL};
 use super::{Consumer, GpuConsumer, GpuProducer, Producer, Untyped};
 use crate::Error;
+use crate::counters::numbers;
 use crate::driver::{Access, Driver, HandleTypes};
 use crate::ledger::{AllocPath, Site};
 use crate::sharing::{SharedPart, share};
+use crate::size::Granularity;
 use crate::vmm::PhysicalMemory;
 
 impl RingMemory {
@@ -187,3 +189,111 @@ macro_rules! shared_side {
 
 shared_side!(Producer, GpuProducer, share_consumer, Producer: "producer", Consumer: "consumer", HEAD, head, room);
 shared_side!(Consumer, GpuConsumer, share_producer, Consumer: "consumer", Producer: "producer", TAIL, tail, ready);
+
+/// One of a ring's sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Producer,
+    Consumer,
+}
+
+impl Side {
+    /// Returns the beginning of the text: the kind of message, its version, and the side.
+    const fn kind(self) -> &'static str {
+        match self {
+            Self::Producer => "egmem-ring 1 producer",
+            Self::Consumer => "egmem-ring 1 consumer",
+        }
+    }
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Producer => "the producer's side of a ring",
+            Self::Consumer => "the consumer's side of a ring",
+        }
+    }
+}
+
+/// A side that is sent, and the shape of its ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) side: Side,
+    pub(super) shape: Shape,
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = self.side.kind();
+        let Shape {
+            capacity,
+            record,
+            bytes,
+        } = self.shape;
+        write!(f, "{kind} {capacity} {record} {bytes}")
+    }
+}
+
+impl Header {
+    /// The most bytes of the text.
+    pub(super) const MAX_TEXT: usize = 128;
+
+    /// Reads a text of another process.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another kind of text.
+    pub(super) fn read(text: &str) -> egmem_core::Result<Self> {
+        for side in [Side::Producer, Side::Consumer] {
+            if let Some([capacity, record, bytes]) = numbers(side.kind(), text) {
+                let shape = Shape {
+                    capacity,
+                    record,
+                    bytes,
+                };
+                return Ok(Self { side, shape });
+            }
+        }
+        Err(refused("the other process sent another kind of text"))
+    }
+
+    /// Checks what another process says about a ring, all of it before any of its memory is imported.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for the other side, for records of another size than `record`, for a shape that no ring
+    /// has, and for memory that is not the shape's.
+    pub(super) fn check(
+        &self,
+        side: Side,
+        record: Option<u64>,
+        memory: &Description,
+    ) -> egmem_core::Result<()> {
+        if self.side != side {
+            return Err(refused(format!("it is {}", self.side.name())));
+        }
+        let Shape {
+            capacity,
+            record: found,
+            bytes,
+        } = self.shape;
+        if let Some(wanted) = record.filter(|&wanted| wanted != found) {
+            let why = format!("records of {found} bytes");
+            return Err(Error::invalid_of("ring", why, format!("{wanted} bytes")));
+        }
+        let granule = Granularity::TWO_MIB.bytes();
+        let records = usize::try_from(capacity);
+        let records = records.map_err(|_| refused(format!("{capacity} records")))?;
+        if Shape::new(Some(records), found, granule)? != self.shape {
+            return Err(refused(format!(
+                "{capacity} records of {found} bytes do not have {bytes} bytes"
+            )));
+        }
+        let sizes: Vec<u64> = memory.parts.iter().map(|part| part.bytes).collect();
+        if sizes != [granule, bytes] {
+            return Err(refused(format!("its memory has parts of {sizes:?} bytes")));
+        }
+        Ok(())
+    }
+}
+
+fn refused(why: impl Into<String>) -> Error {
+    Error::invalid("ring", why.into())
+}

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use bytemuck::{AnyBitPattern, NoUninit};
 use egmem_share::{Channel, GrowingImport, ImportOptions};
 
-use crate::cursor::numbers;
+use crate::counters::numbers;
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory, check_range};
 use crate::{Error, Result};
