@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::page::PageId;
-use crate::room::list_for;
+use crate::words::list_for;
 use crate::{MemoryError, Result};
 
 /// The bytes of the header.

@@ -1,14 +1,16 @@
-//! Where pages lie in a GPU's memory.
+//! Where pages lie in a GPU's memory, and where memory continues in another mapping.
 
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::borders;
-use crate::driver::{Access, DevicePtr};
-use crate::memory::{Engine, GrantUse, Memory};
-use crate::{Driver, MemoryError, Result, Stream};
 use egmem_core::memory::{expect_gpu_access, is_of_one_kind};
+use egmem_core::per_driver::lock;
+
+use crate::driver::{Access, DevicePtr};
+use crate::memory::{AccessChecks, Engine, GrantUse, Memory};
+use crate::{Driver, MemoryError, Result, Stream};
 
 /// The most parts of a page.
 const MAX_PARTS: usize = 1 << 16;
@@ -100,7 +102,7 @@ impl GpuPages {
                 let why = "it has memory of the CPU and of a GPU";
                 return Err(MemoryError::invalid("part", why).into());
             }
-            borders.push(borders::of(&**memory, *at..memory.len()));
+            borders.push(borders_of(&**memory, *at..memory.len()));
         }
         Ok(Self::of(Layout {
             borders: OnceLock::from(borders),
@@ -263,7 +265,7 @@ impl GpuPages {
             let of = |place: &Place| {
                 // Below the last address, as `from_raw_parts` has checked.
                 let bytes = (blocks - 1) * place.shape.stride + place.shape.bytes;
-                Some(borders::of_raw(driver, place.base, bytes))
+                Some(borders_of_raw(driver, place.base, bytes))
             };
             parts.iter().map(of).collect()
         });
@@ -305,8 +307,8 @@ impl GpuPages {
             expect_gpu_access(memory, (stream.device(), engine), (*at, len), need)?;
             if need == Access::ReadWrite && memory.is_read_only_for_cpu(*at, len) {
                 // The driver may make a copy between host memories with the CPU.
-                let (who, have) = (crate::driver::Location::Host, Access::Read);
-                return Err(MemoryError::NotAccessible { who, have, need }.into());
+                let who = crate::driver::Location::Host;
+                return Err(MemoryError::not_accessible(who, Access::Read, need).into());
             }
             // SAFETY: the stream lives, and is of the memory's driver as just checked.
             unsafe { memory.ready_on(stream.handle())? };
@@ -358,4 +360,65 @@ impl fmt::Debug for GpuPages {
             .field("offset", &self.offset)
             .finish_non_exhaustive()
     }
+}
+
+/// The borders of a memory that may grow: each is looked for once.
+#[derive(Debug, Default)]
+pub(crate) struct Borders(Mutex<(u64, Arc<[u64]>)>);
+
+impl Borders {
+    /// Returns at which places in the first `bytes` bytes, which only grow, `memory` continues in another mapping; `None` if
+    /// it does not report that.
+    pub(crate) fn of(
+        &self,
+        memory: &(impl AccessChecks + ?Sized),
+        bytes: u64,
+    ) -> Option<Arc<[u64]>> {
+        let mut known = lock(&self.0);
+        if known.0 < bytes {
+            // A mapping that ended the memory until now is looked at again.
+            let last = known.1.last().copied().unwrap_or(0);
+            let more = borders_of(memory, last..bytes)?
+                .into_iter()
+                .map(|at| last + at);
+            *known = (bytes, known.1.iter().copied().chain(more).collect());
+        }
+        Some(Arc::clone(&known.1))
+    }
+}
+
+/// Returns at which places in `range` of `memory` it continues in another mapping, in bytes from the range's start
+/// and in ascending order: copies end there. `None` if the memory does not report it.
+pub(crate) fn borders_of(
+    memory: &(impl AccessChecks + ?Sized),
+    range: Range<u64>,
+) -> Option<Vec<u64>> {
+    let mut borders = Vec::new();
+    let mut at = range.start;
+    loop {
+        at += memory.of_one_mapping(at, range.end - at)?.max(1);
+        if at >= range.end {
+            return Some(borders);
+        }
+        borders.push(at - range.start);
+    }
+}
+
+/// As [`borders_of`], for `bytes` bytes at an address of other code's memory, such as a framework that maps several
+/// allocations side by side. The driver is asked once for each allocation; if it has no answer, the rest counts as
+/// one.
+///
+/// Source: `cuMemGetAddressRange`, which returns 0 as the base of mapped host memory.
+pub(crate) fn borders_of_raw(driver: &Driver, base: DevicePtr, bytes: u64) -> Vec<u64> {
+    let mut borders = Vec::new();
+    let mut at = 0;
+    while let Ok((start, len)) = driver.mem_address_range(base.add(at)) {
+        let end = start.0.saturating_add(len).saturating_sub(base.0);
+        if start.0 > base.0 + at || end <= at || end >= bytes {
+            break;
+        }
+        borders.push(end);
+        at = end;
+    }
+    borders
 }

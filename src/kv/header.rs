@@ -3,8 +3,8 @@
 use std::hash::{BuildHasher, RandomState};
 
 use crate::geometry::{GROUP, GROUPS, Geometry, HEADER, MAX_GROUPS};
-use crate::hash::hash;
 use crate::memory::CpuView;
+use crate::words::hash;
 use crate::{Error, MemoryError, Result};
 
 /// The first word of a tier, and of a tier that was not written completely.

@@ -9,18 +9,18 @@ use std::time::Duration;
 use egmem_core::GrowingBuffer;
 use egmem_core::per_driver::lock;
 
-use crate::borders::Borders;
 use crate::copy::{CopyMethod, Kernels};
 use crate::driver::{Access, Code, DevicePtr, Location};
 use crate::events::Hub;
 use crate::geometry::Geometry;
+use crate::gpu::Borders;
 use crate::header::DIRTY;
 use crate::lock::{End, Held, Lock, OwnState, Patience, Use};
 use crate::members::{Members, Own};
 use crate::memory::{CpuMemory, CpuView, GrantUse, Memory, is_of_one_kind};
 use crate::page::PageId;
+use crate::store::{Checks, Verify};
 use crate::table::{Found, Table};
-use crate::verify::{Checks, Verify};
 use crate::words::Words;
 use crate::{Driver, Error, Member, MemoryError, Result, Stats, header};
 
@@ -386,6 +386,6 @@ pub(crate) fn expect_writable(view: &CpuView<'_>) -> Result<()> {
     if view.is_writable() {
         return Ok(());
     }
-    let (who, have, need) = (Location::Host, Access::Read, Access::ReadWrite);
-    Err(MemoryError::NotAccessible { who, have, need }.into())
+    let (have, need) = (Access::Read, Access::ReadWrite);
+    Err(MemoryError::not_accessible(Location::Host, have, need).into())
 }

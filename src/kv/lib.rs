@@ -35,27 +35,21 @@
 #![deny(missing_docs)]
 
 mod attach;
-mod background;
-mod borders;
 mod copy;
 mod error;
 mod events;
 mod geometry;
 mod gpu;
-mod hash;
 mod header;
 mod inner;
-mod key;
 mod lock;
 mod members;
 mod metrics;
 mod options;
 mod page;
-mod room;
 mod store;
 mod table;
 mod tier;
-mod verify;
 mod words;
 
 pub use attach::AttachOptions;
@@ -65,15 +59,12 @@ pub use error::{Error, Result};
 pub use events::{Events, Subscription, TierEvent, TierEventKind};
 pub use gpu::{GpuPages, PartShape};
 pub use inner::TierMemory;
-pub use key::Key;
 pub use members::Member;
 pub use options::TierOptions;
-pub use page::{Evicted, PageId};
-pub use store::Load;
-pub use store::Store;
+pub use page::{Evicted, Key, PageId};
+pub use store::{Load, Store, Verify};
 pub use table::Found;
 pub use tier::Tier;
-pub use verify::Verify;
 
 use egmem_core::{
     Buffer, Driver, Error as MemoryError, Event, GrowthState, Stream, driver, memory, stream,

@@ -8,8 +8,8 @@ use egmem_core::host::ProcessStat;
 use rustix::process::{Pid, test_kill_process};
 
 use crate::geometry::{MAX_MEMBERS, MEMBER, MEMBERS};
-use crate::hash::hash;
 use crate::words::Words;
+use crate::words::hash;
 use crate::{Error, MemoryError, Result};
 
 /// An open tier on one memory.

@@ -1,6 +1,8 @@
-//! A tier's memory as words that several processes read and write at once.
+//! A tier's memory as words that several processes read and write at once; hashes of such words, and lists whose lengths they
+//! decide.
 
 use std::cell::Cell;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -174,5 +176,77 @@ pub(crate) mod kill {
                 false
             }
         }
+    }
+}
+
+/// Returns the hash of words: FNV-1a over whole words, mixed after each.
+pub(crate) fn hash(words: &[u64]) -> u64 {
+    words.iter().fold(0xcbf2_9ce4_8422_2325, |hash, word| {
+        let hash = (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+        hash ^ hash >> 29
+    })
+}
+
+/// Hashes single numbers, for sets and maps of pages and of hashes.
+pub(crate) type OfNumbers = BuildHasherDefault<Number>;
+
+/// The hash of one number.
+#[derive(Default)]
+pub(crate) struct Number(u64);
+
+impl Hasher for Number {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(byte.into()));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(number.into());
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // The high bits depend on all, and sets use both ends.
+        let hash = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = hash ^ hash >> 32;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// Returns an empty list with room for `count` values.
+///
+/// # Errors
+/// [`System`](crate::MemoryError::System) if the process cannot allocate that much memory.
+pub(crate) fn list_for<T>(count: usize) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(count).map_err(no_room)?;
+    Ok(list)
+}
+
+/// Makes room for `more` values in a list that grows.
+///
+/// # Errors
+/// As [`list_for`].
+pub(crate) fn make_room_in<T>(list: &mut Vec<T>, more: usize) -> Result<()> {
+    Ok(list.try_reserve(more).map_err(no_room)?)
+}
+
+fn no_room(error: impl ToString) -> MemoryError {
+    MemoryError::failed("allocating the table of a tier", error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_much_is_an_error() {
+        assert!(list_for::<u64>(usize::MAX / 8).is_err());
+        let mut list = list_for::<u64>(9).unwrap();
+        assert!(list.capacity() >= 9);
+        assert!(make_room_in(&mut list, usize::MAX / 8).is_err());
+        make_room_in(&mut list, 99).unwrap();
+        assert!(list.capacity() >= 99);
     }
 }

@@ -289,12 +289,10 @@ impl Region {
         match access {
             Access::ReadWrite => Ok(true),
             Access::Read => Ok(false),
-            Access::None => Err(egmem::Error::NotAccessible {
-                who: Location::Device(gpu),
-                have: Access::None,
-                need: Access::Read,
-            })
-            .or_raise(),
+            Access::None => {
+                let who = Location::Device(gpu);
+                Err(egmem::Error::not_accessible(who, Access::None, Access::Read).to_py())
+            }
         }
     }
 

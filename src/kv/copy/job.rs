@@ -3,8 +3,8 @@
 use std::mem;
 use std::sync::Arc;
 
-use super::method::{CopyMethod, may_do_otherwise};
-use super::plan::Plan;
+use super::Plan;
+use super::{CopyMethod, may_do_otherwise};
 use crate::driver::{Access, Code, Location, Relaxed};
 use crate::inner::Inner;
 use crate::lock::Use;
@@ -124,7 +124,7 @@ fn expect_tier_access(tier: &Inner, stream: &Stream, engine: Engine, need: Acces
     let have = tier.memory.gpu_access(device, engine, 0, tier.bytes())?;
     if have < need {
         let who = Location::Device(device);
-        return Err(MemoryError::NotAccessible { who, have, need }.into());
+        return Err(MemoryError::not_accessible(who, have, need).into());
     }
     Ok(())
 }

@@ -6,9 +6,7 @@
 //! repairs first.
 
 mod extents;
-mod index;
 mod lists;
-mod pins;
 mod repair;
 mod reserve;
 mod slot;
@@ -18,12 +16,12 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use crate::geometry::{GROUP, GROUPS, Geometry};
-use crate::hash::OfNumbers;
 use crate::header::{CLOCK, SEED, STEPS, USABLE};
 use crate::members::{Members, Own};
 use crate::page::{Direction, PageId};
-use crate::room::list_for;
+use crate::words::OfNumbers;
 use crate::words::Words;
+use crate::words::list_for;
 use crate::{Key, Result, Stats};
 
 pub use repair::Found;

@@ -7,8 +7,8 @@ use super::slot::{CHECK, Named, PINS, STAMP, STATE, State, Status, WRITER};
 use super::{PAGES, Table, WRITING};
 use crate::geometry::{GROUP, GROUPS};
 use crate::header::{CLOCK, DIRTY, USABLE};
-use crate::room::{list_for, make_room_in};
 use crate::words::halves;
+use crate::words::{list_for, make_room_in};
 use crate::{Error, Result};
 
 /// The contents that [`AttachOptions::open`](crate::AttachOptions::open) found in the memory.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::slot::{CHECK, Named, PINS, SUM, State, WRITER};
 use super::{Table, WRITING};
-use crate::hash::OfNumbers;
 use crate::page::{Evicted, PageId, Reserved};
+use crate::words::OfNumbers;
 use crate::{Error, Key, MemoryError, Result};
 
 /// A request for pages, and how far it has come.

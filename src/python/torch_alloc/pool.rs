@@ -180,11 +180,10 @@ impl StreamPool {
                 self.reached_by.fetch_or(bit, Relaxed);
                 Ok(())
             }
-            have => Err(Error::NotAccessible {
-                who: Location::Device(gpu),
-                have,
-                need: Access::ReadWrite,
-            }),
+            have => {
+                let who = Location::Device(gpu);
+                Err(Error::not_accessible(who, have, Access::ReadWrite))
+            }
         }
     }
 

@@ -86,11 +86,11 @@ fn map(driver: &Driver, (_, options, access): Part) -> Result<Mapping> {
 
 /// Fails unless the CPU may read and write.
 fn expect_cpu(mapping: &Mapping) -> Result<()> {
-    let (who, have, need) = (Location::Host, mapping.host(), Access::ReadWrite);
-    match have == need {
-        true => Ok(()),
-        false => Err(Error::NotAccessible { who, have, need }),
+    let (have, need) = (mapping.host(), Access::ReadWrite);
+    if have == need {
+        return Ok(());
     }
+    Err(Error::not_accessible(Location::Host, have, need))
 }
 
 /// Waits for a copy of the cursor; returns how many records were reserved then.

@@ -8,13 +8,13 @@ use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::Growable;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
-use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory, check_range};
+use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, check_range, impl_memory};
 use crate::size::Granularity;
 use crate::vmm::{Adjacent, Mapped, MappedPart};
 use crate::{Error, Result};
 
 /// Implements the interfaces that all memory has, for a type with `chunks`, `driver`, `location` and `bytes()`.
-macro_rules! impl_memory {
+macro_rules! impl_checks {
     ($name:ident) => {
         impl<T> CpuMemory for $name<T> {
             fn cpu(&self) -> Result<CpuView<'_>> {
@@ -47,25 +47,14 @@ macro_rules! impl_memory {
             }
         }
 
-        impl<T> Memory for $name<T> {
-            fn driver(&self) -> &Driver {
-                &self.driver
-            }
-            fn device_ptr(&self) -> DevicePtr {
-                $name::device_ptr(self)
-            }
-            fn len(&self) -> u64 {
-                self.bytes()
-            }
-            fn location(&self) -> Location {
-                self.location
-            }
+        impl_memory! {
+            [T] for $name<T>, |this| &this.driver, $name::device_ptr(this), this.bytes(), this.location
         }
     };
 }
 
-impl_memory!(Growable);
-impl_memory!(Prefix);
+impl_checks!(Growable);
+impl_checks!(Prefix);
 
 impl<T> Growable<T> {
     /// Changes the access of locations to all of the memory, present and future. See

@@ -118,12 +118,7 @@ impl<T> Replicated<T> {
     /// [`Topology::current_node`](crate::topology::Topology::current_node).
     pub fn local(&self, who: impl Into<Location>) -> Result<Replica<T>> {
         self.driver.expect_this_process("replicated data")?;
-        let who = who.into();
-        let place = self.near.place(who)?.ok_or(Error::NotAccessible {
-            who,
-            have: Access::None,
-            need: Access::Read,
-        })?;
+        let place = self.near.place(who.into())?;
         let current = lock(&self.current);
         let version = Arc::clone(&self.versions[*current]);
         Ok(Replica::new(version, place))

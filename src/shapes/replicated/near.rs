@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use crate::driver::{Location, NodeId};
+use crate::driver::{Access, Location, NodeId};
 use crate::memory::{Memory, ParallelCopy, in_threads};
 use crate::topology::{Gpu, LinkKind, PeerLinkKind, Topology};
 use crate::{Buffer, Error, Result};
@@ -47,9 +47,12 @@ impl Near {
         })
     }
 
-    /// Returns the index of the place that is near to `who`; `None` if it can read none.
-    pub(super) fn place(&self, who: Location) -> Result<Option<usize>> {
-        match who {
+    /// Returns the index of the place that is near to `who`.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] if it can read none; those of [`Replicated::local`](super::Replicated::local).
+    pub(super) fn place(&self, who: Location) -> Result<usize> {
+        let place = match who {
             Location::Device(gpu) => {
                 let known = usize::try_from(gpu).ok().and_then(|gpu| self.gpus.get(gpu));
                 let count = self.gpus.len();
@@ -58,7 +61,9 @@ impl Near {
             Location::HostNuma(id) => self.near_node(NodeId(id)),
             Location::HostNumaCurrent => self.near_node(self.topology.current_node()?),
             Location::Host => Ok(self.host),
-        }
+        };
+        let none = || Error::not_accessible(who, Access::None, Access::Read);
+        place?.ok_or_else(none)
     }
 
     fn near_node(&self, id: NodeId) -> Result<Option<usize>> {

@@ -11,7 +11,7 @@ use egmem_core::per_driver::lock;
 use egmem_core::teardown::{log_lost, wait_for_all_gpus};
 
 use crate::driver::{Access, DevicePtr, Driver, Location, Relaxed as RelaxedCaptures};
-use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory, check_range};
+use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory, check_range, impl_memory};
 use crate::{Buffer, Error, Event, Result, Stream};
 
 /// Events of this many uses are kept before those that have passed are looked for.
@@ -333,17 +333,6 @@ unsafe impl<T> AccessChecks for Replica<T> {
     }
 }
 
-impl<T> Memory for Replica<T> {
-    fn driver(&self) -> &Driver {
-        self.buffer().driver()
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        self.buffer().device_ptr()
-    }
-    fn len(&self) -> u64 {
-        self.buffer().len()
-    }
-    fn location(&self) -> Location {
-        self.buffer().location()
-    }
+impl_memory! {
+    [T] for Replica<T>, |this| this.buffer().driver(), this.buffer().device_ptr(), this.buffer().len(), this.buffer().location()
 }

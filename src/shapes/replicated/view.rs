@@ -274,12 +274,7 @@ impl<T> ReplicatedView<T> {
     /// As [`Replicated::local`]; [`System`](Error::System) if the other process keeps changing its epoch.
     pub fn local(&self, who: impl Into<Location>) -> Result<Replica<T>> {
         self.shared.driver.expect_this_process("replicated data")?;
-        let who = who.into();
-        let place = self.shared.near.place(who)?.ok_or(Error::NotAccessible {
-            who,
-            have: Access::None,
-            need: Access::Read,
-        })?;
+        let place = self.shared.near.place(who.into())?;
         Ok(Replica::new(Arc::new(self.shared.hold()?), place))
     }
 

@@ -173,11 +173,7 @@ impl RingMemory {
     }
 
     fn refused(&self) -> Error {
-        Error::NotAccessible {
-            who: Location::Host,
-            have: self.host,
-            need: Access::ReadWrite,
-        }
+        Error::not_accessible(Location::Host, self.host, Access::ReadWrite)
     }
 
     /// Fails unless the CPU may read and write, and in a forked child: the parent has the same sides.

@@ -156,7 +156,8 @@ macro_rules! shared_side {
             /// ring; [`CursorDamaged`](Error::CursorDamaged). The sender's side is alone then.
             #[track_caller]
             pub fn receive(driver: &Driver, channel: &mut Channel, options: ImportOptions) -> Result<Self> {
-                Self::receive_any(driver, channel, options, Some(size_of::<T>() as u64))
+                let record = Some(size_of::<T>() as u64);
+                Self::of_peer(RingMemory::receive(driver, channel, options, (Side::$own, record))?)
             }
         }
         impl $cpu<Untyped> {
@@ -166,18 +167,11 @@ macro_rules! shared_side {
             /// As for records of a type.
             #[track_caller]
             pub fn receive_untyped(driver: &Driver, channel: &mut Channel, options: ImportOptions) -> Result<Self> {
-                Self::receive_any(driver, channel, options, None)
+                Self::of_peer(RingMemory::receive(driver, channel, options, (Side::$own, None))?)
             }
         }
         impl<T> $cpu<T> {
-            #[track_caller]
-            fn receive_any(
-                driver: &Driver,
-                channel: &mut Channel,
-                options: ImportOptions,
-                record: Option<u64>,
-            ) -> Result<Self> {
-                let memory = RingMemory::receive(driver, channel, options, (Side::$own, record))?;
+            fn of_peer(memory: Arc<RingMemory>) -> Result<Self> {
                 if memory.is_cpus() {
                     return Ok(Self::resume(memory)?);
                 }

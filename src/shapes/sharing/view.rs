@@ -7,8 +7,8 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use egmem_share::{Channel, GrowingImport, ImportOptions};
 
 use crate::counters::numbers;
-use crate::driver::{Access, DevicePtr, Driver, Location};
-use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory, check_range};
+use crate::driver::{Access, DevicePtr, Driver};
+use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, check_range, impl_memory};
 use crate::{Error, Result};
 
 /// Another process's [`Growable`](crate::Growable) at one range of addresses, which grows as that process sends more.
@@ -215,19 +215,8 @@ unsafe impl<T> AccessChecks for GrowableView<T> {
     }
 }
 
-impl<T> Memory for GrowableView<T> {
-    fn driver(&self) -> &Driver {
-        self.memory.driver()
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        Self::device_ptr(self)
-    }
-    fn len(&self) -> u64 {
-        self.bytes()
-    }
-    fn location(&self) -> Location {
-        self.memory.location()
-    }
+impl_memory! {
+    [T] for GrowableView<T>, |this| this.memory.driver(), Self::device_ptr(this), this.bytes(), this.memory.location()
 }
 
 /// The most bytes of the text.
