@@ -19,8 +19,8 @@ use crate::lock::{End, Held, Lock, OwnState, Patience, Use};
 use crate::members::{Members, Own};
 use crate::memory::{CpuMemory, CpuView, GrantUse, Memory, is_of_one_kind};
 use crate::page::PageId;
-use crate::store::{Checks, Verify};
 use crate::table::{Found, Table};
+use crate::verify::{Checks, Verify};
 use crate::words::Words;
 use crate::{Driver, Error, Member, MemoryError, Result, Stats, header};
 

@@ -50,10 +50,12 @@ mod page;
 mod store;
 mod table;
 mod tier;
+mod verify;
 mod words;
 
 pub use attach::AttachOptions;
-pub use copy::{CopyMethod, Job};
+pub use copy::CopyMethod;
+pub use copy::job::Job;
 pub use egmem_core::ledger::TierStats as Stats;
 pub use error::{Error, Result};
 pub use events::{Events, Subscription, TierEvent, TierEventKind};
@@ -62,9 +64,10 @@ pub use inner::TierMemory;
 pub use members::Member;
 pub use options::TierOptions;
 pub use page::{Evicted, Key, PageId};
-pub use store::{Load, Store, Verify};
+pub use store::{Load, Store};
 pub use table::Found;
 pub use tier::Tier;
+pub use verify::Verify;
 
 use egmem_core::{
     Buffer, Driver, Error as MemoryError, Event, GrowthState, Stream, driver, memory, stream,

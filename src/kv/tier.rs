@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use egmem_core::ledger::add_tier;
 
-use crate::copy::{CopyMethod, Job, start};
+use crate::copy::CopyMethod;
+use crate::copy::job::{Job, start};
 use crate::driver::DevicePtr;
 use crate::events::{Events, Noted, Subscription, TierEvent, TierEventKind};
 use crate::geometry::Geometry;

@@ -1,7 +1,7 @@
 //! `egmem.Block` and `egmem.Blocks`: parts of a heap's memory.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
 
 use egmem::heap::{NotAllFreed, NotFreed};
 use pyo3::exceptions::PyIndexError;
@@ -11,7 +11,7 @@ use pyo3::types::{PyBytes, PyMemoryView};
 use crate::args::GpuArg;
 use crate::driver::Driver;
 use crate::error::{OrRaise, ToPy, closed, in_use, invalid, raise};
-use crate::interpreter::{Closing, copy_of, drop_detached, lock};
+use crate::interpreter::{Closing, Open};
 use crate::memory::{Memory, make};
 use crate::owner::{Many, OfMany};
 use crate::region::{Owner, Region};
@@ -82,7 +82,7 @@ impl Block {
 /// object.
 #[pyclass(extends = Closing, frozen, module = "egmem")]
 pub struct Blocks {
-    inner: Mutex<Option<Arc<Many>>>,
+    inner: Open<Arc<Many>>,
 }
 
 impl Blocks {
@@ -105,15 +105,12 @@ impl Blocks {
             exposed: AtomicBool::new(false),
         };
         Ok(Self {
-            inner: Mutex::new(Some(Arc::new(many))),
+            inner: Open::new(Arc::new(many)),
         })
     }
 
     fn many(&self) -> PyResult<Arc<Many>> {
-        let many = copy_of(&self.inner).ok_or_else(|| closed("blocks"))?;
-        let driver = many.heap.driver();
-        driver.expect_this_process("blocks").or_raise()?;
-        Ok(many)
+        self.inner.get("blocks", |many| many.heap.driver())
     }
 
     /// Takes the blocks out of the object; `None` if they were freed before.
@@ -121,30 +118,18 @@ impl Blocks {
     /// # Errors
     /// `InUse` if an element lives.
     fn take(&self) -> PyResult<Option<Many>> {
-        let taken = {
-            let mut inner = lock(&self.inner);
-            match inner.take().map(Arc::try_unwrap) {
-                None => Ok(None),
-                Some(Ok(many)) => Ok(Some(many)),
-                Some(Err(many)) => {
-                    let elements = Arc::strong_count(&many) - 1;
-                    *inner = Some(many);
-                    Err(elements)
-                }
+        let users = {
+            let mut inner = self.inner.lock();
+            match inner.as_ref().map_or(0, Arc::strong_count) {
+                0 | 1 => return Ok(inner.take().and_then(Arc::into_inner)),
+                users => users,
             }
         };
-        taken.map_err(|elements| {
-            let message = format!("the blocks cannot be freed: {elements} of their elements or views live");
-            let remedy = "delete the elements and their views first, or drop all references: the last one frees the blocks";
-            raise("InUse", &message, remedy, None)
-        })
-    }
-}
-
-impl Drop for Blocks {
-    fn drop(&mut self) {
-        let many = lock(&self.inner).take();
-        drop_detached(many);
+        let elements = users - 1;
+        let message =
+            format!("the blocks cannot be freed: {elements} of their elements or views live");
+        let remedy = "delete the elements and their views first, or drop all references: the last one frees the blocks";
+        Err(raise("InUse", &message, remedy, None))
     }
 }
 
@@ -203,7 +188,7 @@ impl Blocks {
     /// Whether `close` or `free_after` was called.
     #[getter]
     fn closed(&self) -> bool {
-        lock(&self.inner).is_none()
+        self.inner.is_closed()
     }
 
     /// Frees the blocks once all work submitted to `stream` so far has run. `gpu` is as for `Block.free_after`.
@@ -224,7 +209,7 @@ impl Blocks {
             Ok(()) => Ok(()),
             Err(NotAllFreed { error, blocks }) => {
                 many.blocks = blocks;
-                *lock(&self.inner) = Some(Arc::new(many));
+                *self.inner.lock() = Some(Arc::new(many));
                 Err(error.to_py())
             }
         }
@@ -246,8 +231,8 @@ impl Blocks {
 
     /// Returns the object's size in ordinary memory, which has an entry for each block.
     fn __sizeof__(&self) -> usize {
-        let many = copy_of(&self.inner);
-        let blocks = many.map_or(0, |many| many.blocks.capacity());
+        let many = self.inner.lock();
+        let blocks = many.as_ref().map_or(0, |many| many.blocks.capacity());
         size_of::<Self>() + size_of::<Many>() + blocks * size_of::<egmem::Block>()
     }
 

@@ -1,6 +1,6 @@
 //! `egmem.Buffer`, memory that is mapped for itself, and `egmem.Pool`, memory in the order of streams.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use egmem::driver::{DevicePtr, HandleTypes, Location};
 use egmem::pool::PoolOptions;
@@ -10,8 +10,8 @@ use pyo3::prelude::*;
 
 use crate::args::{self, GpuArg, NodeArg, Size, With, access};
 use crate::driver::{Driver, given_or_default};
-use crate::error::{OrRaise, closed, invalid};
-use crate::interpreter::{Closing, closing, copy_of, drop_detached, lock, to_python, told};
+use crate::error::{OrRaise, invalid};
+use crate::interpreter::{Closing, Open, closing, to_python, told};
 use crate::ledger::{Words, backing_at, from_program};
 use crate::memory::{Memory, make};
 use crate::places::{location, node_of, simulated_of};
@@ -140,22 +140,13 @@ fn words(buffer: &PyRef<'_, Buffer>) -> PyResult<Words> {
 /// for `Buffer`; without a place the pool is near `gpu`.
 #[pyclass(extends = Closing, frozen, module = "egmem", name = "Pool")]
 pub struct Pool {
-    inner: Mutex<Option<(egmem::Pool, egmem::Stream)>>,
+    inner: Open<(egmem::Pool, egmem::Stream)>,
     place: Location,
 }
 
 impl Pool {
     fn handle(&self) -> PyResult<(egmem::Pool, egmem::Stream)> {
-        let (pool, stream) = copy_of(&self.inner).ok_or_else(|| closed("pool"))?;
-        pool.driver().expect_this_process("pool").or_raise()?;
-        Ok((pool, stream))
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        let pool = lock(&self.inner).take();
-        drop_detached(pool);
+        self.inner.get("pool", |(pool, _)| pool.driver())
     }
 }
 
@@ -200,7 +191,7 @@ impl Pool {
                 egmem::Stream::new(&driver, gpu.0)?,
             ))
         });
-        let inner = Mutex::new(Some(made.or_raise()?));
+        let inner = Open::new(made.or_raise()?);
         Ok(closing(Self { inner, place }))
     }
 
@@ -262,13 +253,12 @@ impl Pool {
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        lock(&self.inner).is_none()
+        self.inner.is_closed()
     }
 
     /// Ends the pool's use. Its allocations stay valid; the pool is destroyed with the last one.
     fn close(&self, py: Python<'_>) {
-        let pool = lock(&self.inner).take();
-        py.detach(|| drop(pool));
+        self.inner.close(py);
     }
 
     fn __repr__(&self) -> String {

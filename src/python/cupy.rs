@@ -1,32 +1,21 @@
 //! The functions that CuPy's `CFunctionAllocator` calls: no Python runs when CuPy's pool takes memory or gives it
 //! back.
 
-use std::alloc::Layout;
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::sync::Mutex;
 
+use egmem::driver::StreamHandle;
 use pyo3::prelude::*;
 
 use crate::error::invalid;
-use crate::frees::free_after_gpus;
 use crate::heap::Heap;
-use crate::interpreter::{detached, lock};
+use crate::interpreter::detached;
+use crate::torch_alloc::pool::{Caller, StreamPool};
 
-/// CuPy aligns its own memory to this.
-const ALIGN: usize = 512;
-
-/// A heap that CuPy's pool takes memory from, with the blocks in use.
-struct Source {
-    heap: egmem::Heap,
-    blocks: Mutex<HashMap<usize, egmem::Block>>,
-}
-
-/// The object that CuPy's allocator refers to. It must outlive the memory allocated from it: CuPy keeps the
-/// allocator's owner.
+/// The object that CuPy's allocator refers to: a heap that CuPy's pool takes memory from. It must outlive the memory allocated
+/// from it: CuPy keeps the allocator's owner.
 #[pyclass(frozen, module = "egmem", name = "_CupySource")]
 pub struct CupySource {
-    source: Box<Source>,
+    pool: Box<StreamPool>,
 }
 
 #[pymethods]
@@ -39,16 +28,15 @@ impl CupySource {
                 "CuPy's GPUs cannot use memory of a simulated driver",
             ));
         }
-        let blocks = Mutex::default();
-        Ok(Self {
-            source: Box::new(Source { heap, blocks }),
-        })
+        // CuPy's own pool keeps idle memory.
+        let pool = Box::new(StreamPool::new(heap, 0));
+        Ok(Self { pool })
     }
 
     /// The arguments of `CFunctionAllocator` before its owner: parameter, allocation, free.
     #[getter]
     fn functions(&self) -> (usize, usize, usize) {
-        let parameter = (&raw const *self.source).addr();
+        let parameter = (&raw const *self.pool).addr();
         (
             parameter,
             allocate as *const c_void as usize,
@@ -57,33 +45,20 @@ impl CupySource {
     }
 }
 
-/// `void* malloc(void* parameter, size_t size, int device)`
+/// `void* malloc(void* parameter, size_t size, int device)`. CuPy calls with the GIL.
 ///
 /// # Safety
-/// `parameter` is a live [`Source`].
-unsafe extern "C" fn allocate(parameter: *mut c_void, size: usize, _gpu: c_int) -> *mut c_void {
-    // SAFETY: CuPy keeps the owner, and with it the source, while the allocator is used.
-    let source = unsafe { &*parameter.cast::<Source>().cast_const() };
-    if !source.heap.driver().is_of_this_process() {
-        return std::ptr::null_mut();
-    }
-    let Ok(layout) = Layout::from_size_align(size.max(1), ALIGN) else {
-        return std::ptr::null_mut();
-    };
-    // CuPy calls with the GIL, and growing takes the driver's time.
-    let mut allocated = None;
-    detached(|| allocated = Some(source.heap.allocate(layout)));
-    match allocated {
-        Some(Ok(block)) => {
-            let address = block.device_ptr().0 as usize;
-            lock(&source.blocks).insert(address, block);
-            std::ptr::with_exposed_provenance_mut(address)
-        }
-        Some(Err(error)) => {
+/// `parameter` is a live [`StreamPool`].
+unsafe extern "C" fn allocate(parameter: *mut c_void, size: usize, device: c_int) -> *mut c_void {
+    // SAFETY: CuPy keeps the owner, and with it the pool, while the allocator is used.
+    let pool = unsafe { &*parameter.cast::<StreamPool>().cast_const() };
+    let stream = StreamHandle { device, raw: 0 };
+    match pool.allocate(size as u64, stream, Caller::WithoutLock) {
+        Ok(address) => std::ptr::with_exposed_provenance_mut(address as usize),
+        Err(error) => {
             tracing::warn!(%error, "CuPy gets no memory");
             std::ptr::null_mut()
         }
-        None => std::ptr::null_mut(),
     }
 }
 
@@ -94,12 +69,7 @@ unsafe extern "C" fn allocate(parameter: *mut c_void, size: usize, _gpu: c_int) 
 /// As [`allocate`].
 unsafe extern "C" fn free(parameter: *mut c_void, memory: *mut c_void, _gpu: c_int) {
     // SAFETY: as in `allocate`.
-    let source = unsafe { &*parameter.cast::<Source>().cast_const() };
-    if !source.heap.driver().is_of_this_process() {
-        return;
-    }
-    let block = lock(&source.blocks).remove(&memory.addr());
-    if let Some(block) = block {
-        detached(|| free_after_gpus(source.heap.driver(), block.len(), block));
-    }
+    let pool = unsafe { &*parameter.cast::<StreamPool>().cast_const() };
+    let address = memory.addr() as u64;
+    detached(|| pool.free_segment(address));
 }

@@ -110,6 +110,19 @@ fn default_of_process() -> &'static DefaultDriver {
     })
 }
 
+/// Returns the driver that was given, if one was.
+///
+/// # Errors
+/// `InvalidArgument` for a driver of the parent process in a forked child.
+pub fn given(given: Option<&Bound<'_, Driver>>) -> PyResult<Option<egmem::Driver>> {
+    let Some(driver) = given else {
+        return Ok(None);
+    };
+    let driver = driver.get().inner.clone();
+    driver.expect_this_process("driver").or_raise()?;
+    Ok(Some(driver))
+}
+
 /// Returns the driver that was given, or else the default one, opened at the first call: the machine that `EGMEM_SIM`
 /// names, or CUDA's.
 ///
@@ -120,10 +133,10 @@ pub fn given_or_default(
     py: Python<'_>,
     given: Option<&Bound<'_, Driver>>,
 ) -> PyResult<egmem::Driver> {
-    let driver = match given {
-        Some(driver) => driver.get().inner.clone(),
-        None => py.detach(default).or_raise()?,
-    };
+    if let Some(driver) = self::given(given)? {
+        return Ok(driver);
+    }
+    let driver = py.detach(default).or_raise()?;
     driver.expect_this_process("driver").or_raise()?;
     Ok(driver)
 }

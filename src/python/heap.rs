@@ -1,6 +1,6 @@
 //! `egmem.Heap`: blocks of any size without a driver call.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use egmem::HeapOptions;
 use egmem::driver::Location;
@@ -10,9 +10,9 @@ use pyo3::prelude::*;
 use crate::args::{self, GpuArg, NodeArg, Size, With, access, layout, layouts, seconds};
 use crate::blocks::{Block, Blocks};
 use crate::driver::{Driver, given_or_default};
-use crate::error::{OrRaise, closed};
+use crate::error::OrRaise;
 use crate::frees::retry;
-use crate::interpreter::{Closing, closing, copy_of, drop_detached, lock, object, to_python, told};
+use crate::interpreter::{Closing, Open, closing, object, to_python, told};
 use crate::ledger::{Words, from_program};
 use crate::memory::make;
 use crate::places::{location, node_of, simulated_of};
@@ -28,7 +28,7 @@ use crate::region::Owner;
 /// to the machine by itself. `backing` is as for `Buffer`, but by default `"auto"`; each block lies in one chunk.
 #[pyclass(extends = Closing, frozen, module = "egmem", name = "Heap")]
 pub struct Heap {
-    inner: Arc<Mutex<Option<egmem::Heap>>>,
+    inner: Arc<Open<egmem::Heap>>,
     shareable: bool,
     place: Location,
 }
@@ -39,9 +39,7 @@ impl Heap {
     /// # Errors
     /// `Closed`; `InvalidArgument` in a forked child, where the heap's locks may be held for ever.
     pub fn handle(&self) -> PyResult<egmem::Heap> {
-        let heap = copy_of(&self.inner).ok_or_else(|| closed("heap"))?;
-        heap.driver().expect_this_process("heap").or_raise()?;
-        Ok(heap)
+        self.inner.get("heap", egmem::Heap::driver)
     }
 
     fn run<T: Send>(
@@ -74,13 +72,6 @@ impl Heap {
         });
         let block = block.or_raise()?;
         make(py, Block, Owner::Block(Arc::new(block)))
-    }
-}
-
-impl Drop for Heap {
-    fn drop(&mut self) {
-        let heap = lock(&self.inner).take();
-        drop_detached(heap);
     }
 }
 
@@ -141,7 +132,7 @@ impl Heap {
             .with(bytes(grow_ahead), HeapOptions::grow_ahead)
             .with(bytes(thread_cache), HeapOptions::thread_cache);
         let heap = from_program(py, || py.detach(|| options.build(&driver))).or_raise()?;
-        let inner = Arc::new(Mutex::new(Some(heap)));
+        let inner = Arc::new(Open::new(heap));
         let heap = Self {
             inner,
             shareable,
@@ -288,7 +279,7 @@ impl Heap {
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        lock(&self.inner).is_none()
+        self.inner.is_closed()
     }
 
     /// Pickles the heap itself, for one process of this user: it finds blocks by their offsets. See docs/python.md.
@@ -298,8 +289,7 @@ impl Heap {
 
     /// Ends the heap's use. Blocks stay valid; the memory is released with the last one.
     fn close(&self, py: Python<'_>) {
-        let heap = lock(&self.inner).take();
-        py.detach(|| drop(heap));
+        self.inner.close(py);
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {

@@ -8,19 +8,19 @@ use std::ffi::{c_int, c_void};
 use std::ops::ControlFlow;
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use std::{ptr, thread};
 
-use egmem::Progress;
 use egmem::exchange::Error;
 use egmem::exchange::blocking::Check;
+use egmem::{Driver, Progress};
 use pyo3::PyClass;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyTypeError};
 use pyo3::prelude::*;
 use serde::Serialize;
 
-use crate::error::{OrRaise, ToPy, invalid};
+use crate::error::{OrRaise, ToPy, closed, invalid};
 
 /// Calls `work` without the GIL, and takes the GIL again if the thread had it.
 ///
@@ -66,7 +66,7 @@ pub fn drop_detached<T: Send>(value: T) {
 }
 
 /// Locks a mutex whose data is valid even after a holder panicked.
-pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -74,6 +74,55 @@ pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// Python code.
 pub fn copy_of<T: Clone>(mutex: &Mutex<T>) -> T {
     lock(mutex).clone()
+}
+
+/// The value of an object until that is closed. It is dropped without the GIL.
+pub struct Open<T: Send>(Mutex<Option<T>>);
+
+impl<T: Send> Open<T> {
+    /// Holds a value.
+    pub const fn new(value: T) -> Self {
+        Self(Mutex::new(Some(value)))
+    }
+
+    /// Takes the value out; `None` if it was closed before.
+    pub fn take(&self) -> Option<T> {
+        lock(&self.0).take()
+    }
+
+    /// Returns whether the value was taken.
+    pub fn is_closed(&self) -> bool {
+        lock(&self.0).is_none()
+    }
+
+    /// Takes the value out and drops it.
+    pub fn close(&self, py: Python<'_>) {
+        let value = self.take();
+        py.detach(|| drop(value));
+    }
+
+    /// Locks the value.
+    pub fn lock(&self) -> MutexGuard<'_, Option<T>> {
+        lock(&self.0)
+    }
+}
+
+impl<T: Send + Clone> Open<T> {
+    /// Returns a handle of the value, in the process that made it.
+    ///
+    /// # Errors
+    /// `Closed`; `InvalidArgument` in a forked child, where the value's locks may be held for ever.
+    pub fn get(&self, what: &'static str, driver: impl FnOnce(&T) -> &Driver) -> PyResult<T> {
+        let value = copy_of(&self.0).ok_or_else(|| closed(what))?;
+        driver(&value).expect_this_process(what).or_raise()?;
+        Ok(value)
+    }
+}
+
+impl<T: Send> Drop for Open<T> {
+    fn drop(&mut self) {
+        drop_detached(self.take());
+    }
 }
 
 /// State that each process makes for itself.

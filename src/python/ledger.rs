@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 
-use crate::driver::{Driver, given_or_default};
+use crate::driver::{Driver, given, given_or_default};
 use crate::error::OrRaise;
 use crate::interpreter::to_python;
 use crate::memory::Memory;
@@ -181,9 +181,7 @@ pub fn allocations(
     py: Python<'_>,
     driver: Option<&Bound<'_, Driver>>,
 ) -> PyResult<Vec<Allocation>> {
-    let driver = driver
-        .map(|driver| given_or_default(py, Some(driver)))
-        .transpose()?;
+    let driver = given(driver)?;
     let all = py.detach(|| match &driver {
         Some(driver) => ledger::allocations(driver),
         None => ledger::all_allocations(),
@@ -196,9 +194,7 @@ pub fn allocations(
 #[pyfunction]
 #[pyo3(signature = (driver=None))]
 pub fn memory_summary(py: Python<'_>, driver: Option<&Bound<'_, Driver>>) -> PyResult<String> {
-    let driver = driver
-        .map(|driver| given_or_default(py, Some(driver)))
-        .transpose()?;
+    let driver = given(driver)?;
     Ok(py.detach(|| {
         let ledger = match &driver {
             Some(driver) => Ledger::of(driver),
@@ -221,10 +217,7 @@ pub fn locate(
     driver: Option<&Bound<'_, Driver>>,
 ) -> PyResult<Option<Located>> {
     let (address, own) = address_of(memory)?;
-    let driver = match driver {
-        Some(driver) => Some(given_or_default(py, Some(driver))?),
-        None => own,
-    };
+    let driver = given(driver)?.or(own);
     if driver.is_none()
         && let Some((allocation, offset)) = py.detach(|| among_all(address))
     {

@@ -1,7 +1,7 @@
 //! What `pickle` makes of memory.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use egmem::driver::{Access, Driver};
@@ -10,7 +10,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::error::{OrRaise, ToPy, raise};
-use crate::interpreter::lock;
+use crate::interpreter::Open;
 use crate::region::{Owner, Region};
 use crate::tickets::{CLOSED, GRANTED, TEXT, UNKNOWN, issue, reason, send};
 
@@ -118,7 +118,7 @@ pub fn reduce<'py>(
 pub fn reduce_heap<'py>(
     py: Python<'py>,
     heap: &egmem::Heap,
-    slot: &Arc<Mutex<Option<egmem::Heap>>>,
+    slot: &Arc<Open<egmem::Heap>>,
     shareable: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
     if !shareable {
@@ -134,7 +134,7 @@ pub fn reduce_heap<'py>(
 }
 
 /// Answers a process's questions for chunks, until the connection ends.
-fn serve_chunks(channel: &mut Channel, heap: &Weak<Mutex<Option<egmem::Heap>>>) -> Result<()> {
+fn serve_chunks(channel: &mut Channel, heap: &Weak<Open<egmem::Heap>>) -> Result<()> {
     channel.send_text(GRANTED)?;
     let mut kept = BTreeMap::new();
     loop {
@@ -142,7 +142,7 @@ fn serve_chunks(channel: &mut Channel, heap: &Weak<Mutex<Option<egmem::Heap>>>) 
         let Ok(offset) = channel.receive_text(TEXT)?.parse::<u64>() else {
             return channel.send_text(UNKNOWN);
         };
-        let heap = heap.upgrade().and_then(|heap| lock(&heap).clone());
+        let heap = heap.upgrade().and_then(|heap| heap.lock().clone());
         match heap.map(|heap| heap.share_chunk(offset)) {
             None => channel.send_text(CLOSED)?,
             Some(Err(error)) => channel.send_text(&reason(&error))?,

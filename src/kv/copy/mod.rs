@@ -1,6 +1,6 @@
 //! Batched copies between pages and blocks of a GPU's cache: how they are made, and the pairs to copy, checked before.
 
-mod job;
+pub(crate) mod job;
 mod kernel;
 
 use std::iter;
@@ -14,8 +14,6 @@ use crate::page::{Direction, PageId};
 use crate::{GpuPages, MemoryError, Result, Stream};
 use kernel::{ALIGN, Group, Launch, MAX_BLOCKS};
 
-pub use job::Job;
-pub(crate) use job::start;
 pub(crate) use kernel::Kernels;
 
 /// From so many bytes of a part on the copy engines of an H100 are about as fast as the kernel: 48 to 49 GB/s beside 50 to 52.

@@ -13,7 +13,7 @@ use pyo3::types::PyBytes;
 
 use crate::args::timeout_of;
 use crate::error::{OrRaise, closed};
-use crate::interpreter::{Closing, copy_of, drop_detached, lock};
+use crate::interpreter::{Closing, Open, drop_detached, lock};
 
 /// How often a wait runs Python's signal handlers, and finds that the queue was closed.
 const CHECK: Duration = Duration::from_millis(50);
@@ -66,7 +66,7 @@ impl TierEvent {
 /// meanwhile. A signal handler that raises ends the wait, such as that of Ctrl-C.
 #[pyclass(extends = Closing, frozen, module = "egmem.kv")]
 pub struct Events {
-    inner: Mutex<Option<Arc<kv::Events>>>,
+    inner: Open<Arc<kv::Events>>,
     driver: Driver,
 }
 
@@ -74,7 +74,7 @@ impl Events {
     /// Wraps a queue.
     pub fn new(events: kv::Events, driver: &Driver) -> Self {
         Self {
-            inner: Mutex::new(Some(Arc::new(events))),
+            inner: Open::new(Arc::new(events)),
             driver: driver.clone(),
         }
     }
@@ -83,7 +83,7 @@ impl Events {
     fn wait(&self, py: Python<'_>, end: Option<Instant>) -> PyResult<Option<TierEvent>> {
         self.driver.expect_this_process("events").or_raise()?;
         // The queue is looked up each time: another thread may close it.
-        while let Some(events) = copy_of(&self.inner) {
+        while let Some(events) = self.inner.lock().clone() {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             let slice = left.map_or(CHECK, |left| left.min(CHECK));
             let (event, is_over) = py.detach(move || {
@@ -124,13 +124,14 @@ impl Events {
     /// How many keys did not fit into the queue. They are missing in its events: read `Tier.keys` again after that.
     #[getter]
     fn lost(&self) -> PyResult<u64> {
-        let events = copy_of(&self.inner).ok_or_else(|| closed("queue of events"))?;
+        let events = self.inner.lock().clone();
+        let events = events.ok_or_else(|| closed("queue of events"))?;
         Ok(events.lost())
     }
 
     /// Ends the subscription, and every wait for an event.
     fn close(&self) {
-        drop_detached(lock(&self.inner).take());
+        drop_detached(self.inner.take());
     }
 }
 

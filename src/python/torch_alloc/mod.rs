@@ -2,7 +2,7 @@
 //! the way. They carry no context, so each heap has functions of its own.
 
 mod graphs;
-mod pool;
+pub mod pool;
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
