@@ -1,13 +1,14 @@
 //! Changes of a tier's keys, for those who watch them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use crate::{Driver, Key};
 use egmem_core::per_driver::lock;
+
+use crate::{Driver, Key};
 
 /// The change of an event's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,6 +42,7 @@ pub struct TierEvent {
 ///
 /// As an iterator it waits for the next event, and ends when the tier's last handle, store, load and job is gone and all events
 /// were taken. In a forked child there is none.
+#[derive(Debug)]
 #[must_use = "dropped, it receives nothing"]
 pub struct Events {
     queue: Arc<Queue>,
@@ -49,6 +51,7 @@ pub struct Events {
 
 /// A function's subscription to events, from [`Tier::on_event`](crate::Tier::on_event). Dropping it ends the subscription: calls
 /// that other threads have begun may still run.
+#[derive(Debug)]
 #[must_use = "dropped, the function is not called any longer"]
 pub struct Subscription {
     hub: Weak<Hub>,
@@ -57,6 +60,12 @@ pub struct Subscription {
 }
 
 impl Events {
+    /// Locks the queue. `None` in a forked child, where the lock may be held for ever.
+    fn queued(&self) -> Option<MutexGuard<'_, Queued>> {
+        let is_here = self._subscription.driver.is_of_this_process();
+        is_here.then(|| lock(&self.queue.queued))
+    }
+
     /// Returns the next event if there is one, without waiting.
     pub fn try_next(&self) -> Option<TierEvent> {
         self.next_timeout(Duration::ZERO)
@@ -64,10 +73,7 @@ impl Events {
 
     /// Waits for the next event for at most `time`. `None` after that time, and at once when the tier is gone.
     pub fn next_timeout(&self, time: Duration) -> Option<TierEvent> {
-        if !self._subscription.driver.is_of_this_process() {
-            return None; // the lock may be held for ever
-        }
-        let queued = lock(&self.queue.queued);
+        let queued = self.queued()?;
         let waited = self
             .queue
             .changed
@@ -77,20 +83,14 @@ impl Events {
 
     /// Returns whether all events were taken and no more come: the tier is gone. In a forked child it is.
     pub fn is_over(&self) -> bool {
-        if !self._subscription.driver.is_of_this_process() {
-            return true;
-        }
-        let queued = lock(&self.queue.queued);
-        queued.is_over && queued.events.is_empty()
+        let queued = self.queued();
+        queued.is_none_or(|queued| queued.is_over && queued.events.is_empty())
     }
 
     /// Returns how many keys of events did not fit into the queue. Those keys, or whole events, are missing: compare with
     /// [`Tier::keys`](crate::Tier::keys) after that.
     pub fn lost(&self) -> u64 {
-        if !self._subscription.driver.is_of_this_process() {
-            return 0;
-        }
-        lock(&self.queue.queued).lost
+        self.queued().map_or(0, |queued| queued.lost)
     }
 }
 
@@ -104,6 +104,7 @@ impl Iterator for Events {
 }
 
 /// The events that a subscriber has not taken yet.
+#[derive(Debug)]
 struct Queue {
     /// The most keys.
     capacity: usize,
@@ -111,7 +112,7 @@ struct Queue {
     changed: Condvar,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Queued {
     events: VecDeque<TierEvent>,
     /// Of all events.
@@ -306,20 +307,6 @@ impl Drop for Subscription {
         drop(listeners);
         // A function may have values whose drop uses the tier.
         drop(ended);
-    }
-}
-
-impl fmt::Debug for Events {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Events")
-            .field("capacity", &self.queue.capacity)
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Subscription {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Subscription").finish_non_exhaustive()
     }
 }
 

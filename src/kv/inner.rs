@@ -269,18 +269,13 @@ impl Drop for Inner {
             return;
         }
         let leave = || {
+            self.with(|table| {
+                if table.holds_pages() {
+                    table.sweep(self.member.bit());
+                }
+            })?;
             let view = self.memory.cpu()?;
-            let words = Words::new(&view)?;
-            let mut held = self.hold(&words, PATIENCE)?;
-            let (mut table, late) = held.table();
-            table.repair_if_dirty()?;
-            late.drain(..).for_each(|end| end.apply(&mut table));
-            if table.holds_pages() {
-                table.sweep(self.member.bit());
-            }
-            table.expect_undamaged()?;
-            drop(held);
-            Members::of(&words).release(self.member);
+            Members::of(&Words::new(&view)?).release(self.member);
             Ok::<_, Error>(())
         };
         // A member that may hold pages stays until its process ends.
