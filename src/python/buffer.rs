@@ -108,7 +108,7 @@ impl Buffer {
         let region = slf.as_super().region()?;
         match region.owner().or_raise()? {
             Owner::Buffer(buffer) => Ok(buffer.padded()),
-            _ => Ok(region.len()),
+            _ => Ok(region.len),
         }
     }
 
@@ -129,7 +129,7 @@ fn words(buffer: &PyRef<'_, Buffer>) -> PyResult<Words> {
     let region = buffer.as_super().region()?;
     match region.owner().or_raise()? {
         Owner::Buffer(own) => Ok(own.backing().into()),
-        _ => backing_at(buffer.py(), region.driver(), DevicePtr(region.address())),
+        _ => backing_at(buffer.py(), &region.driver, DevicePtr(region.address)),
     }
 }
 

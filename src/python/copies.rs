@@ -60,16 +60,16 @@ unsafe impl AccessChecks for Side {
 
 impl egmem::Memory for Side {
     fn driver(&self) -> &Driver {
-        self.0.driver()
+        &self.0.driver
     }
     fn device_ptr(&self) -> DevicePtr {
-        DevicePtr(self.0.address())
+        DevicePtr(self.0.address)
     }
     fn len(&self) -> u64 {
-        self.0.len()
+        self.0.len
     }
     fn location(&self) -> Location {
-        self.0.location()
+        self.0.location
     }
 }
 
@@ -118,23 +118,22 @@ pub fn copy(
 ) -> PyResult<()> {
     from.expect_here()?;
     to.expect_here()?;
-    if !from.driver().same(to.driver()) {
+    if !from.driver.same(&to.driver) {
         return Err(invalid(
             "source and destination belong to two drivers; valid: memory of one driver",
         ));
     }
-    if from.len() != to.len() {
+    if from.len != to.len {
         return Err(invalid(&format!(
             "the destination has {} bytes and the source {}; slices, memory[a:b], make them equal",
-            to.len(),
-            from.len()
+            to.len, from.len
         )));
     }
     gpus::sweep(py);
     if let Some(gpu) = gpu {
-        expect_gpu(gpu.0, from.driver())?;
+        expect_gpu(gpu.0, &from.driver)?;
     }
-    let usual = match (from.location(), to.location()) {
+    let usual = match (from.location, to.location) {
         (Location::Device(gpu), _) | (_, Location::Device(gpu)) => gpu,
         _ => from.stream().or(to.stream()).map_or(0, Stream::device),
     };
@@ -147,7 +146,7 @@ pub fn copy(
         }
         return by_gpu(py, from, to, gpu.map_or(usual, |gpu| gpu.0));
     };
-    let theirs = crate::stream::given(from.driver(), stream, gpu, usual)?;
+    let theirs = crate::stream::given(&from.driver, stream, gpu, usual)?;
     on_stream(py, from, to, &theirs)
 }
 
@@ -159,7 +158,7 @@ fn by_cpu(from: CpuBytes, to: CpuBytes) {
 }
 
 fn expect_apart(from: &Arc<Region>, to: &Arc<Region>) -> PyResult<()> {
-    let (a, b, len) = (from.address(), to.address(), from.len());
+    let (a, b, len) = (from.address, to.address, from.len);
     if len > 0 && a < b.saturating_add(len) && b < a.saturating_add(len) {
         return Err(invalid(
             "source and destination overlap, and a GPU copies in no order; without stream= the CPU copies them",
@@ -173,8 +172,8 @@ fn by_gpu(py: Python<'_>, from: &Arc<Region>, to: &Arc<Region>, gpu: i32) -> PyR
     expect_apart(from, to)?;
     let sides = (Side(Arc::clone(to)), Side(Arc::clone(from)));
     py.detach(|| {
-        let stream = own_stream(from.driver(), gpu)?;
-        let done = stream.copy(&sides.0, 0, &sides.1, 0, from.len());
+        let stream = own_stream(&from.driver, gpu)?;
+        let done = stream.copy(&sides.0, 0, &sides.1, 0, from.len);
         lock(spare()).push(stream);
         done
     })
@@ -195,10 +194,10 @@ fn on_stream(
             let why = "it is being captured into a graph: copy before or after the capture";
             return Err(Error::invalid("stream", why));
         }
-        let own = own_stream(from.driver(), theirs.device())?;
+        let own = own_stream(&from.driver, theirs.device())?;
         own.wait_for(theirs)?;
         let ticket = own
-            .start_copy(sides.0, sides.1, from.len())
+            .start_copy(sides.0, sides.1, from.len)
             .map_err(|failed| *failed.error)?;
         let ordered = theirs.wait_for(&own);
         keep(ticket);
@@ -239,7 +238,7 @@ pub fn slice_of<'py>(
             index.get_type().name()?
         )));
     };
-    let found = slice.indices(region.len() as isize)?;
+    let found = slice.indices(region.len as isize)?;
     if found.step != 1 {
         return Err(invalid(&format!(
             "a slice of memory has step 1, not {}; numpy.asarray(memory)[a:b:step] has others",
@@ -272,7 +271,7 @@ pub fn with_part<'py, T>(
     to_write: bool,
     work: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
 ) -> PyResult<T> {
-    let (size, offset) = (region.len(), offset.0);
+    let (size, offset) = (region.len, offset.0);
     let len = nbytes.map_or(size.saturating_sub(offset), |nbytes| nbytes.0);
     if offset.checked_add(len).is_none_or(|end| end > size) {
         return Err(invalid(&format!(

@@ -168,7 +168,7 @@ fn order(py: Python<'_>, view: &Span, gpu: i32, stream: Option<&Bound<'_, PyAny>
             "stream {raw} is ambiguous; valid: 1, 2, -1 or a stream's handle"
         )));
     }
-    let theirs = crate::stream::foreign(view.region.driver(), gpu, raw as u64)?;
+    let theirs = crate::stream::foreign(&view.region.driver, gpu, raw as u64)?;
     py.detach(|| theirs.wait_for(own)).or_raise()
 }
 

@@ -1,7 +1,6 @@
 //! Waits for the GPUs that this process uses, and memory that they use.
 
-use std::ffi::{CStr, c_int, c_uint, c_void};
-use std::fmt;
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, OnceLock};
@@ -24,24 +23,15 @@ pub enum NotWaited {
     Driver(Error),
 }
 
-impl fmt::Display for NotWaited {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Capture => f.write_str(
-                "the GPUs cannot be waited for while a stream is being captured into a graph",
-            ),
-            Self::Driver(error) => write!(f, "the GPUs cannot be waited for: {error}"),
-        }
-    }
-}
-
 impl ToPy for NotWaited {
     fn to_py(self) -> PyErr {
         match self {
-            Self::Capture => {
-                let remedy = "call it again after the capture";
-                raise("NotReady", &self.to_string(), remedy, None)
-            }
+            Self::Capture => raise(
+                "NotReady",
+                "the GPUs cannot be waited for while a stream is being captured into a graph",
+                "call it again after the capture",
+                None,
+            ),
             Self::Driver(error) => error.to_py(),
         }
     }
@@ -105,23 +95,16 @@ fn has_context(gpu: i32) -> bool {
 }
 
 fn find_get_state() -> Option<GetState> {
-    let symbol = find(c"libcuda.so.1", c"cuDevicePrimaryCtxGetState")?;
-    // SAFETY: the symbol is CUDA's function of this name, with this signature since CUDA 7.
-    Some(unsafe { std::mem::transmute::<*mut c_void, GetState>(symbol) })
-}
-
-/// Finds a symbol of a library that this process has loaded.
-fn find(library: &CStr, symbol: &CStr) -> Option<*mut c_void> {
-    // SAFETY: both names end with a zero byte; RTLD_NOLOAD runs no code of the library. The handle is kept, so the
-    // library stays.
-    let found = unsafe {
-        let library = libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+    // SAFETY: both names end with a zero byte; RTLD_NOLOAD runs no code of the library. The handle is kept, so the library
+    // stays. The symbol is CUDA's function of this name, with this signature since CUDA 7; null is `None`.
+    unsafe {
+        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
         if library.is_null() {
             return None;
         }
-        libc::dlsym(library, symbol.as_ptr())
-    };
-    (!found.is_null()).then_some(found)
+        let symbol = libc::dlsym(library, c"cuDevicePrimaryCtxGetState".as_ptr());
+        std::mem::transmute::<*mut c_void, Option<GetState>>(symbol)
+    }
 }
 
 /// Returns whether the work has ended; it owns the memory.

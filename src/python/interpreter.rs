@@ -108,12 +108,17 @@ impl<T: Send> Open<T> {
 }
 
 impl<T: Send + Clone> Open<T> {
+    /// Returns a copy of the value; `None` if it was closed.
+    pub fn value(&self) -> Option<T> {
+        copy_of(&self.0)
+    }
+
     /// Returns a handle of the value, in the process that made it.
     ///
     /// # Errors
     /// `Closed`; `InvalidArgument` in a forked child, where the value's locks may be held for ever.
     pub fn get(&self, what: &'static str, driver: impl FnOnce(&T) -> &Driver) -> PyResult<T> {
-        let value = copy_of(&self.0).ok_or_else(|| closed(what))?;
+        let value = self.value().ok_or_else(|| closed(what))?;
         driver(&value).expect_this_process(what).or_raise()?;
         Ok(value)
     }

@@ -258,12 +258,12 @@ fn among_all(address: u64) -> Option<(ledger::Allocation, u64)> {
 fn address_of(memory: &Bound<'_, PyAny>) -> PyResult<(u64, Option<egmem::Driver>)> {
     if let Ok(memory) = memory.cast::<Memory>() {
         let region = memory.get().region()?;
-        return Ok((region.address(), Some(region.driver().clone())));
+        return Ok((region.address, Some(region.driver.clone())));
     }
     if let Ok(view) = memory.cast::<View>() {
         let span = &view.get().span;
-        let address = span.region.address() + span.offset;
-        return Ok((address, Some(span.region.driver().clone())));
+        let address = span.region.address + span.offset;
+        return Ok((address, Some(span.region.driver.clone())));
     }
     if let Ok(address) = memory.extract() {
         return Ok((address, None));

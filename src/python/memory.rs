@@ -147,7 +147,7 @@ impl Memory {
     ) -> PyResult<(Region, egmem::Stream)> {
         let region = self.region()?;
         region.expect_here()?;
-        let stream = given(region.driver(), stream, gpu, region.default_gpu())?;
+        let stream = given(&region.driver, stream, gpu, region.default_gpu())?;
         drop(region);
         Ok((self.take()?.ok_or_else(|| closed("memory"))?, stream))
     }
@@ -187,11 +187,11 @@ impl Memory {
     /// The number of bytes.
     #[getter]
     fn nbytes(&self) -> PyResult<u64> {
-        Ok(self.region()?.len())
+        Ok(self.region()?.len)
     }
 
     fn __len__(&self) -> PyResult<usize> {
-        Ok(self.region()?.len() as usize)
+        Ok(self.region()?.len as usize)
     }
 
     /// The address of the first byte, the same for every GPU and, on a host node, for the CPU. It is valid while the
@@ -200,7 +200,7 @@ impl Memory {
     fn address(&self) -> PyResult<u64> {
         let region = self.region()?;
         region.expose();
-        Ok(region.address())
+        Ok(region.address)
     }
 
     /// The host NUMA node, or `None` for memory of a GPU and on several nodes.
@@ -225,7 +225,7 @@ impl Memory {
     #[getter]
     fn driver(&self) -> PyResult<Driver> {
         Ok(Driver {
-            inner: self.region()?.driver().clone(),
+            inner: self.region()?.driver.clone(),
         })
     }
 
@@ -317,7 +317,7 @@ impl Memory {
         })?;
         let region = self.region()?;
         let offset = offset.0;
-        let rest = region.len().saturating_sub(offset);
+        let rest = region.len.saturating_sub(offset);
         let len = nbytes.map_or(rest, |nbytes| nbytes.0);
         region.writable(py)?;
         py.detach(|| region.fill(offset, len, byte)).or_raise()
@@ -446,7 +446,7 @@ impl Memory {
     /// Returns (1, 0): CPU memory, which every library takes. `on("cuda:0")` has the device of a GPU.
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
         let region = self.region()?;
-        Ok(match region.location() {
+        Ok(match region.location {
             Location::Device(gpu) => (CUDA, gpu),
             _ => (CPU, 0),
         })
@@ -457,8 +457,8 @@ impl Memory {
         let Ok(region) = slf.get().region() else {
             return Ok(format!("<egmem.{name} closed>"));
         };
-        let simulated = simulated_of(region.driver());
-        let (len, place, address) = (Bytes(region.len()), region.place(), region.address());
+        let simulated = simulated_of(&region.driver);
+        let (len, place, address) = (Bytes(region.len), region.place(), region.address);
         let access = region.access_in_words(slf.py());
         Ok(format!(
             "<egmem.{name} of {len} on {place} at {address:#x}{access}{simulated}>"

@@ -159,10 +159,10 @@ impl Owner {
     pub fn facts(&self) -> (Driver, u64, u64, Location) {
         match self {
             Self::Part { whole, offset, len } => (
-                whole.driver().clone(),
-                whole.address().wrapping_add(*offset),
+                whole.driver.clone(),
+                whole.address.wrapping_add(*offset),
                 *len,
-                whole.location(),
+                whole.location,
             ),
             Self::Page(page) => {
                 let (driver, location) = page.place.clone();
@@ -181,7 +181,7 @@ impl Owner {
     pub fn places(&self, first: Location) -> Vec<Location> {
         match self {
             Self::Buffer(memory) => memory.locations(),
-            Self::Part { whole, .. } => whole.places().to_vec(),
+            Self::Part { whole, .. } => whole.places.to_vec(),
             Self::Imported(memory) => memory.description().locations(),
             Self::Remote(memory) => memory.description().locations(),
             _ => vec![first],

@@ -38,7 +38,7 @@ pub fn shareable(
     name: &str,
 ) -> PyResult<(Arc<Shared>, Window)> {
     region.expect_here()?;
-    if region.len() == 0 {
+    if region.len == 0 {
         return Err(raise(
             "InvalidArgument",
             "a slice of 0 bytes cannot be sent to another process",
@@ -49,7 +49,7 @@ pub fn shareable(
     let (whole, offset) = region.whole();
     let is_part = !Arc::ptr_eq(whole, region);
     match py.detach(|| whole.shared()).or_raise()? {
-        Some(shared) => Ok((shared, is_part.then_some((offset, region.len())))),
+        Some(shared) => Ok((shared, is_part.then_some((offset, region.len)))),
         None => Err(PyTypeError::new_err(why_not(whole, name))),
     }
 }
@@ -108,7 +108,7 @@ pub fn reduce<'py>(
         Ok(part) => send(channel, &part, access, GRANTED),
         Err(error) => channel.send_text(&reason(&error)),
     };
-    pickled(py, "memory", (&shared, kept), region.driver(), answer)
+    pickled(py, "memory", (&shared, kept), &region.driver, answer)
 }
 
 /// Returns what `pickle` makes of a heap.
@@ -142,7 +142,7 @@ fn serve_chunks(channel: &mut Channel, heap: &Weak<Open<egmem::Heap>>) -> Result
         let Ok(offset) = channel.receive_text(TEXT)?.parse::<u64>() else {
             return channel.send_text(UNKNOWN);
         };
-        let heap = heap.upgrade().and_then(|heap| heap.lock().clone());
+        let heap = heap.upgrade().and_then(|heap| heap.value());
         match heap.map(|heap| heap.share_chunk(offset)) {
             None => channel.send_text(CLOSED)?,
             Some(Err(error)) => channel.send_text(&reason(&error))?,

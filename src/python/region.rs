@@ -22,12 +22,16 @@ pub use crate::owner::{CpuBytes, Keeper, Owner, Page, Whole, expect_within};
 pub struct Region {
     /// `None` only in `drop` and after `into_owner`.
     owner: Option<Owner>,
-    driver: Driver,
-    address: u64,
-    len: u64,
-    location: Location,
+    /// The memory's driver.
+    pub driver: Driver,
+    /// The first address.
+    pub address: u64,
+    /// The number of bytes.
+    pub len: u64,
+    /// Where the first byte is.
+    pub location: Location,
     /// Where the memory's parts are, each location once.
-    places: Vec<Location>,
+    pub places: Vec<Location>,
     /// Whether code outside of this crate may have the address.
     exposed: AtomicBool,
     /// The stream that orders a pool's allocation.
@@ -157,31 +161,6 @@ impl Region {
             Some(Owner::Part { whole, .. }) => whole.expose(),
             _ => {}
         }
-    }
-
-    /// Returns the memory's driver.
-    pub fn driver(&self) -> &Driver {
-        &self.driver
-    }
-
-    /// Returns the first address.
-    pub fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// Returns the number of bytes.
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Returns where the first byte is.
-    pub fn location(&self) -> Location {
-        self.location
-    }
-
-    /// Returns where the memory's parts are, each location once.
-    pub fn places(&self) -> &[Location] {
-        &self.places
     }
 
     /// Returns where the memory is, if that is one place; otherwise the host, without a node.

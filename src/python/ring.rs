@@ -87,7 +87,11 @@ fn hand_over(sides: &Sides, is_producer: bool, channel: &mut Channel) -> Sent<()
 pub struct RingSide {
     sides: Arc<Sides>,
     is_producer: bool,
+    /// The size of a record in bytes.
+    #[pyo3(get)]
     record_bytes: u64,
+    /// The most records that the ring holds.
+    #[pyo3(get)]
     records: usize,
     driver: Native,
 }
@@ -176,18 +180,6 @@ impl Drop for RingSide {
 
 #[pymethods]
 impl RingSide {
-    /// The size of a record in bytes.
-    #[getter]
-    fn record_bytes(&self) -> u64 {
-        self.record_bytes
-    }
-
-    /// The most records that the ring holds.
-    #[getter]
-    fn records(&self) -> usize {
-        self.records
-    }
-
     /// Whether the other side is closed, or its process has ended. Records that it sent before are still there.
     #[getter]
     fn alone(&self, py: Python<'_>) -> PyResult<bool> {

@@ -132,7 +132,7 @@ pub fn offer(
 ) -> PyResult<Py<Offer>> {
     let access = args::mode(mode)?;
     let (shared, window) = shareable(py, region, name)?;
-    let driver = region.driver().clone();
+    let driver = region.driver.clone();
     let parts = py.detach(|| {
         let shared = part_of(&shared, window)?;
         let listener = Arc::new(Listener::bind(&path, Peers::same_user())?);

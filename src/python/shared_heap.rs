@@ -37,6 +37,8 @@ pub struct SharedHeap {
     /// By the offsets at which they begin.
     chunks: Mutex<BTreeMap<u64, Arc<Region>>>,
     driver: Driver,
+    /// The process that has the heap.
+    #[pyo3(get)]
     process: u32,
 }
 
@@ -55,7 +57,7 @@ impl SharedHeap {
     fn mapped(&self, offset: u64) -> Option<(u64, Arc<Region>)> {
         let chunks = lock(&self.chunks);
         let (start, chunk) = chunks.range(..=offset).next_back()?;
-        (offset - start < chunk.len()).then(|| (*start, Arc::clone(chunk)))
+        (offset - start < chunk.len).then(|| (*start, Arc::clone(chunk)))
     }
 
     /// Asks the other process for the chunk at an offset.
@@ -108,7 +110,7 @@ impl SharedHeap {
         let imported = receive_from(channel, &self.driver, None).map_err(Refused::Lost)?;
         let chunk = Arc::new(Region::new(Owner::Imported(imported)));
         // Otherwise the caller would ask for ever.
-        if offset.checked_sub(start).is_none_or(|at| at >= chunk.len()) {
+        if offset.checked_sub(start).is_none_or(|at| at >= chunk.len) {
             return Err(self.broken());
         }
         lock(&self.chunks).insert(start, chunk);
@@ -172,15 +174,9 @@ impl SharedHeap {
         };
         let (start, whole) = from_program(py, || waiting(py, self.process, find))?;
         let offset = offset - start;
-        expect_within(offset, nbytes, whole.len()).or_raise()?;
+        expect_within(offset, nbytes, whole.len).or_raise()?;
         let len = nbytes;
         make(py, SharedBuffer, Owner::Part { whole, offset, len })
-    }
-
-    /// The process that has the heap.
-    #[getter]
-    fn process(&self) -> u32 {
-        self.process
     }
 
     /// Whether it was closed here, or the connection to the other process has ended.

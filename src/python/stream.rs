@@ -285,31 +285,25 @@ impl Event {
     }
 }
 
-/// A library with a current stream for each GPU.
+/// A library with a current stream for each GPU: its module, the class of its arrays, and the function for the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Library {
-    /// PyTorch.
-    Torch,
-    /// CuPy.
-    CuPy,
+pub struct Library {
+    module: &'static str,
+    class: &'static str,
+    current_stream: &'static str,
 }
 
 impl Library {
-    const ALL: [Self; 2] = [Self::Torch, Self::CuPy];
-
-    const fn module(self) -> &'static str {
-        match self {
-            Self::Torch => "torch",
-            Self::CuPy => "cupy",
-        }
-    }
-
-    const fn class(self) -> &'static str {
-        match self {
-            Self::Torch => "Tensor",
-            Self::CuPy => "ndarray",
-        }
-    }
+    const TORCH: Self = Self {
+        module: "torch",
+        class: "Tensor",
+        current_stream: "current_stream",
+    };
+    pub const CUPY: Self = Self {
+        module: "cupy",
+        class: "ndarray",
+        current_stream: "get_current_stream",
+    };
 
     /// Returns the library whose array an object is. No library is imported: an array's is there already.
     ///
@@ -318,12 +312,12 @@ impl Library {
     pub fn of(array: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         let modules = array.py().import("sys")?.getattr("modules")?;
         let modules = modules.cast::<PyDict>()?;
-        for library in Self::ALL {
-            let Some(module) = modules.get_item(library.module())? else {
+        for library in [Self::TORCH, Self::CUPY] {
+            let Some(module) = modules.get_item(library.module)? else {
                 continue;
             };
             // A module of the same name may be another one, or be imported only in part.
-            if let Ok(class) = module.getattr(library.class())
+            if let Ok(class) = module.getattr(library.class)
                 && array.is_instance(&class)?
             {
                 return Ok(Some(library));
@@ -337,11 +331,8 @@ impl Library {
     /// # Errors
     /// Python's.
     pub fn current_stream<'py>(self, py: Python<'py>, gpu: i32) -> PyResult<Bound<'py, PyAny>> {
-        let cuda = py.import(self.module())?.getattr("cuda")?;
-        match self {
-            Self::Torch => cuda.call_method1("current_stream", (gpu,)),
-            Self::CuPy => cuda.call_method1("get_current_stream", (gpu,)),
-        }
+        let cuda = py.import(self.module)?.getattr("cuda")?;
+        cuda.call_method1(self.current_stream, (gpu,))
     }
 }
 

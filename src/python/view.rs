@@ -89,7 +89,7 @@ impl View {
         let (kind, of_view) = self.span.device;
         let gpu = gpu.or((kind == CUDA).then_some(GpuArg(of_view)));
         let region = &self.span.region;
-        let stream = crate::stream::given(region.driver(), stream, gpu, region.default_gpu())?;
+        let stream = crate::stream::given(&region.driver, stream, gpu, region.default_gpu())?;
         match self.span.region.stream() {
             Some(own) => py.detach(|| stream.wait_for(own)).or_raise(),
             None => Ok(()),
@@ -136,10 +136,10 @@ impl Span {
     ) -> PyResult<Self> {
         let dtype = dtype.map_or(Ok(Dtype::BYTES), Dtype::parse)?;
         let size = u64::from(dtype.size);
-        let rest = region.len().checked_sub(offset);
+        let rest = region.len.checked_sub(offset);
         let rest = rest
-            .ok_or_else(|| invalid(&format!("offset {offset} is beyond {} bytes", region.len())))?;
-        if !(region.address() + offset).is_multiple_of(size) {
+            .ok_or_else(|| invalid(&format!("offset {offset} is beyond {} bytes", region.len)))?;
+        if !(region.address + offset).is_multiple_of(size) {
             return Err(invalid(&format!(
                 "offset {offset} is no multiple of {size}, the size of {}",
                 dtype.name
@@ -166,8 +166,8 @@ impl Span {
                 dtype.name
             )));
         }
-        let device = match (device, region.location()) {
-            (Some(device), _) => parse_device(device, region.driver())?,
+        let device = match (device, region.location) {
+            (Some(device), _) => parse_device(device, &region.driver)?,
             (None, Location::Device(gpu)) => (CUDA, gpu),
             (None, _) => (CPU, 0),
         };
@@ -182,7 +182,7 @@ impl Span {
 
     /// Returns the first element's address.
     pub fn address(&self) -> u64 {
-        self.region.address() + self.offset
+        self.region.address + self.offset
     }
 }
 

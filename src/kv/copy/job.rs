@@ -75,9 +75,9 @@ pub(crate) fn start(
     let pages: Vec<PageId> = pairs.iter().map(|&(page, _)| page).collect();
     let mut job = Job::begin(tier, stream, direction, pages, gpu)?;
     // The job has the pages: their places and sizes stay.
-    let plan = Plan::new(&tier.geometry, pairs, gpu)?;
-    job.bytes = plan.bytes();
-    if plan.is_empty() {
+    let plan = Plan::new(tier, direction, stream, pairs, gpu)?;
+    job.bytes = plan.bytes;
+    if pairs.is_empty() {
         job.progress = Progress::Over(Ok(()));
         job.settle();
         return Ok(job);
@@ -188,7 +188,7 @@ impl Job {
     /// # Errors
     /// Why the method does not work here, or the driver's errors: the copies that were submitted have ended then, or
     /// the pages are kept for ever.
-    fn try_method(&mut self, method: CopyMethod, plan: &Plan) -> Result<()> {
+    fn try_method(&mut self, method: CopyMethod, plan: &Plan<'_>) -> Result<()> {
         let engine = match method {
             CopyMethod::Kernel { .. } => Engine::Kernel,
             _ => Engine::Copy,
@@ -197,23 +197,22 @@ impl Job {
             Direction::Load => (Access::Read, Access::ReadWrite),
             Direction::Store => (Access::ReadWrite, Access::Read),
         };
-        let (stream, direction) = (self.stream.clone(), self.direction);
         let is_over = self.is_over();
         let Some(held) = self.held.as_mut().filter(|_| is_over) else {
             return Err(MemoryError::failed("copies", "an earlier method's have no end").into());
         };
         let tier = Arc::clone(&held.tier);
-        expect_tier_access(&tier, &stream, engine, of_tier)?;
-        held._grants = held.gpu.ready(&stream, engine, of_gpu)?;
-        let gpu = held.gpu.clone();
-        // SAFETY, for each: the job keeps the tier's memory, its pages, the list and the parts until the work has
-        // ended; memory of the caller's stays by the promise of `GpuPages::from_raw`. Access was checked, and is not
+        expect_tier_access(&tier, &self.stream, engine, of_tier)?;
+        held._grants = held.gpu.ready(&self.stream, engine, of_gpu)?;
+        // SAFETY, for each: the plan is of the job's tier, stream, pages and parts. The job keeps the tier's memory, its pages,
+        // the list and the parts until the work has ended; memory of the caller's stays by the promise of
+        // `GpuPages::from_raw`. Access was checked, and is not
         // revoked meanwhile.
         match method {
             CopyMethod::Kernel { blocks } => {
-                let device = stream.device();
+                let device = self.stream.device();
                 let kernel = tier.kernels.on(tier.driver(), device)?;
-                let launch = plan.launch(&tier, &stream, direction, &gpu, blocks);
+                let launch = plan.launch(blocks);
                 let launch = launch.ok_or_else(|| unsupported(UNALIGNED))?;
                 let list = tier
                     .kernels
@@ -224,14 +223,12 @@ impl Job {
             }
             CopyMethod::Batch => {
                 // SAFETY: as said above.
-                let put = || unsafe { plan.copy_batch(&tier, &stream, direction, &gpu) };
-                self.submit(put)
+                self.submit(|| unsafe { plan.copy_batch() })
                     .inspect_err(|error| tier.note_batch_error(error))
             }
             _ => {
                 // SAFETY: as said above.
-                let put = || unsafe { plan.copy_each(&tier, &stream, direction, &gpu) };
-                self.submit(put)
+                self.submit(|| unsafe { plan.copy_each() })
             }
         }
     }

@@ -104,24 +104,29 @@ const MAX_PAIRS: usize = 1 << 24;
 /// The most copies of a batch; more are several batches.
 const MAX_BATCH: usize = 1 << 16;
 
-/// Checked pairs of pages and blocks.
-#[derive(Debug)]
-pub(crate) struct Plan {
+/// The copies of a job: checked pairs of pages and blocks.
+pub(crate) struct Plan<'a> {
+    tier: &'a Inner,
+    stream: &'a Stream,
+    direction: Direction,
+    gpu: &'a GpuPages,
     /// Where in the tier's memory a block's bytes lie, and the block. Each place is asked for once.
     pairs: Vec<(u64, u64)>,
-    bytes: u64,
+    pub(crate) bytes: u64,
 }
 
-impl Plan {
+impl<'a> Plan<'a> {
     /// Plans the copies of pages that are pinned.
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for parts that are not a page together, or do not lie in
     /// one, for pages of several sizes, for too many pairs, and for a block that does not exist.
     pub(crate) fn new(
-        geometry: &Geometry,
+        tier: &'a Inner,
+        direction: Direction,
+        stream: &'a Stream,
         pairs: &[(PageId, u64)],
-        gpu: &GpuPages,
+        gpu: &'a GpuPages,
     ) -> Result<Self> {
         if pairs.len() > MAX_PAIRS {
             let why = format!("{} pages are too many for one job", pairs.len());
@@ -131,33 +136,24 @@ impl Plan {
         if let Some(&(_, block)) = pairs.iter().find(|&&(_, block)| block >= size) {
             return Err(MemoryError::invalid_index("block", block, size).into());
         }
-        expect_sizes(geometry, pairs, gpu)?;
+        expect_sizes(&tier.geometry, pairs, gpu)?;
         let at = gpu.offset().unwrap_or(0);
-        let place = |&(page, block): &(PageId, u64)| (geometry.page_at(page) + at, block);
+        let place = |&(page, block): &(PageId, u64)| (tier.geometry.page_at(page) + at, block);
         Ok(Self {
+            tier,
+            stream,
+            direction,
+            gpu,
             pairs: pairs.iter().map(place).collect(),
             // At most 2^24 pages of at most 2^32 bytes.
             bytes: pairs.len() as u64 * gpu.block_bytes(),
         })
     }
 
-    pub(crate) const fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.pairs.is_empty()
-    }
-
     /// Iterates over the copies: one for each part of each page, and more where allocations border in it.
-    pub(crate) fn copies(
-        &self,
-        tier: &Inner,
-        our_borders: &[u64],
-        direction: Direction,
-        gpu: &GpuPages,
-    ) -> impl Iterator<Item = MemcpyDesc> {
-        let start = tier.memory.device_ptr();
+    fn copies(&self, our_borders: &[u64]) -> impl Iterator<Item = MemcpyDesc> {
+        let (gpu, direction) = (self.gpu, self.direction);
+        let start = self.tier.memory.device_ptr();
         let parts = move |(page_at, block): (u64, u64)| {
             let places = gpu.bordered_places();
             places.map(move |(place, borders)| (page_at, block, place, borders))
@@ -194,20 +190,14 @@ impl Plan {
     ///
     /// # Safety
     /// The tier's memory and the parts stay allocated until the copies have ended.
-    pub(crate) unsafe fn copy_each(
-        &self,
-        tier: &Inner,
-        stream: &Stream,
-        direction: Direction,
-        gpu: &GpuPages,
-    ) -> Result<(), MemoryError> {
-        let borders = tier.borders().unwrap_or_default();
-        for MemcpyDesc { dst, src, bytes } in self.copies(tier, &borders, direction, gpu) {
+    pub(crate) unsafe fn copy_each(&self) -> Result<(), MemoryError> {
+        let borders = self.tier.borders().unwrap_or_default();
+        for MemcpyDesc { dst, src, bytes } in self.copies(&borders) {
             // SAFETY: pages and blocks were checked, so the ranges are of the tier and of the parts, which the caller
             // keeps. Nothing else in this process writes the bytes that are read or reads those that are written,
             // except through views: a store has its pages alone, and ready pages do not change; blocks are the
             // caller's to order.
-            unsafe { stream.copy_async(dst, src, bytes)? };
+            unsafe { self.stream.copy_async(dst, src, bytes)? };
         }
         Ok(())
     }
@@ -219,37 +209,21 @@ impl Plan {
     ///
     /// # Safety
     /// As for [`copy_each`](Self::copy_each).
-    pub(crate) unsafe fn copy_batch(
-        &self,
-        tier: &Inner,
-        stream: &Stream,
-        direction: Direction,
-        gpu: &GpuPages,
-    ) -> Result<(), MemoryError> {
-        let borders = tier.borders().unwrap_or_default();
-        let copies = self.copies(tier, &borders, direction, gpu);
-        let copies: Vec<MemcpyDesc> = copies.collect();
+    pub(crate) unsafe fn copy_batch(&self) -> Result<(), MemoryError> {
+        let borders = self.tier.borders().unwrap_or_default();
+        let copies: Vec<MemcpyDesc> = self.copies(&borders).collect();
+        let driver = self.stream.driver();
         for copies in copies.chunks(MAX_BATCH) {
             // SAFETY: as in `copy_each`; the stream lives.
-            unsafe {
-                stream
-                    .driver()
-                    .memcpy_batch_async(copies, stream.handle())?
-            };
+            unsafe { driver.memcpy_batch_async(copies, self.stream.handle())? };
         }
         Ok(())
     }
 
     /// Returns the kernel's launch, if all addresses and sizes are multiples of [`ALIGN`].
-    pub(crate) fn launch<'a>(
-        &'a self,
-        tier: &Inner,
-        stream: &'a Stream,
-        direction: Direction,
-        gpu: &GpuPages,
-        blocks: u32,
-    ) -> Option<Launch<'a>> {
-        let start = tier.memory.device_ptr().0;
+    pub(crate) fn launch(&self, blocks: u32) -> Option<Launch<'_>> {
+        let gpu = self.gpu;
+        let start = self.tier.memory.device_ptr().0;
         let pages = self.pairs.iter().fold(start, |all, (at, _)| all | at);
         let all = gpu.places().iter().fold(pages, |all, place| {
             all | place.base.0 | place.shape.stride | place.shape.bytes | place.at
@@ -261,9 +235,9 @@ impl Plan {
             pairs: &self.pairs,
             tier_at: start,
             groups: Group::of(gpu.places()),
-            is_load: direction == Direction::Load,
+            is_load: self.direction == Direction::Load,
             blocks,
-            stream,
+            stream: self.stream,
         })
     }
 }
@@ -332,9 +306,9 @@ mod tests {
             let gpu = gpu.unwrap().at(offset);
             let store = tier.prepare_store(&keys).unwrap();
             let pairs = store.pairs(&[3, 5]).unwrap();
-            let plan = Plan::new(&tier.0.geometry, &pairs, &gpu).unwrap();
-            assert_eq!(plan.bytes(), 2 * part_bytes);
-            let launch = plan.launch(&tier.0, &stream, Direction::Load, &gpu, 4);
+            let plan = Plan::new(&tier.0, Direction::Load, &stream, &pairs, &gpu).unwrap();
+            assert_eq!(plan.bytes, 2 * part_bytes);
+            let launch = plan.launch(4);
             let places = launch.map(|launch| launch.pairs.to_vec());
             let expected = [0, 1].map(|at| {
                 let page_at = tier.page_ptr(store.pages()[at]).unwrap().0;

@@ -83,7 +83,7 @@ impl Events {
     fn wait(&self, py: Python<'_>, end: Option<Instant>) -> PyResult<Option<TierEvent>> {
         self.driver.expect_this_process("events").or_raise()?;
         // The queue is looked up each time: another thread may close it.
-        while let Some(events) = self.inner.lock().clone() {
+        while let Some(events) = self.inner.value() {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             let slice = left.map_or(CHECK, |left| left.min(CHECK));
             let (event, is_over) = py.detach(move || {
@@ -124,8 +124,10 @@ impl Events {
     /// How many keys did not fit into the queue. They are missing in its events: read `Tier.keys` again after that.
     #[getter]
     fn lost(&self) -> PyResult<u64> {
-        let events = self.inner.lock().clone();
-        let events = events.ok_or_else(|| closed("queue of events"))?;
+        let events = self
+            .inner
+            .value()
+            .ok_or_else(|| closed("queue of events"))?;
         Ok(events.lost())
     }
 

@@ -236,7 +236,7 @@ impl GpuArray {
     fn read(array: &Bound<'_, PyAny>) -> PyResult<Self> {
         let library = Library::of(array)?;
         let shape: Vec<u64> = array.getattr("shape")?.extract()?;
-        let (gpu, address, strides, unit, item_bytes) = if library == Some(Library::CuPy) {
+        let (gpu, address, strides, unit, item_bytes) = if library == Some(Library::CUPY) {
             let gpu = array.getattr("device")?.getattr("id")?.extract()?;
             let address = array.getattr("data")?.getattr("ptr")?.extract()?;
             let strides: Vec<i64> = array.getattr("strides")?.extract()?;

@@ -283,7 +283,9 @@ pub struct Job {
     copies: Mutex<Option<kv::Job>>,
     result: OnceLock<Result<(), kv::Error>>,
     driver: egmem::Driver,
-    bytes: u64,
+    /// The bytes that are copied.
+    #[pyo3(get)]
+    nbytes: u64,
 }
 
 impl Job {
@@ -291,7 +293,7 @@ impl Job {
     pub fn new(job: kv::Job) -> Self {
         Self {
             driver: job.stream().driver().clone(),
-            bytes: job.bytes(),
+            nbytes: job.bytes(),
             copies: Mutex::new(Some(job)),
             result: OnceLock::new(),
         }
@@ -352,15 +354,9 @@ impl Job {
         .or_raise()
     }
 
-    /// The bytes that are copied.
-    #[getter]
-    fn nbytes(&self) -> u64 {
-        self.bytes
-    }
-
     fn __repr__(&self) -> String {
         let state = self.result.get().map_or("started", |_| "ended");
-        format!("<egmem.kv.Job of {} bytes, {state}>", self.bytes)
+        format!("<egmem.kv.Job of {} bytes, {state}>", self.nbytes)
     }
 }
 
