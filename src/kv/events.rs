@@ -1,8 +1,7 @@
 //! Changes of a tier's keys, for those who watch them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 

@@ -1,8 +1,7 @@
 //! The state that a tier's handles, its stores, loads and jobs share.
 
 use std::fmt;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
 

@@ -17,7 +17,7 @@ use pyo3::types::PySlice;
 
 use crate::args::{GpuArg, Size, expect_gpu};
 use crate::error::{OrRaise, ToPy, invalid};
-use crate::gpus;
+use crate::frees::{keep_while_running, sweep};
 use crate::interpreter::{PerProcess, lock};
 use crate::memory::{Memory, make};
 use crate::region::{CpuBytes, Owner, Region, Whole};
@@ -92,7 +92,7 @@ fn own_stream(driver: &Driver, gpu: i32) -> egmem::Result<Stream> {
 
 /// Keeps a ticket until its copy has run.
 fn keep(ticket: Transfer<(Side, Side)>) {
-    gpus::keep_while_running(move || {
+    keep_while_running(move || {
         let is_over = match ticket.is_done() {
             Ok(done) => done,
             Err(error) => matches!(error, Error::ContextLost { .. }),
@@ -129,7 +129,7 @@ pub fn copy(
             to.len, from.len
         )));
     }
-    gpus::sweep(py);
+    sweep(py);
     if let Some(gpu) = gpu {
         expect_gpu(gpu.0, &from.driver)?;
     }

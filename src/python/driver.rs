@@ -1,8 +1,7 @@
 //! `egmem.Driver` and the driver that functions use if none is given; `egmem.Topology`.
 
 use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use egmem::Machine;
 use egmem::driver::NodeId;

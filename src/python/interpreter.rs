@@ -6,8 +6,7 @@
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::ops::ControlFlow;
-use std::sync::atomic::AtomicPtr;
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::atomic::{AtomicPtr, Ordering::AcqRel, Ordering::Acquire};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use std::{ptr, thread};

@@ -9,15 +9,12 @@ mod blocks;
 mod buffer;
 mod cli;
 mod copies;
-mod cupy;
 mod dlpack;
 mod driver;
 mod dtype;
 mod error;
 mod exchange;
 mod frees;
-mod gpus;
-mod group;
 mod heap;
 mod holds;
 #[cfg(feature = "test-hooks")]
@@ -56,17 +53,13 @@ mod _egmem {
     #[pymodule_export]
     use crate::copies::Slice;
     #[pymodule_export]
-    use crate::cupy::CupySource;
-    #[pymodule_export]
     use crate::driver::{
         Driver, Topology, default_driver, open, set_default_driver, simulated, topology,
     };
     #[pymodule_export]
-    use crate::exchange::{Client, Entry, RemoteBuffer, connect};
+    use crate::exchange::{Client, Entry, RemoteBuffer, connect, gather};
     #[pymodule_export]
     use crate::frees::{deferred, free_deferred, hold, release};
-    #[pymodule_export]
-    use crate::group::gather;
     #[pymodule_export]
     use crate::heap::Heap;
     #[cfg(feature = "test-hooks")]
@@ -99,7 +92,7 @@ mod _egmem {
     #[pymodule_export]
     use crate::stream::{Event, Stream};
     #[pymodule_export]
-    use crate::torch_alloc::{TorchSlot, register};
+    use crate::torch_alloc::{CupySource, TorchSlot, register};
     #[pymodule_export]
     use crate::view::View;
 }

@@ -17,6 +17,7 @@ use crate::copies::{self, slice_of, with_part};
 use crate::driver::Driver;
 use crate::dtype::{CPU, CUDA};
 use crate::error::{OrRaise, closed, in_use, invalid, raise};
+use crate::frees::{self, sweep};
 use crate::interpreter::{Closing, closing, drop_detached, lock};
 use crate::pickle::reduce;
 use crate::places::{node_of, simulated_of};
@@ -24,7 +25,7 @@ use crate::region::{CpuBytes, Owner, Region, access_text};
 use crate::share::{Offer, offer};
 use crate::stream::given;
 use crate::view::{Span, View, cuda_interface, numpy_interface};
-use crate::{dlpack, frees, gpus, tickets};
+use crate::{dlpack, tickets};
 
 /// The memory of an object, until it is closed.
 struct Slot {
@@ -355,7 +356,7 @@ impl Memory {
         if let Some(region) = region {
             region.expect_here()?;
         }
-        gpus::sweep(py);
+        sweep(py);
         if let Some(region) = self.take()? {
             py.detach(|| drop(region));
         }

@@ -1,8 +1,7 @@
 //! The owner of the bytes of memory that Python sees.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use egmem::driver::{Driver, Location};
 use egmem::exchange::blocking::RemoteBuffer;

@@ -1,8 +1,7 @@
 //! Memory that Python's objects and views share, and that is freed with the last of them.
 
 use std::fmt;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Access, Driver, HandleTypes, Location};

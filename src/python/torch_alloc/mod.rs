@@ -1,23 +1,25 @@
 //! Memory of heaps for PyTorch's allocator interface (`CUDAPluggableAllocator`): functions that PyTorch calls, with no Python on
-//! the way. They carry no context, so each heap has functions of its own.
+//! the way. They carry no context, so each heap has functions of its own. And the functions that CuPy's `CFunctionAllocator` calls
+//! when CuPy's pool takes memory or gives it back.
 
 mod graphs;
-pub mod pool;
+mod pool;
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use egmem::driver::StreamHandle;
 use egmem::{Explained, Language};
-use graphs::PoolId;
-use pool::{Caller, StreamPool};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
-use crate::error::{ToPy, not_supported};
+use crate::error::{ToPy, invalid, not_supported};
 use crate::heap::Heap;
+use crate::interpreter::detached;
+
+use graphs::PoolId;
+use pool::{Caller, StreamPool};
 
 /// The most heaps that PyTorch may allocate from, in a process.
 const SLOTS: usize = 16;
@@ -322,4 +324,71 @@ pub unsafe extern "C" fn egm_torch_free(
 ) {
     // SAFETY: the caller's promise.
     unsafe { free_segment::<0>(memory, size, gpu, stream) }
+}
+
+/// The object that CuPy's allocator refers to: a heap that CuPy's pool takes memory from. It must outlive the memory allocated
+/// from it: CuPy keeps the allocator's owner.
+#[pyclass(frozen, module = "egmem", name = "_CupySource")]
+pub struct CupySource {
+    pool: Box<StreamPool>,
+}
+
+#[pymethods]
+impl CupySource {
+    #[new]
+    fn new(heap: &Bound<'_, Heap>) -> PyResult<Self> {
+        let heap = heap.get().handle()?;
+        if heap.driver().is_simulated() {
+            return Err(invalid(
+                "CuPy's GPUs cannot use memory of a simulated driver",
+            ));
+        }
+        // CuPy's own pool keeps idle memory.
+        let pool = Box::new(StreamPool::new(heap, 0));
+        Ok(Self { pool })
+    }
+
+    /// The arguments of `CFunctionAllocator` before its owner: parameter, allocation, free.
+    #[getter]
+    fn functions(&self) -> (usize, usize, usize) {
+        let parameter = (&raw const *self.pool).addr();
+        (
+            parameter,
+            cupy_allocate as *const c_void as usize,
+            cupy_free as *const c_void as usize,
+        )
+    }
+}
+
+/// `void* malloc(void* parameter, size_t size, int device)`. CuPy calls with the GIL.
+///
+/// # Safety
+/// `parameter` is a live [`StreamPool`].
+unsafe extern "C" fn cupy_allocate(
+    parameter: *mut c_void,
+    size: usize,
+    device: c_int,
+) -> *mut c_void {
+    // SAFETY: CuPy keeps the owner, and with it the pool, while the allocator is used.
+    let pool = unsafe { &*parameter.cast::<StreamPool>().cast_const() };
+    let stream = StreamHandle { device, raw: 0 };
+    match pool.allocate(size as u64, stream, Caller::WithoutLock) {
+        Ok(address) => std::ptr::with_exposed_provenance_mut(address as usize),
+        Err(error) => {
+            tracing::warn!(%error, "CuPy gets no memory");
+            std::ptr::null_mut()
+        }
+    }
+}
+
+/// `void free(void* parameter, void* memory, int device)`. CuPy expects the behaviour of `cudaFree`: the memory is
+/// reused only after the GPUs' work.
+///
+/// # Safety
+/// As [`cupy_allocate`].
+unsafe extern "C" fn cupy_free(parameter: *mut c_void, memory: *mut c_void, _gpu: c_int) {
+    // SAFETY: as in `cupy_allocate`.
+    let pool = unsafe { &*parameter.cast::<StreamPool>().cast_const() };
+    let address = memory.addr() as u64;
+    detached(|| pool.free_segment(address));
 }

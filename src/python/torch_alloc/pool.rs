@@ -10,8 +10,7 @@
 //! reused: nothing in the graph orders a new user after their work.
 
 use std::alloc::Layout;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
 
 use egmem::driver::{Access, Driver, Location, StreamHandle};
@@ -263,7 +262,7 @@ impl StreamPool {
         let mut state = lock(&self.state);
         let Some(live) = state.live.remove(&address) else {
             drop(state);
-            tracing::error!("PyTorch frees {address:#x}, which is no block of this heap");
+            tracing::error!("{address:#x} is freed, which is no block of this heap");
             return None;
         };
         self.allocated.fetch_sub(live.block.len(), Relaxed);

@@ -1,8 +1,7 @@
 //! The counters that an appender shares with kernels.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
 
 use crate::counters::{check, counter};
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};

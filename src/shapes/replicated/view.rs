@@ -2,8 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::fence;
+use std::sync::atomic::{Ordering::SeqCst, fence};
 use std::sync::{Arc, Mutex};
 
 use bytemuck::{AnyBitPattern, NoUninit};

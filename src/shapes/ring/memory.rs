@@ -1,8 +1,7 @@
 //! A ring's memory: its counters, and its records mapped twice side by side.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
-use std::sync::atomic::{AtomicU64, fence};
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, fence};
 
 use crate::counters::counter;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleTypes, Location};
