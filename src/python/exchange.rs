@@ -15,7 +15,7 @@ use pyo3::types::{PyBytes, PyList};
 use crate::args::{self, NodeArg, Size, With, timeout_of};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, ToPy, closed, invalid};
-use crate::interpreter::{Closing, check, closing, copy_of, drop_detached, lock, waiting};
+use crate::interpreter::{Closing, Open, check, closing, lock, waiting};
 use crate::ledger::from_program;
 use crate::memory::{Memory, SharedBuffer, make};
 use crate::pickle::{part_of, shareable};
@@ -24,7 +24,7 @@ use crate::region::Owner;
 /// A connection to a server of memory by name. Made by `connect`.
 #[pyclass(extends = Closing, frozen, module = "egmem", name = "Client")]
 pub struct Client {
-    inner: Mutex<Option<blocking::Client>>,
+    inner: Open<blocking::Client>,
     address: String,
     driver: egmem::Driver,
 }
@@ -36,7 +36,7 @@ impl Client {
         work: impl FnOnce(&blocking::Client) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         self.driver.expect_this_process("client").or_raise()?;
-        let client = copy_of(&self.inner).ok_or_else(|| closed("client"))?;
+        let client = self.inner.value().ok_or_else(|| closed("client"))?;
         waiting(py, || {
             let done = work(&client);
             drop(client);
@@ -47,11 +47,9 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        let client = lock(&self.inner).take();
-        match self.driver.is_of_this_process() {
-            true => drop_detached(client),
+        if !self.driver.is_of_this_process() {
             // The thread that it would wait for is the parent's.
-            false => std::mem::forget(client),
+            std::mem::forget(self.inner.take());
         }
     }
 }
@@ -185,14 +183,13 @@ impl Client {
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        lock(&self.inner).is_none()
+        self.inner.is_closed()
     }
 
     /// Ends the connection's use. Memory that was fetched keeps it until it is released.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.driver.expect_this_process("client").or_raise()?;
-        let client = lock(&self.inner).take();
-        py.detach(|| drop(client));
+        self.inner.close(py);
         Ok(())
     }
 
@@ -315,7 +312,7 @@ pub fn connect(
         blocking::Client::connect_interruptible(options, &driver, check())
     })?;
     let client = Client {
-        inner: Mutex::new(Some(client)),
+        inner: Open::new(client),
         address: address.to_owned(),
         driver,
     };
@@ -328,7 +325,7 @@ struct Ranks {
     size: u32,
     all_gather: Py<PyAny>,
     /// The exception that the function raised.
-    raised: Arc<std::sync::Mutex<Option<PyErr>>>,
+    raised: Arc<Mutex<Option<PyErr>>>,
 }
 
 impl AllGather for Ranks {
@@ -347,7 +344,7 @@ impl AllGather for Ranks {
         });
         gathered.map_err(|error| {
             let text = error.to_string();
-            *crate::interpreter::lock(&self.raised) = Some(error);
+            *lock(&self.raised) = Some(error);
             Error::all_gather(text)
         })
     }
@@ -394,11 +391,8 @@ pub fn gather<'py>(
             options.gather(&mut *all, own, &driver)
         })
     });
-    let gathered = gathered.map_err(|error| {
-        crate::interpreter::lock(&raised)
-            .take()
-            .unwrap_or_else(|| error.to_py())
-    })?;
+    let gathered =
+        gathered.map_err(|error| lock(&raised).take().unwrap_or_else(|| error.to_py()))?;
     let all = PyList::empty(py);
     for rank in 0..gathered.size() {
         match gathered.rank(rank) {

@@ -1,7 +1,6 @@
 //! A tier that is open until Python closes it.
 
-use std::mem::take;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use egmem::GrowthState;
@@ -14,7 +13,7 @@ use pyo3::prelude::*;
 use super::{Groups, Keys, no_group};
 use crate::args::{Count, OneOrEach, Size, choice};
 use crate::error::{OrRaise, closed, invalid};
-use crate::interpreter::{copy_of, lock};
+use crate::interpreter::Open;
 use crate::ledger::{Words, backing_at};
 use crate::memory::Memory;
 use crate::region::{Owner, Region};
@@ -22,15 +21,16 @@ use crate::share::Ends;
 
 /// A tier, and what is known of it when it is closed.
 pub struct OpenTier {
-    inner: Mutex<Option<kv::Tier>>,
-    offered: Mutex<Offered>,
+    // In this order: the offer ends first.
+    offered: Open<Offered>,
+    inner: Open<kv::Tier>,
     pub location: Location,
     pub pages: u32,
     /// The bytes of a page of each group.
     pub page_sizes: Vec<u64>,
 }
 
-/// Memory that other processes may get until the tier is closed. The offer ends first.
+/// Memory that other processes may get until the tier is closed.
 #[derive(Default)]
 pub struct Offered {
     pub _offer: Option<Ends>,
@@ -44,8 +44,8 @@ impl OpenTier {
             page_sizes: (0..tier.groups())
                 .filter_map(|group| tier.page_bytes_of(group))
                 .collect(),
-            inner: Mutex::new(Some(tier)),
-            offered: Mutex::new(offered),
+            inner: Open::new(tier),
+            offered: Open::new(offered),
             location,
         }
     }
@@ -55,9 +55,7 @@ impl OpenTier {
     /// # Errors
     /// `Closed`; `InvalidArgument` in a forked child.
     pub fn handle(&self) -> PyResult<kv::Tier> {
-        let tier = copy_of(&self.inner).ok_or_else(|| closed("tier"))?;
-        tier.driver().expect_this_process("tier").or_raise()?;
-        Ok(tier)
+        self.inner.get("tier", kv::Tier::driver)
     }
 
     /// Returns a handle, and keys of groups.
@@ -96,13 +94,13 @@ impl OpenTier {
     }
 
     pub fn is_closed(&self) -> bool {
-        lock(&self.inner).is_none()
+        self.inner.is_closed()
     }
 
-    /// Takes what ends when it is dropped, which may wait.
-    pub fn end(&self) -> (Offered, Option<kv::Tier>) {
-        let offered = take(&mut *lock(&self.offered));
-        (offered, lock(&self.inner).take())
+    /// Ends the tier, which may wait.
+    pub fn close(&self, py: Python<'_>) {
+        self.offered.close(py);
+        self.inner.close(py);
     }
 
     /// Returns Python's `repr`.
@@ -115,12 +113,6 @@ impl OpenTier {
             groups => format!("{groups} groups of pages of {sizes}"),
         };
         format!("<egmem.kv.Tier{state} of {pages} on {}>", self.location)
-    }
-}
-
-impl Drop for OpenTier {
-    fn drop(&mut self) {
-        crate::interpreter::drop_detached(self.end());
     }
 }
 

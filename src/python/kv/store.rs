@@ -16,7 +16,7 @@ use super::gpu_pages::GpuPages;
 use super::{bits, numbers};
 use crate::args::{Count, GpuArg};
 use crate::error::{OrRaise, closed, invalid, raise};
-use crate::interpreter::{copy_of, drop_detached, lock, until};
+use crate::interpreter::{Open, copy_of, drop_detached, lock, until};
 use crate::memory::{Memory, make};
 use crate::region::{Keeper, Owner, Page};
 
@@ -205,7 +205,7 @@ fn warn_at_the_end(discarded: usize) {
 /// of the object.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct Load {
-    inner: Mutex<Option<Arc<kv::Load>>>,
+    inner: Open<Arc<kv::Load>>,
     place: (Driver, Location),
 }
 
@@ -213,13 +213,13 @@ impl Load {
     /// Wraps a load.
     pub fn new(load: kv::Load, place: (Driver, Location)) -> Self {
         Self {
-            inner: Mutex::new(Some(Arc::new(load))),
+            inner: Open::new(Arc::new(load)),
             place,
         }
     }
 
     fn get(&self) -> PyResult<Arc<kv::Load>> {
-        copy_of(&self.inner).ok_or_else(|| closed("load"))
+        self.inner.value().ok_or_else(|| closed("load"))
     }
 }
 
@@ -238,8 +238,7 @@ impl Load {
 
     /// Releases the pages. Views and copies that run keep theirs.
     fn release(&self, py: Python<'_>) {
-        let load = lock(&self.inner).take();
-        py.detach(|| drop(load));
+        self.inner.close(py);
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

@@ -373,8 +373,7 @@ impl Tier {
 
     /// Ends the tier's use. Its memory is given back with its last store, load, job and view.
     fn close(&self, py: Python<'_>) {
-        let ended = self.0.end();
-        py.detach(|| drop(ended));
+        self.0.close(py);
     }
 
     fn __repr__(&self) -> String {
