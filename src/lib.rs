@@ -56,7 +56,7 @@
 //! | `ledger` | yes | whose memory it is, over all processes of a user: tables, drawings, `egmem ps` |
 //! | `nvml` | no | GPU memory of each process in the ledger's reports, from NVML if it is installed |
 //! | `shapes` | yes | vectors that grow in place at one address; ranges in stripes over nodes and GPUs; queues between CPU and GPUs; output of kernels |
-//! | `doctor` | no | trials in child processes, and the report of `egmem doctor` as text |
+//! | `doctor` | no | what works on this machine: the report of `egmem doctor`, with trials in child processes |
 //! | `share` | yes | sharing between processes of one machine, as POSIX fds over Unix sockets |
 //! | `kv` | no | a KV-cache tier for serving engines: pages by key in host memory, copied to and from GPUs in batches |
 //! | `interop` | no | memory in cudarc's copies and launches, with the CUDA version that the program chose for cudarc |
@@ -85,8 +85,11 @@ pub use egmem_core::interop;
 pub use egmem_core::{
     Backing, Buffer, BufferOptions, Driver, Error, Event, GrowingBuffer, Growth, GrowthState,
     Memory, Pool, PoolBuffer, Progress, Result, Stream, Topology, Transfer, backing, capability,
-    host, kernels, pinned, pool, proof, size, text, topology, vmm,
+    kernels, pinned, pool, proof, size, text, topology, vmm,
 };
+#[cfg(feature = "doctor")]
+#[doc(inline)]
+pub use egmem_doctor::host;
 #[cfg(feature = "certs")]
 #[doc(inline)]
 pub use egmem_exchange::certs;
@@ -124,17 +127,15 @@ pub mod driver {
 /// Reports what works on this machine, why the rest does not, and what to do about it.
 ///
 /// [`Report::gather`](doctor::Report::gather) collects everything that `egmem doctor` shows. A
-/// [`Prober`](doctor::Prober) runs the trials: [`InProcess`](doctor::InProcess) in this process; with the feature
-/// `doctor`, `Children` in child processes, because drivers have crashed inside such calls.
+/// [`Prober`](doctor::Prober) runs the trials: [`Children`](doctor::Children) in child processes, because drivers have
+/// crashed inside such calls, [`InProcess`](doctor::InProcess) in this process.
+#[cfg(feature = "doctor")]
 pub mod doctor {
     #[doc(inline)]
-    pub use egmem_core::doctor::{
-        Advice, Answer, AutoBacking, DriverFacts, GpuHints, InProcess, Prober, Reason, Report,
-        Tried,
+    pub use egmem_doctor::{
+        Advice, Answer, AutoBacking, Children, DriverFacts, GpuHints, InProcess, Prober, Reason,
+        Report, Survey, Tried, answer_trials, measure, survey, to_text,
     };
-    #[cfg(feature = "doctor")]
-    #[doc(inline)]
-    pub use egmem_doctor::{Children, Survey, answer_trials, measure, survey, to_text};
 }
 
 /// The traits of all memory, and the CPU's safe access to it.

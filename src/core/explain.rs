@@ -5,7 +5,7 @@ use crate::driver::{
     Access, AccessDesc, AllocationProps, Code, CudaVersion, HandleTypes, Location, NodeId,
     PoolProps, versions,
 };
-use crate::host::mappings::too_many_mappings;
+use crate::topology::kernel::Kernel;
 use crate::topology::{Topology, TopologySource};
 use crate::{Driver, DriverError, Error};
 
@@ -179,168 +179,49 @@ pub fn no_imex_channel(source: DriverError, channel: &ImexChannel) -> Error {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
+/// How many mappings below the limit the kernel may refuse one: a call may need several, and others may have gone since.
+const SLACK: u64 = 64;
 
-    use super::*;
-    use crate::Result;
-    use crate::driver::{Backend, Call, PoolCalls};
+/// The process's mappings, and the most that it may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mappings {
+    count: u64,
+    limit: u64,
+}
 
-    /// A driver that answers only the query of its version.
-    #[derive(Debug)]
-    struct Version(i32);
-
-    struct NoPools;
-    // SAFETY: it reports no success.
-    unsafe impl PoolCalls for NoPools {
-        fn api(&self) -> &'static str {
-            "none"
+impl Mappings {
+    fn of(driver: &Driver) -> Option<Self> {
+        match driver.simulated_host() {
+            Some(host) => Some(Self {
+                count: host.mappings,
+                limit: host.max_mappings?,
+            }),
+            None => Self::read(&Kernel::here()),
         }
     }
 
-    // SAFETY: it reports no success except for its version.
-    unsafe impl Backend for Version {
-        fn name(&self) -> &'static str {
-            "version"
-        }
-        fn driver_pools(&self) -> &dyn PoolCalls {
-            &NoPools
-        }
-        fn driver_version(&self) -> Result<CudaVersion> {
-            Ok(CudaVersion(self.0))
-        }
-    }
-
-    const NODE: Location = Location::HostNuma(3);
-
-    fn create(version: i32, code: Code, location: Location, types: HandleTypes) -> Error {
-        let driver = Driver::from_backend(Arc::new(Version(version)));
-        let props = AllocationProps::at(location).handle_types(types);
-        explain_create(&driver, Error::driver(Call::MemCreate, code), &props, 7)
-    }
-
-    fn pool(version: i32, code: Code, location: Location) -> Error {
-        let driver = Driver::from_backend(Arc::new(Version(version)));
-        let props = PoolProps {
-            location,
-            handle_types: HandleTypes::NONE,
-            max_size: 0,
-        };
-        explain_pool(&driver, Error::driver(Call::MemPoolCreate, code), &props, 7)
-    }
-
-    fn failed(call: Call, code: Code) -> DriverError {
-        DriverError { call, code }
-    }
-
-    #[test]
-    fn each_code_has_its_reason() {
-        let (none, fabric) = (HandleTypes::NONE, HandleTypes::FABRIC);
-        assert_eq!(
-            create(13000, Code::OUT_OF_MEMORY, NODE, none),
-            Error::OutOfMemory {
-                location: NODE,
-                requested: 7,
-                source: failed(Call::MemCreate, Code::OUT_OF_MEMORY),
-            }
-        );
-        assert_eq!(
-            create(13000, Code::NOT_SUPPORTED, NODE, fabric),
-            Error::PlatformUnsupported {
-                what: "fabric handles",
-                source: Some(failed(Call::MemCreate, Code::NOT_SUPPORTED)),
-            }
-        );
-        for code in [Code::INVALID_VALUE, Code::NOT_PERMITTED, Code(12345)] {
-            assert_eq!(
-                create(13000, code, NODE, none),
-                Error::driver(Call::MemCreate, code)
-            );
-        }
-        let other = Error::NoSuchNode {
-            node: NodeId(9),
-            gpu: None,
-            choices: vec![],
-        };
-        let driver = Driver::from_backend(Arc::new(Version(13000)));
-        assert_eq!(
-            explain_create(&driver, other.clone(), &AllocationProps::at(NODE), 7),
-            other
-        );
-    }
-
-    #[test]
-    fn a_driver_is_called_too_old_only_where_age_explains_the_code() {
-        let too_old = |error: &Error| match error {
-            Error::DriverTooOld { need, .. } => Some(need.0),
-            _ => None,
-        };
-        let (none, fabric) = (HandleTypes::NONE, HandleTypes::FABRIC);
-        let refused = Code::INVALID_VALUE;
-        assert_eq!(too_old(&create(12020, refused, NODE, fabric)), Some(12030));
-        assert_eq!(too_old(&create(12030, refused, NODE, fabric)), None);
-        assert_eq!(too_old(&create(12020, refused, NODE, none)), None);
-        assert_eq!(
-            too_old(&create(12090, refused, Location::Host, none)),
-            Some(13000)
-        );
-        assert_eq!(
-            too_old(&create(12020, Code::OUT_OF_MEMORY, NODE, fabric)),
-            None
-        );
-        assert_eq!(too_old(&pool(12050, refused, NODE)), Some(12060));
-        assert_eq!(too_old(&pool(12060, Code::NOT_SUPPORTED, NODE)), None);
-        assert_eq!(too_old(&pool(12090, refused, Location::Host)), Some(13000));
-    }
-
-    #[test]
-    fn memory_on_a_node_without_cpus_is_refused_with_the_nodes_that_have_some() {
-        use crate::driver::sim::NodeSpec;
-        let node = |id, cpus: &str| NodeSpec {
-            id,
-            cpus: cpus.into(),
-            memory: 1 << 30,
-            ..NodeSpec::default()
-        };
-        let mut machine = crate::Machine {
-            nodes: vec![node(0, "0-1"), node(1, "2-3"), node(2, "")],
-            gpus: crate::Machine::h200x8().gpus[..1].to_vec(),
-            ..crate::Machine::default()
-        };
-        machine.gpus[0].host_numa = 0;
-        let create = |machine: &crate::Machine, node| {
-            let driver = Driver::simulated(machine.clone()).unwrap();
-            let memory = crate::vmm::PhysicalMemory::options(NodeId(node));
-            let memory = memory.create(&driver, 2 << 20).map(drop);
-            let pool = crate::Pool::options(NodeId(node)).create(&driver).map(drop);
-            assert_eq!(memory, pool);
-            memory
-        };
-        assert_eq!(create(&machine, 1), Ok(()));
-        let why = "NUMA node 2 has memory but no CPUs, and this driver creates no memory on it";
-        let error = Error::invalid_of("node", why, "0, 1");
-        assert_eq!(create(&machine, 2), Err(error));
-        // Such a description does not say which nodes have none.
-        machine.nodes.iter_mut().for_each(|node| node.cpus.clear());
-        assert_eq!(create(&machine, 2), Ok(()));
-    }
-
-    #[test]
-    fn not_permitted_means_no_channel_only_where_there_is_none() {
-        let source = failed(Call::MemCreate, Code::NOT_PERMITTED);
-        let path = std::path::PathBuf::from("/dev/nvidia-caps-imex-channels/channel0");
-        let absent = ImexChannel::Absent { path: path.clone() };
-        assert_eq!(
-            no_imex_channel(source, &absent),
-            Error::NoImexChannel {
-                path: path.clone(),
-                source
-            }
-        );
-        assert_eq!(
-            no_imex_channel(source, &ImexChannel::Accessible { path }),
-            Error::Driver(source)
-        );
+    fn read(kernel: &Kernel) -> Option<Self> {
+        let maps = kernel.read_bytes("/proc/self/maps")?;
+        Some(Self {
+            count: maps.iter().filter(|&&byte| byte == b'\n').count() as u64,
+            limit: kernel.number("/proc/sys/vm/max_map_count")?,
+        })
     }
 }
+
+/// Names the limit behind a call that the driver refused for lack of memory, if the process has as many mappings as the
+/// kernel allows it.
+pub fn too_many_mappings(driver: &Driver, source: DriverError) -> Option<Error> {
+    if source.code != Code::OUT_OF_MEMORY {
+        return None;
+    }
+    let Mappings { count, limit } = Mappings::of(driver)?;
+    (count + SLACK >= limit).then_some(Error::TooManyMappings {
+        mappings: count,
+        limit,
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -43,7 +43,6 @@
 pub mod backing;
 pub mod buffer;
 pub mod capability;
-pub mod doctor;
 pub mod explain;
 pub mod growth;
 pub mod guard;
@@ -70,6 +69,7 @@ pub use memory::Memory;
 pub use pool::{Pool, PoolBuffer};
 pub use stream::{Event, Stream, Transfer};
 pub use topology::Topology;
+pub use topology::kernel::Kernel;
 
 #[cfg(feature = "simulator")]
 pub use egmem_driver::Machine;

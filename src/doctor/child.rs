@@ -10,11 +10,11 @@ use std::process::{Child, Command, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use egmem_core::doctor::Libraries;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::Libraries;
 use crate::children::Problem;
 use crate::probe::{LIBRARIES, MARK};
 

@@ -5,7 +5,6 @@ use std::ffi::OsString;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use egmem_core::doctor::Libraries;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -14,7 +13,7 @@ use crate::capability::{Path, Trial};
 use crate::child::Guarded;
 use crate::driver::{HandleTypes, Location};
 use crate::part::{Ask, Said};
-use crate::{Answer, Error, Prober, Reason};
+use crate::{Answer, Error, Libraries, Prober, Reason};
 
 /// Runs each batch of trials in a child process; after a crash, runs each remaining trial in a child of its own.
 ///

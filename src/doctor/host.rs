@@ -1,116 +1,244 @@
-//! The host's facts as text.
+//! Facts about the host that decide what works: device nodes, limits, containers, kernel settings.
+//!
+//! They come only from the kernel's files, so they are available without a driver and without permissions. A
+//! fact that cannot be read is `None`, which does not mean "no".
 
-use crate::facts::HostFacts;
-use crate::size::Bytes;
-use crate::texts::ranges;
+use std::path::{Path, PathBuf};
 
-/// Returns a label and a text for each known fact.
-pub fn rows(host: &HostFacts) -> Vec<(&'static str, String)> {
-    let mut rows = Vec::new();
-    if let Some(kernel) = &host.kernel {
-        let pages = host
-            .page_size
-            .map(|bytes| format!(", {} pages", Bytes(bytes)));
-        let text = format!(
-            "{kernel} {}{}",
-            host.architecture,
-            pages.unwrap_or_default()
-        );
-        rows.push(("Kernel", text));
-    }
-    rows.push(("Container", container(host)));
-    rows.push(("Control group", control_group(host)));
-    rows.push(("NUMA", numa(host)));
-    rows.push(("Huge pages", huge_pages(host)));
-    if let Some(memlock) = host.memlock {
-        let text = match memlock.soft {
-            None => "unlimited".to_owned(),
-            Some(soft) => format!("at most {}", Bytes(soft)),
+use egmem_core::Kernel;
+pub use egmem_core::host::Container;
+use egmem_core::host::status_field;
+use egmem_core::topology::{CpuSet, Overcommit};
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+
+use crate::capability::{IMEX_CHANNELS, imex_channels};
+use crate::driver::NodeId;
+
+/// Facts about the host. A field is `None` (or empty) if the fact could not be read.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct HostFacts {
+    /// The processor's architecture, as Rust names it: `aarch64` on Grace.
+    pub architecture: &'static str,
+    /// The kernel's release. Source: `/proc/sys/kernel/osrelease`.
+    pub kernel: Option<String>,
+    /// The NVIDIA kernel module. Source: `/proc/driver/nvidia/version`.
+    pub driver_module: Option<DriverModule>,
+    /// NVIDIA's device nodes in `/dev`, including `nvidiactl` and `nvidia0`.
+    pub device_nodes: Vec<PathBuf>,
+    /// The IMEX channels that this process can see.
+    pub imex_channels: Vec<DeviceNode>,
+    /// The kernel's page size in bytes: 65 536 on many Grace machines. Source: `AT_PAGESZ`.
+    pub page_size: Option<u64>,
+    /// The pools of huge pages. Source: `/sys/kernel/mm/hugepages`.
+    pub huge_pages: Vec<HugePages>,
+    /// The setting for transparent huge pages: `always`, `madvise` or `never`.
+    pub transparent_huge_pages: Option<String>,
+    /// The same for memory that processes share: `always`, `within_size`, `advise`, `never`, `deny` or `force`.
+    pub shared_huge_pages: Option<String>,
+    /// The most mappings that a process may have (`vm.max_map_count`).
+    pub max_mappings: Option<u64>,
+    /// How many bytes this process may lock (RLIMIT_MEMLOCK). Source: `/proc/self/limits`.
+    pub memlock: Option<Limit>,
+    /// How many bytes of addresses this process may have (RLIMIT_AS). Source: `/proc/self/limits`.
+    pub address_space: Option<Limit>,
+    /// The smallest memory limit of the control groups over this process, in bytes; `None`: none.
+    pub cgroup_memory_limit: Option<u64>,
+    /// The bytes that these groups leave to it.
+    pub cgroup_memory_room: Option<u64>,
+    /// The CPUs that this process may run on. Source: `Cpus_allowed_list`.
+    pub allowed_cpus: Option<CpuSet>,
+    /// The NUMA nodes that this process may allocate on (`cpuset.mems`). Source: `Mems_allowed_list`. The
+    /// driver's pages need not respect it.
+    pub allowed_nodes: Option<Vec<NodeId>>,
+    /// The container that this process runs in, as far as traces show.
+    pub container: Option<Container>,
+    /// Whether CAP_SYS_NICE is effective: NUMA placement in containers may need it.
+    pub cap_sys_nice: Option<bool>,
+    /// Whether CAP_IPC_LOCK is effective: the memlock limit then does not apply.
+    pub cap_ipc_lock: Option<bool>,
+    /// Whether the kernel migrates pages to the nodes that use them (`kernel.numa_balancing`), which slows
+    /// GPU access to pageable memory on coherent machines; pinned memory stays.
+    pub numa_balancing: Option<bool>,
+    /// The NUMA nodes that are GPUs' own memory.
+    pub gpu_memory_nodes: Vec<NodeId>,
+    /// The environment variable CUDA_VISIBLE_DEVICES, if set.
+    pub cuda_visible_devices: Option<String>,
+    /// The environment variable LD_PRELOAD, if set: libraries whose functions replace others', the driver's too.
+    pub ld_preload: Option<String>,
+    /// The libraries that every process loads first. Source: `/etc/ld.so.preload`.
+    pub ld_so_preload: Vec<String>,
+    /// Whether EGMEM_ALLOW_OVERCOMMIT allows requests beyond the free memory.
+    pub overcommit_allowed: bool,
+}
+
+/// The NVIDIA kernel module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct DriverModule {
+    /// Its version, for example `580.159.04`.
+    pub version: String,
+    /// Whether it is the open one, which Grace machines need.
+    pub open: bool,
+}
+
+/// A device node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct DeviceNode {
+    /// Its path.
+    pub path: PathBuf,
+    /// Whether this process can open it for reading and writing.
+    pub accessible: bool,
+}
+
+/// The pool of huge pages of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct HugePages {
+    /// The size of a page in bytes.
+    pub page_bytes: u64,
+    /// How many pages the pool has.
+    pub total: u64,
+    /// How many of them are free.
+    pub free: u64,
+}
+
+/// A resource limit in bytes; `None`: unlimited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Limit {
+    /// The limit in force.
+    pub soft: Option<u64>,
+    /// The most to which an unprivileged process may raise it.
+    pub hard: Option<u64>,
+}
+
+impl HostFacts {
+    /// Reads the facts. Never fails.
+    pub fn read() -> Self {
+        let variable = |name| std::env::var(name).ok();
+        let limit = |resource| {
+            let limit = getrlimit(resource);
+            let (soft, hard) = (limit.current, limit.maximum);
+            Some(Limit { soft, hard })
         };
-        let exempt = match host.cap_ipc_lock {
-            Some(true) => " (CAP_IPC_LOCK: no limit counts)",
-            _ => "",
+        Self {
+            page_size: Some(rustix::param::page_size() as u64),
+            memlock: limit(Resource::Memlock),
+            address_space: limit(Resource::As),
+            cuda_visible_devices: variable("CUDA_VISIBLE_DEVICES"),
+            ld_preload: variable("LD_PRELOAD").filter(|list| !list.is_empty()),
+            overcommit_allowed: Overcommit::from_env() == Overcommit::Allow,
+            ..Self::of(&Kernel::here())
+        }
+    }
+
+    /// Reads those that are in the kernel's files.
+    fn of(kernel: &Kernel) -> Self {
+        let line = |path: &str| kernel.read(path).map(|text| text.trim().to_owned());
+        let chosen = |setting| {
+            let text = line(&format!("/sys/kernel/mm/transparent_hugepage/{setting}"))?;
+            chosen(&text)
         };
-        rows.push(("Memlock", text + exempt));
-    }
-    if let Some(most) = host.max_mappings {
-        rows.push(("Mappings", format!("at most {most} in a process")));
-    }
-    if let Some(visible) = &host.cuda_visible_devices {
-        rows.push(("Environment", format!("CUDA_VISIBLE_DEVICES={visible}")));
-    }
-    rows.retain(|(_, text)| !text.is_empty());
-    rows
-}
-
-fn container(host: &HostFacts) -> String {
-    let nice = match host.cap_sys_nice {
-        Some(true) => ", with CAP_SYS_NICE",
-        Some(false) => ", without CAP_SYS_NICE",
-        None => "",
-    };
-    match &host.container {
-        Some(container) => format!("{container}{nice}"),
-        None => "none seen".to_owned(),
-    }
-}
-
-fn control_group(host: &HostFacts) -> String {
-    match (host.cgroup_memory_limit, host.cgroup_memory_room) {
-        (Some(limit), Some(room)) => {
-            let (limit, room) = (Bytes(limit), Bytes(room));
-            format!("at most {limit} of memory, {room} left; registered memory counts")
+        let status = kernel.read("/proc/self/status").unwrap_or_default();
+        let module = line("/proc/driver/nvidia/version");
+        let preloaded = kernel.read("/etc/ld.so.preload").unwrap_or_default();
+        let mut device_nodes = kernel.list("/dev");
+        device_nodes.retain(|name| name.starts_with("nvidia"));
+        let in_dev = |name| Path::new("/dev").join(name);
+        Self {
+            architecture: std::env::consts::ARCH,
+            kernel: line("/proc/sys/kernel/osrelease"),
+            driver_module: module.and_then(|text| driver_module(&text)),
+            device_nodes: device_nodes.into_iter().map(in_dev).collect(),
+            imex_channels: imex_channels(&kernel.path(IMEX_CHANNELS))
+                .map(|(path, opened)| DeviceNode {
+                    accessible: opened.is_ok(),
+                    path,
+                })
+                .collect(),
+            page_size: None,
+            huge_pages: huge_pages(kernel),
+            transparent_huge_pages: chosen("enabled"),
+            shared_huge_pages: chosen("shmem_enabled"),
+            max_mappings: kernel.number("/proc/sys/vm/max_map_count"),
+            memlock: None,
+            address_space: None,
+            cgroup_memory_limit: kernel.memory_limit(),
+            cgroup_memory_room: kernel.memory_room(),
+            allowed_cpus: status_field(&status, "Cpus_allowed_list")
+                .and_then(|list| list.parse().ok()),
+            allowed_nodes: kernel.allowed_nodes(),
+            container: Container::find(kernel),
+            cap_sys_nice: capability(&status, 23),
+            cap_ipc_lock: capability(&status, 14),
+            numa_balancing: line("/proc/sys/kernel/numa_balancing").map(|text| text != "0"),
+            gpu_memory_nodes: kernel.gpu_memory_nodes().into_iter().collect(),
+            cuda_visible_devices: None,
+            ld_preload: None,
+            ld_so_preload: preloaded_libraries(&preloaded),
+            overcommit_allowed: false,
         }
-        (Some(limit), None) => {
-            format!(
-                "at most {} of memory; registered memory counts",
-                Bytes(limit)
-            )
-        }
-        (None, _) => "no memory limit".to_owned(),
     }
 }
 
-fn numa(host: &HostFacts) -> String {
-    let cpus = host
-        .allowed_cpus
-        .as_ref()
-        .map(|cpus| format!("CPUs {cpus}"));
-    let nodes = host.allowed_nodes.as_ref().map(|nodes| {
-        let ids: Vec<i32> = nodes.iter().map(|node| node.0).collect();
-        let s = if ids.len() == 1 { "" } else { "s" };
-        format!("node{s} {}", ranges(&ids))
-    });
-    let allowed: Vec<String> = cpus.into_iter().chain(nodes).collect();
-    let mut words = Vec::new();
-    if !allowed.is_empty() {
-        words.push(format!("allowed: {}", allowed.join(" and ")));
-    }
-    if let Some(balancing) = host.numa_balancing {
-        let state = if balancing { "on" } else { "off" };
-        words.push(format!("balancing {state}"));
-    }
-    words.join("; ")
-}
-
-fn huge_pages(host: &HostFacts) -> String {
-    let mut words: Vec<String> = host
-        .huge_pages
-        .iter()
-        .filter(|pool| pool.total > 0)
-        .map(|pool| {
-            let (free, total) = (pool.free, pool.total);
-            format!("{free} of {total} free ({})", Bytes(pool.page_bytes))
+fn huge_pages(kernel: &Kernel) -> Vec<HugePages> {
+    let folder = "/sys/kernel/mm/hugepages";
+    let pool = |name: &String| {
+        let number = |file: &str| kernel.number(&format!("{folder}/{name}/{file}"));
+        let kib: u64 = name
+            .strip_prefix("hugepages-")?
+            .strip_suffix("kB")?
+            .parse()
+            .ok()?;
+        Some(HugePages {
+            page_bytes: kib.checked_mul(1024)?,
+            total: number("nr_hugepages")?,
+            free: number("free_hugepages")?,
         })
-        .collect();
-    if words.is_empty() {
-        words.push("none reserved".to_owned());
-    }
-    if let Some(transparent) = &host.transparent_huge_pages {
-        words.push(format!("transparent: {transparent}"));
-    }
-    if let Some(shared) = &host.shared_huge_pages {
-        words.push(format!("shared: {shared}"));
-    }
-    words.join(", ")
+    };
+    let mut pools: Vec<HugePages> = kernel.list(folder).iter().filter_map(pool).collect();
+    pools.sort_by_key(|pool| pool.page_bytes);
+    pools
 }
+
+/// Parses `/etc/ld.so.preload`: names with spaces or colons between them, and comments.
+fn preloaded_libraries(text: &str) -> Vec<String> {
+    let lines = text.lines().filter_map(|line| line.split('#').next());
+    let names = lines.flat_map(|line| line.split([' ', '\t', ':']));
+    names
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Returns whether a capability is in the effective set.
+fn capability(status: &str, bit: u32) -> Option<bool> {
+    let effective = u64::from_str_radix(status_field(status, "CapEff")?, 16).ok()?;
+    Some(effective >> bit & 1 == 1)
+}
+
+/// Returns the word in brackets of a setting such as `always [madvise] never`.
+fn chosen(setting: &str) -> Option<String> {
+    let (_, after) = setting.split_once('[')?;
+    let (word, _) = after.split_once(']')?;
+    Some(word.to_owned())
+}
+
+/// Returns the first word that looks like a version in the line `NVRM version: …`.
+fn driver_module(text: &str) -> Option<DriverModule> {
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("NVRM version:"))?;
+    let is_version =
+        |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
+    Some(DriverModule {
+        version: line.split_ascii_whitespace().find(is_version)?.to_owned(),
+        open: line.contains("Open Kernel Module"),
+    })
+}
+
+#[cfg(test)]
+mod tests;

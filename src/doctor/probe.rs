@@ -2,13 +2,12 @@
 
 use std::io::{self, Read, Write};
 
-use egmem_core::doctor::{InProcess, Libraries};
 use serde::{Deserialize, Serialize};
 
 use crate::capability::{Capabilities, Trial};
 use crate::driver::{HandleTypes, Location};
 use crate::part::{Ask, Said};
-use crate::{Answer, Driver, Error, Prober, Reason, Result};
+use crate::{Answer, Driver, Error, InProcess, Libraries, Prober, Reason, Result};
 
 /// The prefix of the child's own lines: libraries may print others.
 pub(crate) const MARK: &str = "egmem-probe ";

@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use egmem_core::table::Table;
 
-use crate::capability::{HANDLE_TYPES, Path};
+use crate::capability::{HANDLE_TYPES, Path, Trial};
 use crate::driver::{HandleTypes, Location};
-use crate::host;
+use crate::host::HostFacts;
 use crate::size::Bytes;
 use crate::texts::{count, escape, escape_lines, grouped, ranges};
 use crate::{Answer, Reason, Report};
@@ -82,7 +82,7 @@ fn facts(report: &Report) -> String {
     rows.push(("IMEX channel", report.imex.to_string()));
     rows.extend(backings(report));
     if report.simulated.is_none() {
-        rows.extend(host::rows(&report.host));
+        rows.extend(host_rows(&report.host));
     }
     let width = rows.iter().map(|(label, _)| label.len()).max().unwrap_or(0);
     let mut last = "";
@@ -153,6 +153,117 @@ fn topology_rows(report: &Report) -> Vec<(&'static str, String)> {
     rows
 }
 
+/// Returns a label and a text for each known fact.
+fn host_rows(host: &HostFacts) -> Vec<(&'static str, String)> {
+    let mut rows = Vec::new();
+    if let Some(kernel) = &host.kernel {
+        let pages = host
+            .page_size
+            .map(|bytes| format!(", {} pages", Bytes(bytes)));
+        let text = format!(
+            "{kernel} {}{}",
+            host.architecture,
+            pages.unwrap_or_default()
+        );
+        rows.push(("Kernel", text));
+    }
+    rows.push(("Container", container(host)));
+    rows.push(("Control group", control_group(host)));
+    rows.push(("NUMA", numa(host)));
+    rows.push(("Huge pages", huge_pages(host)));
+    if let Some(memlock) = host.memlock {
+        let text = match memlock.soft {
+            None => "unlimited".to_owned(),
+            Some(soft) => format!("at most {}", Bytes(soft)),
+        };
+        let exempt = match host.cap_ipc_lock {
+            Some(true) => " (CAP_IPC_LOCK: no limit counts)",
+            _ => "",
+        };
+        rows.push(("Memlock", text + exempt));
+    }
+    if let Some(most) = host.max_mappings {
+        rows.push(("Mappings", format!("at most {most} in a process")));
+    }
+    if let Some(visible) = &host.cuda_visible_devices {
+        rows.push(("Environment", format!("CUDA_VISIBLE_DEVICES={visible}")));
+    }
+    rows.retain(|(_, text)| !text.is_empty());
+    rows
+}
+
+fn container(host: &HostFacts) -> String {
+    let nice = match host.cap_sys_nice {
+        Some(true) => ", with CAP_SYS_NICE",
+        Some(false) => ", without CAP_SYS_NICE",
+        None => "",
+    };
+    match &host.container {
+        Some(container) => format!("{container}{nice}"),
+        None => "none seen".to_owned(),
+    }
+}
+
+fn control_group(host: &HostFacts) -> String {
+    match (host.cgroup_memory_limit, host.cgroup_memory_room) {
+        (Some(limit), Some(room)) => {
+            let (limit, room) = (Bytes(limit), Bytes(room));
+            format!("at most {limit} of memory, {room} left; registered memory counts")
+        }
+        (Some(limit), None) => {
+            format!(
+                "at most {} of memory; registered memory counts",
+                Bytes(limit)
+            )
+        }
+        (None, _) => "no memory limit".to_owned(),
+    }
+}
+
+fn numa(host: &HostFacts) -> String {
+    let cpus = host
+        .allowed_cpus
+        .as_ref()
+        .map(|cpus| format!("CPUs {cpus}"));
+    let nodes = host.allowed_nodes.as_ref().map(|nodes| {
+        let ids: Vec<i32> = nodes.iter().map(|node| node.0).collect();
+        let s = if ids.len() == 1 { "" } else { "s" };
+        format!("node{s} {}", ranges(&ids))
+    });
+    let allowed: Vec<String> = cpus.into_iter().chain(nodes).collect();
+    let mut words = Vec::new();
+    if !allowed.is_empty() {
+        words.push(format!("allowed: {}", allowed.join(" and ")));
+    }
+    if let Some(balancing) = host.numa_balancing {
+        let state = if balancing { "on" } else { "off" };
+        words.push(format!("balancing {state}"));
+    }
+    words.join("; ")
+}
+
+fn huge_pages(host: &HostFacts) -> String {
+    let mut words: Vec<String> = host
+        .huge_pages
+        .iter()
+        .filter(|pool| pool.total > 0)
+        .map(|pool| {
+            let (free, total) = (pool.free, pool.total);
+            format!("{free} of {total} free ({})", Bytes(pool.page_bytes))
+        })
+        .collect();
+    if words.is_empty() {
+        words.push("none reserved".to_owned());
+    }
+    if let Some(transparent) = &host.transparent_huge_pages {
+        words.push(format!("transparent: {transparent}"));
+    }
+    if let Some(shared) = &host.shared_huge_pages {
+        words.push(format!("shared: {shared}"));
+    }
+    words.join(", ")
+}
+
 /// Returns a row for each kind, with the ids that are of it.
 fn by_kind(
     label: &'static str,
@@ -198,14 +309,6 @@ fn backings(report: &Report) -> Vec<(&'static str, String)> {
     by_kind("Auto backing", kinds)
 }
 
-/// Rows with the same answer, and the GPUs and nodes that they cover.
-struct Group {
-    nodes: Vec<i32>,
-    gpus: Vec<i32>,
-    path: Path,
-    cells: Vec<String>,
-}
-
 fn capabilities(report: &Report, all: bool, paint: &Paint) -> String {
     let mut reasons = Vec::new();
     let groups = groups(report, all, &mut reasons);
@@ -213,13 +316,9 @@ fn capabilities(report: &Report, all: bool, paint: &Paint) -> String {
     let heads = ["Node", "GPU", "Path"].into_iter();
     let heads: Vec<&str> = heads.chain(types.iter().map(String::as_str)).collect();
     let mut table = Table::new(&heads);
-    for group in groups {
-        let place = [
-            ranges(&group.nodes),
-            ranges(&group.gpus),
-            group.path.to_string(),
-        ];
-        table.row(place.into_iter().chain(group.cells));
+    for ((path, gpus, cells, _), nodes) in groups {
+        let place = [ranges(&nodes), ranges(&gpus), path.to_string()];
+        table.row(place.into_iter().chain(cells));
     }
     let mut cells = indented(&table);
     let width = cells.lines().map(|line| line.chars().count()).max();
@@ -248,47 +347,38 @@ fn column(handle_types: &HandleTypes) -> String {
     }
 }
 
-fn groups<'a>(report: &'a Report, all: bool, reasons: &mut Vec<&'a Reason>) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
+/// A path, GPUs, their answers, and the node unless others with the same answers are beside it.
+type Row = (Path, Vec<i32>, Vec<String>, Option<i32>);
+
+/// Returns rows with the nodes that they are of; with `all`, one for each pair of node and GPU.
+fn groups<'a>(
+    report: &'a Report,
+    all: bool,
+    reasons: &mut Vec<&'a Reason>,
+) -> Vec<(Row, Vec<i32>)> {
+    let mut rows: Vec<(Row, i32)> = Vec::new();
     for node in report.topology.nodes() {
         for path in Path::ALL {
-            let mut of_node: Vec<Group> = Vec::new();
-            for gpu in report.topology.gpus() {
-                let cells: Vec<String> = HANDLE_TYPES
-                    .iter()
-                    .map(|&handle_types| {
-                        let tried = report.capabilities.iter().find(|tried| {
-                            let trial = &tried.trial;
-                            trial.location == Location::from(node.id)
-                                && trial.gpu == gpu.ordinal
-                                && trial.path == path
-                                && trial.handle_types == handle_types
-                        });
-                        cell(tried.map(|tried| &tried.answer), reasons)
-                    })
-                    .collect();
-                match of_node.iter_mut().find(|group| group.cells == cells) {
-                    Some(group) if !all => group.gpus.push(gpu.ordinal),
-                    _ => of_node.push(Group {
-                        nodes: vec![node.id.0],
-                        gpus: vec![gpu.ordinal],
+            let gpus = report.topology.gpus().iter().map(|gpu| gpu.ordinal);
+            let cells = gpus.map(|gpu| {
+                let cells = HANDLE_TYPES.map(|handle_types| {
+                    let trial = Trial {
+                        location: Location::from(node.id),
+                        gpu,
                         path,
-                        cells,
-                    }),
-                }
-            }
-            for group in of_node {
-                let like = groups.iter_mut().find(|known| {
-                    known.path == path && known.gpus == group.gpus && known.cells == group.cells
+                        handle_types,
+                    };
+                    let tried = report.capabilities.iter().find(|of| of.trial == trial);
+                    cell(tried.map(|tried| &tried.answer), reasons)
                 });
-                match like {
-                    Some(known) if !all => known.nodes.extend(group.nodes),
-                    _ => groups.push(group),
-                }
-            }
+                ((cells.to_vec(), all.then_some(gpu)), gpu)
+            });
+            let id = node.id.0;
+            let row = |((cells, _), gpus)| ((path, gpus, cells, all.then_some(id)), id);
+            rows.extend(grouped(cells).into_iter().map(row));
         }
     }
-    groups
+    grouped(rows.into_iter())
 }
 
 fn cell<'a>(answer: Option<&'a Answer>, reasons: &mut Vec<&'a Reason>) -> String {

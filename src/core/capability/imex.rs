@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,22 @@ pub enum ImexChannel {
     },
 }
 
+/// Returns the channels in a folder by number, and whether each can be opened for reading and writing.
+pub fn imex_channels(folder: &Path) -> impl Iterator<Item = (PathBuf, io::Result<()>)> {
+    let names = fs::read_dir(folder).into_iter().flatten().flatten();
+    let channels = names.filter_map(|entry| {
+        let name = entry.file_name();
+        let number: u32 = name.to_str()?.strip_prefix("channel")?.parse().ok()?;
+        Some((number, entry.path()))
+    });
+    let mut channels: Vec<_> = channels.collect();
+    channels.sort();
+    channels.into_iter().map(|(_, path)| {
+        let opened = OpenOptions::new().read(true).write(true).open(&path);
+        (path, opened.map(drop))
+    })
+}
+
 impl ImexChannel {
     /// Returns the channel for `driver`.
     pub fn of(driver: &Driver) -> Self {
@@ -58,26 +75,13 @@ impl ImexChannel {
     }
 
     fn find_in(folder: &Path) -> Self {
-        let mut channels: Vec<(u32, PathBuf)> = fs::read_dir(folder)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .filter_map(|entry| {
-                let name = entry.file_name();
-                let number = name.to_str()?.strip_prefix("channel")?.parse().ok()?;
-                Some((number, entry.path()))
-            })
-            .collect();
-        channels.sort();
         let mut denied = None;
-        for (_, path) in channels {
-            match OpenOptions::new().read(true).write(true).open(&path) {
-                Ok(_) => return Self::Accessible { path },
+        for (path, opened) in imex_channels(folder) {
+            match opened {
+                Ok(()) => return Self::Accessible { path },
                 Err(error) => {
-                    denied.get_or_insert(Self::Denied {
-                        path,
-                        detail: error.to_string(),
-                    });
+                    let detail = error.to_string();
+                    denied.get_or_insert(Self::Denied { path, detail });
                 }
             }
         }

@@ -4,12 +4,296 @@
 //! and now also depends on the driver, the container and the administrator. So a trial allocates memory in
 //! the driver's smallest unit, writes and reads a word with the CPU, and frees the memory at once.
 
-mod capabilities;
 mod imex;
-pub mod shareable;
-mod support;
 mod trial;
 
-pub use capabilities::Capabilities;
-pub use imex::{IMEX_CHANNELS, ImexChannel};
-pub use support::{HANDLE_TYPES, Hint, Path, Support, Trial, hints};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use serde::{Deserialize, Serialize};
+
+use crate::backing::Backing;
+use crate::driver::{Code, DeviceAttribute, HandleTypes, Location};
+use crate::per_driver::{PerDriver, lock};
+use crate::{Driver, Error, Result};
+
+pub use imex::{IMEX_CHANNELS, ImexChannel, imex_channels};
+
+/// A way to allocate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Path {
+    /// Virtual memory management: `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`.
+    Vmm,
+    /// Stream-ordered: `cuMemPoolCreate`, `cuMemAllocFromPoolAsync`.
+    Pool,
+}
+
+impl Path {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Vmm, Self::Pool];
+}
+
+crate::driver::display_texts! {
+    Path {
+        Self::Vmm => "VMM",
+        Self::Pool => "pool",
+    }
+}
+
+/// The sets of handle types to try.
+pub const HANDLE_TYPES: [HandleTypes; 4] = [
+    HandleTypes::NONE,
+    HandleTypes::POSIX_FD,
+    HandleTypes::FABRIC,
+    HandleTypes::from_bits(HandleTypes::FABRIC.bits() | HandleTypes::POSIX_FD.bits()),
+];
+
+/// One combination to try: memory at a location, for a GPU (and the CPU, for the CPU's memory), on a path,
+/// with handle types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Trial {
+    /// Where the memory lies.
+    pub location: Location,
+    /// The ordinal of the GPU that reads and writes it.
+    pub gpu: i32,
+    /// How it is allocated.
+    pub path: Path,
+    /// How it can be shared.
+    pub handle_types: HandleTypes,
+}
+
+impl std::fmt::Display for Trial {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            location,
+            gpu,
+            path,
+            handle_types,
+        } = self;
+        write!(
+            f,
+            "{path} memory on {location} for GPU {gpu} (handle types: {handle_types})"
+        )
+    }
+}
+
+/// The result of a trial.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Support {
+    /// It worked.
+    Yes,
+    /// It does not work here, with the reason.
+    No(Error),
+    /// The trial was inconclusive, with the reason: there was no memory for it, or the GPU's context is lost.
+    /// The next request tries again.
+    Unknown(Error),
+}
+
+impl Support {
+    /// Returns whether it worked.
+    pub const fn is_yes(&self) -> bool {
+        matches!(self, Self::Yes)
+    }
+
+    /// Returns the reason, if it did not work.
+    pub const fn error(&self) -> Option<&Error> {
+        match self {
+            Self::Yes => None,
+            Self::No(error) | Self::Unknown(error) => Some(error),
+        }
+    }
+
+    /// Returns `Ok` if it worked, for use with `?`.
+    ///
+    /// # Errors
+    /// The reason, if it did not.
+    pub fn require(self) -> Result<()> {
+        match self {
+            Self::Yes => Ok(()),
+            Self::No(error) | Self::Unknown(error) => Err(error),
+        }
+    }
+
+    fn of(result: Result<()>) -> Self {
+        match result {
+            Ok(()) => Self::Yes,
+            Err(error) if is_passing(&error) => Self::Unknown(error),
+            Err(error) => Self::No(error),
+        }
+    }
+}
+
+/// Returns whether an error says nothing about the machine's abilities.
+fn is_passing(error: &Error) -> bool {
+    match error {
+        Error::OutOfMemory { .. } | Error::NodeTooFull { .. } | Error::ContextLost { .. } => true,
+        other => other.code() == Some(Code::OUT_OF_MEMORY),
+    }
+}
+
+/// An attribute that claims something about host-NUMA memory or sharing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Hint {
+    /// CUDA's name without `CU_DEVICE_ATTRIBUTE_`.
+    pub name: &'static str,
+    /// The driver's answer; `None` if it does not know the attribute, which does not mean "no".
+    pub value: Option<i32>,
+}
+
+/// Returns the claims of GPU `gpu`'s attributes.
+pub fn hints(driver: &Driver, gpu: i32) -> Vec<Hint> {
+    macro_rules! attributes {
+        ($($name:ident)*) => {
+            [$((stringify!($name), DeviceAttribute::$name),)*]
+        };
+    }
+    attributes![
+        HOST_NUMA_ID NUMA_ID HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED HOST_NUMA_MEMORY_POOLS_SUPPORTED
+        HOST_NUMA_MULTINODE_IPC_SUPPORTED HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        HANDLE_TYPE_FABRIC_SUPPORTED MEMPOOL_SUPPORTED_HANDLE_TYPES PAGEABLE_MEMORY_ACCESS
+        PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
+    ]
+    .into_iter()
+    .map(|(name, attribute)| Hint {
+        name,
+        value: driver.device_attribute(gpu, attribute).ok(),
+    })
+    .collect()
+}
+
+/// The capabilities of a driver: each combination is tried when first asked for, and the answer is kept while the
+/// driver lives.
+///
+/// ```
+/// use egmem::capability::{Capabilities, Path};
+/// use egmem::driver::sim::Machine;
+/// use egmem::driver::{HandleTypes, Location};
+/// use egmem::Driver;
+///
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// let capabilities = Capabilities::of(&driver);
+/// let shareable = capabilities.support(Location::HostNuma(0), Path::Vmm, HandleTypes::POSIX_FD);
+/// assert!(shareable.is_yes());
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Capabilities {
+    driver: Driver,
+    cells: Arc<Mutex<HashMap<Trial, Cell>>>,
+}
+
+impl Capabilities {
+    /// Returns the capabilities of `driver`. All callers in the process share the answers.
+    pub fn of(driver: &Driver) -> Self {
+        static CELLS: PerDriver<Arc<Mutex<HashMap<Trial, Cell>>>> = PerDriver::new();
+        Self {
+            driver: driver.clone(),
+            cells: CELLS.of(driver),
+        }
+    }
+
+    /// Returns the result of one trial, which runs now unless it ran before. Another caller with the same trial waits
+    /// meanwhile.
+    pub fn trial(&self, trial: Trial) -> Support {
+        let cell = Arc::clone(lock(&self.cells).entry(trial).or_default());
+        let mut answer = lock(&cell);
+        if let Some(known) = &*answer {
+            return known.clone();
+        }
+        let support = Support::of(trial::attempt(&self.driver, &trial, |other| {
+            self.trial(other)
+        }));
+        if !matches!(support, Support::Unknown(_)) {
+            *answer = Some(support.clone());
+        }
+        support
+    }
+
+    /// Returns whether memory at `location` works on `path` for every GPU that should reach it: all GPUs for
+    /// the CPU's memory, the owner for a GPU's. If not, returns the first reason.
+    pub fn support(&self, location: Location, path: Path, handle_types: HandleTypes) -> Support {
+        let gpus = match location {
+            Location::Device(owner) => owner..=owner,
+            _ => match self.driver.device_count() {
+                Ok(..=0) => {
+                    return Support::No(Error::NoSuchGpu { gpu: 0, count: 0 });
+                }
+                Ok(count) => 0..=count - 1,
+                Err(error) => return Support::of(Err(error)),
+            },
+        };
+        gpus.map(|gpu| {
+            self.trial(Trial {
+                location,
+                gpu,
+                path,
+                handle_types,
+            })
+        })
+        .find(|support| !support.is_yes())
+        .unwrap_or(Support::Yes)
+    }
+
+    /// Returns the driver under trial.
+    pub const fn driver(&self) -> &Driver {
+        &self.driver
+    }
+}
+
+/// The answer to a trial, once there is one. Locked while it is tried.
+type Cell = Arc<Mutex<Option<Support>>>;
+
+/// Chooses the handle types for shareable memory.
+pub mod shareable {
+    pub use super::{Shareable, best_handle_types, handle_types_of};
+}
+
+/// How to make memory shareable on this machine: see [`best_handle_types`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shareable {
+    /// The handle types to create it with.
+    pub handle_types: HandleTypes,
+    /// The reason why fabric handles are not among them.
+    pub no_fabric: Option<Error>,
+}
+
+/// Returns the handle types with which memory at `location` can be shared as widely as this machine allows:
+/// fabric handle and POSIX fd, or one of them. Found out by trials, once per driver.
+///
+/// # Errors
+/// The reason why POSIX fds do not work, if neither type does.
+pub fn best_handle_types(driver: &Driver, location: Location) -> Result<Shareable> {
+    const BOTH: HandleTypes =
+        HandleTypes::from_bits(HandleTypes::FABRIC.bits() | HandleTypes::POSIX_FD.bits());
+    let capabilities = Capabilities::of(driver);
+    let tried = |types| capabilities.support(location, Path::Vmm, types).require();
+    let only = |handle_types, no_fabric| Shareable {
+        handle_types,
+        no_fabric,
+    };
+    let Err(no_fabric) = tried(BOTH) else {
+        return Ok(only(BOTH, None));
+    };
+    match tried(HandleTypes::POSIX_FD) {
+        Ok(()) => Ok(only(HandleTypes::POSIX_FD, Some(no_fabric))),
+        Err(error) => tried(HandleTypes::FABRIC)
+            .map(|()| only(HandleTypes::FABRIC, None))
+            .map_err(|_| error),
+    }
+}
+
+/// Returns the handle types with which memory of `backing` at `location` can be shared: of registered memory POSIX fd, of any
+/// other those of [`best_handle_types`].
+///
+/// # Errors
+/// As `best_handle_types`.
+pub fn handle_types_of(driver: &Driver, location: Location, backing: Backing) -> Result<Shareable> {
+    match backing {
+        Backing::Registered => Ok(Shareable {
+            handle_types: HandleTypes::POSIX_FD,
+            no_fabric: None,
+        }),
+        Backing::Driver | Backing::Auto => best_handle_types(driver, location),
+    }
+}

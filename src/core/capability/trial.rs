@@ -1,6 +1,6 @@
 //! Runs one trial: the whole chain in the smallest size, with everything freed on every path.
 
-use super::support::{Path, Support, Trial};
+use super::{Path, Support, Trial};
 use crate::driver::{Access, AccessDesc, HandleType, HandleTypes, Location};
 use crate::memory::CpuView;
 use crate::vmm::PhysicalMemory;

@@ -5,88 +5,72 @@ use super::kernel::Kernel;
 /// Version 1 writes "no limit" as the largest multiple of a page.
 const NO_LIMIT_V1: u64 = 1 << 62;
 
-/// A control group's memory limit and use, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Memory {
-    limit: u64,
-    used: u64,
-    /// The part of `used` that is page cache, which the kernel drops at the limit.
-    cache: u64,
-}
+impl Kernel {
+    /// Returns the smallest memory limit over this process in bytes, if there is one.
+    pub fn memory_limit(&self) -> Option<u64> {
+        self.memories().map(|(limit, _)| limit).min()
+    }
 
-impl Memory {
-    fn room(self) -> u64 {
-        self.limit
-            .saturating_sub(self.used.saturating_sub(self.cache))
+    /// Returns the bytes that this process's control groups leave to it, if any has a limit.
+    ///
+    /// Whether the driver's pages are charged to a group depends on the driver's version; respecting the limit is
+    /// the safe choice.
+    pub fn memory_room(&self) -> Option<u64> {
+        self.memories()
+            .map(|(limit, used)| limit.saturating_sub(used))
+            .min()
+    }
+
+    /// Returns the limit and the use of the process's group and of its ancestors, as far as they are visible.
+    fn memories(&self) -> impl Iterator<Item = (u64, u64)> {
+        let text = |file| self.read(file).unwrap_or_default();
+        let (groups, mounts) = (text("/proc/self/cgroup"), text("/proc/self/mountinfo"));
+        [&V1, &V2].into_iter().flat_map(move |files| {
+            let folders = folders(&groups, &mounts, files.controller);
+            let memory = |folder: String| self.memory(&folder, files);
+            folders.into_iter().filter_map(memory).collect::<Vec<_>>()
+        })
+    }
+
+    /// Returns a group's limit, and its use without page cache, which the kernel drops at the limit.
+    fn memory(&self, folder: &str, files: &Files) -> Option<(u64, u64)> {
+        let number = |name: &str| self.number(&format!("{folder}/{name}"));
+        let limit = number(files.limit).filter(|limit| *limit < NO_LIMIT_V1)?; // "max" is not a number
+        let stat = self.read(&format!("{folder}/memory.stat"));
+        let cache = stat
+            .iter()
+            .flat_map(|stat| stat.lines())
+            .filter_map(|line| line.split_once(' '))
+            .filter(|(name, _)| files.cache.contains(name))
+            .filter_map(|(_, value)| value.trim().parse::<u64>().ok())
+            .fold(0, u64::saturating_add);
+        let used = number(files.used).unwrap_or(0);
+        Some((limit, used.saturating_sub(cache)))
     }
 }
 
-/// Returns the smallest memory limit over this process in bytes, if there is one.
-pub(crate) fn memory_limit(kernel: &Kernel) -> Option<u64> {
-    memories(kernel).iter().map(|memory| memory.limit).min()
-}
-
-/// Returns the bytes that this process's control groups leave to it, if any has a limit.
-///
-/// Whether the driver's pages are charged to a group depends on the driver's version; respecting the limit is
-/// the safe choice.
-pub(crate) fn memory_room(kernel: &Kernel) -> Option<u64> {
-    memories(kernel).into_iter().map(Memory::room).min()
-}
-
-/// Returns the limits of the process's group and of its ancestors, as far as they are visible.
-fn memories(kernel: &Kernel) -> Vec<Memory> {
-    let (Some(groups), Some(mounts)) = (
-        kernel.read("/proc/self/cgroup"),
-        kernel.read("/proc/self/mountinfo"),
-    ) else {
-        return Vec::new();
-    };
-    let v1 = folders(&groups, &mounts, Some("memory"))
-        .into_iter()
-        .filter_map(|folder| memory(kernel, &folder, &V1));
-    let v2 = folders(&groups, &mounts, None)
-        .into_iter()
-        .filter_map(|folder| memory(kernel, &folder, &V2));
-    v1.chain(v2).collect()
-}
-
+/// The files of a version.
 struct Files {
+    /// `None`: version 2, which has one hierarchy.
+    controller: Option<&'static str>,
     limit: &'static str,
     used: &'static str,
     cache: [&'static str; 2],
 }
 
 const V1: Files = Files {
+    controller: Some("memory"),
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",
     cache: ["total_active_file", "total_inactive_file"],
 };
 
 const V2: Files = Files {
+    controller: None,
     limit: "memory.max",
     used: "memory.current",
     cache: ["active_file", "inactive_file"],
 };
-
-fn memory(kernel: &Kernel, folder: &str, files: &Files) -> Option<Memory> {
-    let number = |name: &str| kernel.number(&format!("{folder}/{name}"));
-    let limit = number(files.limit).filter(|limit| *limit < NO_LIMIT_V1)?; // "max" is not a number
-    let stat = kernel
-        .read(&format!("{folder}/memory.stat"))
-        .unwrap_or_default();
-    let cache = stat
-        .lines()
-        .filter_map(|line| line.split_once(' '))
-        .filter(|(name, _)| files.cache.contains(name))
-        .filter_map(|(_, value)| value.trim().parse::<u64>().ok())
-        .fold(0, u64::saturating_add);
-    Some(Memory {
-        limit,
-        used: number(files.used).unwrap_or(0),
-        cache,
-    })
-}
 
 /// Returns the folders of the process's group and of its ancestors, in the hierarchy of a version 1
 /// `controller`, or in version 2's.
@@ -163,8 +147,8 @@ mod tests {
             "sys/fs/cgroup/job/memory.stat",
             "anon 1\nactive_file 30\ninactive_file 20\n",
         );
-        assert_eq!(memory_limit(&tree.kernel()), Some(1000));
-        assert_eq!(memory_room(&tree.kernel()), Some(150));
+        assert_eq!(tree.kernel().memory_limit(), Some(1000));
+        assert_eq!(tree.kernel().memory_room(), Some(150));
     }
 
     #[test]
@@ -189,13 +173,13 @@ mod tests {
             "sys/fs/cgroup/memory/x/memory.limit_in_bytes",
             "9223372036854771712\n",
         );
-        assert_eq!(memory_limit(&tree.kernel()), Some(5000));
-        assert_eq!(memory_room(&tree.kernel()), Some(1500));
+        assert_eq!(tree.kernel().memory_limit(), Some(5000));
+        assert_eq!(tree.kernel().memory_room(), Some(1500));
     }
 
     #[test]
     fn no_group_no_limit() {
-        assert_eq!(memory_room(&Tree::new().kernel()), None);
+        assert_eq!(Tree::new().kernel().memory_room(), None);
         assert_eq!(
             folders(
                 "0::/../elsewhere\n",

@@ -9,29 +9,29 @@ use crate::host::status_field;
 
 /// The kernel's files, from a root: `/`, or a test's folder.
 #[derive(Clone, Debug)]
-pub(crate) struct Kernel {
+pub struct Kernel {
     root: PathBuf,
 }
 
 impl Kernel {
     /// Returns this machine's kernel.
-    pub(crate) fn here() -> Self {
+    pub fn here() -> Self {
         Self::at("/")
     }
 
     /// Returns the kernel whose files lie under `root`.
-    pub(crate) fn at(root: impl Into<PathBuf>) -> Self {
+    pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
     /// Returns the text of a file, if it can be read.
-    pub(crate) fn read(&self, path: &str) -> Option<String> {
+    pub fn read(&self, path: &str) -> Option<String> {
         // As bytes first: a file of the kernel need not be UTF-8.
         Some(String::from_utf8_lossy(&self.read_bytes(path)?).into_owned())
     }
 
     /// Returns the number in a file, if it can be read and has nothing else.
-    pub(crate) fn number(&self, path: &str) -> Option<u64> {
+    pub fn number(&self, path: &str) -> Option<u64> {
         self.read(path)?.trim().parse().ok()
     }
 
@@ -41,12 +41,12 @@ impl Kernel {
     }
 
     /// Returns the location of a kernel path under the root.
-    pub(crate) fn path(&self, path: &str) -> PathBuf {
+    pub fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
     /// Returns the names in a folder, sorted; none if there is no folder.
-    pub(crate) fn list(&self, path: &str) -> Vec<String> {
+    pub fn list(&self, path: &str) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.path(path)) else {
             return Vec::new();
         };
@@ -61,7 +61,7 @@ impl Kernel {
     /// Returns the nodes that are memory of NVIDIA GPUs, even if CUDA does not show these GPUs.
     ///
     /// Source: the kernel module's `/proc/driver/nvidia/gpus/*/numa_status`, which hwloc reads too.
-    pub(crate) fn gpu_memory_nodes(&self) -> BTreeSet<NodeId> {
+    pub fn gpu_memory_nodes(&self) -> BTreeSet<NodeId> {
         let gpus = "/proc/driver/nvidia/gpus";
         self.list(gpus)
             .iter()
@@ -127,7 +127,7 @@ impl Kernel {
     }
 
     /// Returns the nodes that this process may allocate on (`cpuset.mems`), if the kernel reports them.
-    pub(crate) fn allowed_nodes(&self) -> Option<Vec<NodeId>> {
+    pub fn allowed_nodes(&self) -> Option<Vec<NodeId>> {
         let status = self.read("/proc/self/status")?;
         let nodes: CpuSet = status_field(&status, "Mems_allowed_list")?.parse().ok()?;
         Some(nodes.iter().filter_map(node_id).collect())
@@ -170,7 +170,7 @@ impl Kernel {
     }
 
     fn bound_by_cgroup(&self, free: Option<u64>) -> Option<u64> {
-        let room = super::cgroup::memory_room(self);
+        let room = self.memory_room();
         free.map(|free| room.map_or(free, |room| free.min(room)))
     }
 

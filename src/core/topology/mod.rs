@@ -6,7 +6,7 @@
 //! thread is ever bound to them. Free memory is the simulated node's capacity less the bytes allocated there.
 
 mod affinity;
-pub(crate) mod cgroup;
+mod cgroup;
 mod cpuset;
 mod discover;
 mod gpu;
@@ -104,7 +104,7 @@ impl Topology {
     /// Returns the topology of a process that `kernel`'s control groups limit.
     fn limited_by(self, kernel: &Kernel) -> Self {
         Self {
-            cgroup_room: cgroup::memory_room(kernel),
+            cgroup_room: kernel.memory_room(),
             ..self
         }
     }
@@ -189,7 +189,7 @@ impl Topology {
             node.memory_free = free;
         }
         if matches!(self.live, Some(Live::Kernel)) {
-            self.cgroup_room = cgroup::memory_room(&Kernel::here());
+            self.cgroup_room = Kernel::here().memory_room();
         }
     }
 
@@ -220,7 +220,7 @@ pub fn free_now(driver: &Driver, node: NodeId) -> Option<u64> {
 pub fn cgroup_room(driver: &Driver) -> Option<u64> {
     match driver.simulated_host() {
         Some(_) => None,
-        None => cgroup::memory_room(&Kernel::here()),
+        None => Kernel::here().memory_room(),
     }
 }
 

@@ -2,13 +2,12 @@
 
 use serde::Serialize;
 
-use super::Report;
-use super::prober::AutoBacking;
-use super::traps::{self, Machine as At};
 use crate::backing::Why;
+use crate::capability::ImexChannel;
 use crate::driver::{Code, versions};
 use crate::size::Bytes;
-use crate::topology::TopologySource;
+use crate::{AutoBacking, Report};
+use egmem_core::topology::TopologySource;
 
 /// A setting that is not ideal, or that explains a failure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -23,7 +22,7 @@ pub struct Advice {
 }
 
 /// Derives advice from a report. A simulated driver says nothing about the host's settings.
-pub(super) fn advise(report: &Report) -> Vec<Advice> {
+pub(crate) fn advise(report: &Report) -> Vec<Advice> {
     let mut advice = Advisor(Vec::new());
     advice.on_driver(report);
     advice.on_nodes(report);
@@ -188,14 +187,13 @@ impl Advisor {
         let Some(module) = &report.host.driver_module else {
             return;
         };
-        let machine = At {
-            host: &report.host,
-            topology: &report.topology,
-            imex: &report.imex,
-        };
-        for trap in traps::found(&machine) {
-            let finding = format!("the driver is {}: {}", module.version, trap.finding);
-            self.add("trap", finding, trap.remedy);
+        let version = version(&module.version);
+        let may_meet = |trap: &&Trap| version.is_some_and(|version| trap.is_in(version));
+        for trap in TRAPS.iter().filter(may_meet) {
+            if (trap.applies)(report) {
+                let finding = format!("the driver is {}: {}", module.version, trap.finding);
+                self.add("trap", finding, trap.remedy);
+            }
         }
     }
 
@@ -238,6 +236,80 @@ impl Advisor {
                 "install the open one: coherent machines need it";
         }
     }
+}
+
+/// A known fault of drivers, by the version of the kernel module. All are reports of others, which were not reproduced here.
+/// docs/driver-versions.md has the same table with sources.
+struct Trap {
+    /// The first version with it, and the first one without it again, as far as they are known.
+    versions: (Option<Version>, Option<Version>),
+    /// Whether a machine with such a driver meets it.
+    applies: fn(&Report) -> bool,
+    /// The symptom.
+    finding: &'static str,
+    /// The remedy.
+    remedy: &'static str,
+}
+
+/// The first two numbers of a kernel module's version.
+type Version = (u32, u32);
+
+const GIB: u64 = 1 << 30;
+
+const TRAPS: &[Trap] = &[
+    Trap {
+        versions: (None, Some((595, 0))),
+        applies: |_| true,
+        finding: "drivers before 595 were reported to crash inside cuMemCreate for host memory",
+        remedy: "try the calls that a program needs in a child process first, as `egmem doctor` does, or install 595 or newer",
+    },
+    Trap {
+        versions: (Some((580, 0)), Some((590, 0))),
+        applies: |report| {
+            let nodes = report.topology.nodes().iter();
+            nodes.map(|node| node.memory_total).sum::<u64>() >= 512 * GIB
+        },
+        finding: "drivers 580 were reported to fail for 512 GiB or more of host memory in one call",
+        remedy: "allocate in chunks, as buffers and heaps do by default",
+    },
+    Trap {
+        versions: (Some((590, 44)), None),
+        applies: |report| {
+            report.host.architecture == "aarch64" && report.host.page_size == Some(64 << 10)
+        },
+        finding: "drivers from 590.44 on were reported to fault below each 4 GiB boundary of one allocation, with pages of 64 KiB",
+        remedy: "keep allocations of physical memory below 4 GiB, as buffers and heaps do",
+    },
+    Trap {
+        versions: (Some((615, 0)), None),
+        applies: |report| matches!(report.imex, ImexChannel::Accessible { .. }),
+        finding: "drivers from 615 on were reported not to rebuild fabric state when a checkpoint of a process is restored",
+        remedy: "export and import memory by fabric handles again after a restore",
+    },
+    Trap {
+        versions: (None, None),
+        applies: |report| {
+            let gpus = report.topology.gpus().iter();
+            let twice = gpus.map(|gpu| gpu.memory.saturating_mul(2)).max();
+            let limit = report.host.address_space.and_then(|limit| limit.soft);
+            limit.zip(twice).is_some_and(|(limit, twice)| limit < twice)
+        },
+        finding: "a pool without a largest size was reported to reserve twice a GPU's memory in addresses, and this process may not have as many",
+        remedy: "set max_size on pools, or raise the limit (ulimit -v unlimited)",
+    },
+];
+
+impl Trap {
+    fn is_in(&self, version: Version) -> bool {
+        let (since, until) = self.versions;
+        since.is_none_or(|since| version >= since) && until.is_none_or(|until| version < until)
+    }
+}
+
+/// Parses `580.159.04`.
+fn version(text: &str) -> Option<Version> {
+    let mut numbers = text.split('.').map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 #[cfg(test)]

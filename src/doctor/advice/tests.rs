@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::capability::{Capabilities, ImexChannel};
-use crate::doctor::{Answer, InProcess, Reason};
 use crate::driver::{Call, CudaVersion};
 use crate::host::{Container, DriverModule, HostFacts, Limit};
-use crate::{Driver, Machine};
+use crate::{Answer, Driver, InProcess, Reason};
+use egmem_core::Machine;
 
 const LOW: Limit = Limit {
     soft: Some(8 << 20),
@@ -268,4 +268,22 @@ fn faults_of_drivers_are_told_by_version_to_machines_that_meet_them() {
     assert!(!has(&report, "600.1", "addresses"));
     report.host.address_space = Some(LOW);
     assert!(has(&report, "600.1", "addresses"));
+}
+
+#[test]
+fn versions_are_two_numbers() {
+    assert_eq!(version("580.159.04"), Some((580, 159)));
+    assert_eq!(version("590.44"), Some((590, 44)));
+    for text in ["", "580", "580.x", "x.1"] {
+        assert_eq!(version(text), None, "{text}");
+    }
+}
+
+#[test]
+fn the_documentation_has_every_trap() {
+    let text = include_str!("../../../docs/driver-versions.md");
+    for trap in TRAPS {
+        let row = format!("| {} | {} |", trap.finding, trap.remedy);
+        assert!(text.contains(&row), "docs/driver-versions.md lacks\n{row}");
+    }
 }
