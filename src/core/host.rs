@@ -137,7 +137,7 @@ fn parts(groups: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::test_tree::Tree;
+    use crate::topology::kernel::tests::Tree;
 
     #[test]
     fn group_names_tell_the_engine() {

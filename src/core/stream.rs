@@ -1,13 +1,8 @@
 //! Streams and events, and the work that runs on them.
 
-mod batch;
-pub mod captures;
 mod event;
 mod interprocess;
-mod lent;
-mod marks;
 mod order;
-mod over;
 #[cfg(feature = "async")]
 mod poller;
 mod transfer;
@@ -21,13 +16,11 @@ use crate::memory::Memory;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
 
-pub use batch::BatchCopy;
-pub use event::Event;
-pub use event::Held;
-pub use lent::LentEvent;
-use marks::Marks;
-pub use over::Waited;
+use event::Marks;
+pub use event::{Event, Held, LentEvent, Waited};
+pub use order::{after_captures, run_due};
 pub use transfer::{NotStarted, Started, Transfer, TransferError, TransferFailed};
+pub use work::BatchCopy;
 
 /// A stream: orders the work of one GPU. Clones are the same stream; it is destroyed with the last clone.
 ///
@@ -136,7 +129,7 @@ impl Stream {
     /// driver that refuses the wait is asked again, for about 16 ms; then the answer says that the work may still
     /// run.
     pub fn wait_until_over(&self) -> Waited {
-        over::wait(|| self.synchronize(), || self.is_done())
+        event::wait_until_over(|| self.synchronize(), || self.is_done())
     }
 
     /// Refuses work that the caller waits for if the stream is being captured into a CUDA graph: the graph
@@ -168,7 +161,12 @@ impl Stream {
         from_offset: u64,
         bytes: u64,
     ) -> Result<()> {
-        let Some(copy) = self.prepare_copy((to, to_offset), (from, from_offset), bytes)? else {
+        let copy = BatchCopy {
+            to: to_offset,
+            from: from_offset,
+            bytes,
+        };
+        let Some(copy) = self.prepare_copies(to, from, &[copy], false)? else {
             return Ok(());
         };
         // SAFETY: both ranges are borrowed until the copy is done, which is before this returns.

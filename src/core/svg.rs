@@ -7,11 +7,16 @@ use std::fmt::{self, Write};
 
 use crate::text::escape_xml;
 
-/// The common style of all drawings: texts of 12 pixels, headings, paler texts and the background.
+/// The style of all drawings: texts, headings and paler texts; the background and boxes; areas `c0` to `c6`, which differ in
+/// lightness too; lines by the kind of a link.
 const STYLE: &str = "\
 text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1c2430}\
-.head{font-size:18px;font-weight:600}.soft{fill:#5b6676}.end{text-anchor:end}.bg{fill:#fff}\n";
-const DARK: &str = "text{fill:#e8edf4}.soft{fill:#a3afbf}.bg{fill:#12161c}";
+.head{font-size:18px;font-weight:600}.name{font-size:14px;font-weight:600}.soft{fill:#5b6676}.end{text-anchor:end}\
+.bg{fill:#fff}.box{fill:#eef3f9;stroke:#9db0c6}.frame{fill:none;stroke:#8a97a8}circle{fill:#5b6676}\
+.c0{fill:#143f73}.c1{fill:#c46f00}.c2{fill:#7db0e2}.c3{fill:#dfe9f5}.c4{fill:#3d9a5f}.c5{fill:#8a63b8}.c6{fill:#8a97a8}\
+.part{stroke:#fff;stroke-width:.5}.c2c{stroke:#5c9a2b}.pcie{stroke:#8a93a0}.nvlink{stroke:#b8860b}\n";
+const DARK: &str = "text{fill:#e8edf4}.soft{fill:#a3afbf}.bg{fill:#12161c}.box{fill:#1d2631;stroke:#48607a}\
+.c0{fill:#9cccff}.c1{fill:#e8a33d}.c2{fill:#3d6ea5}.c3{fill:#26344a}.part{stroke:#12161c}circle{fill:#a3afbf}";
 
 /// A place or a size, in pixels: to the right and down.
 pub type Point = (f64, f64);
@@ -53,15 +58,13 @@ impl Drawing {
         );
     }
 
-    /// Returns the file, of `width` and `height` pixels. Its classes are those of `style`, in the dark also of `dark`,
-    /// beside `head`, `soft` and `end` for texts and `bg`.
-    pub fn file(self, (width, height): (u64, u64), title: &str, style: &str, dark: &str) -> String {
+    /// Returns the file, of `width` and `height` pixels.
+    pub fn file(self, (width, height): (u64, u64), title: &str) -> String {
         let (title, body) = (escape_xml(title), self.0);
         format!(
             r#"<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {width} {height}" width="{width}" height="{height}">
 <title>{title}</title>
-<style>{STYLE}{style}
-@media (prefers-color-scheme:dark){{{DARK}{dark}}}</style>
+<style>{STYLE}@media (prefers-color-scheme:dark){{{DARK}}}</style>
 <rect width="100%" height="100%" class="bg"/>
 {body}</svg>
 "#

@@ -11,7 +11,7 @@ use super::deferred::PER_THREAD;
 use super::{Block, Heap, NotAllFreed, NotFreed};
 use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
 use crate::memory::{AccessChecks, CpuView, Engine, Memory, cpu_accessors, impl_cpu_memory};
-use crate::stream::captures::{after_captures, run_due};
+use crate::stream::{after_captures, run_due};
 use crate::{Error, Result, Stream};
 
 /// The most that a handle keeps of freed blocks: bytes, at most a 16th of the heap's limit, and blocks.

@@ -18,19 +18,14 @@ const LEFT: u64 = 96;
 const TOP: u64 = 184;
 const PITCH: u64 = 22;
 
-/// The classes and names of used, deferred, cached, free and missing memory. The lightness tells them apart without
-/// colours too.
+/// The classes and names of used, deferred, cached, free and missing memory.
 const KINDS: [(&str, &str); 5] = [
-    ("u", "used: in use by the program"),
-    ("d", "deferred: freed, waiting for GPU work"),
-    ("c", "cached: freed, in a thread's cache"),
-    ("f", "free: backed and free"),
-    ("n", "not backed: no physical memory"),
+    ("c0", "used: in use by the program"),
+    ("c1", "deferred: freed, waiting for GPU work"),
+    ("c2", "cached: freed, in a thread's cache"),
+    ("c3", "free: backed and free"),
+    ("bg", "not backed: no physical memory"),
 ];
-const STYLE: &str = "\
-.u{fill:#143f73}.d{fill:#c46f00}.c{fill:#7db0e2}.f{fill:#dfe9f5}.n{fill:#fff}.box{fill:none;stroke:#8a97a8}";
-const DARK: &str =
-    ".u{fill:#9cccff}.d{fill:#e8a33d}.c{fill:#3d6ea5}.f{fill:#26344a}.n{fill:#12161c}";
 
 impl Occupancy {
     /// Returns a picture of the range under the heading `title`: a complete SVG file without external fonts
@@ -76,16 +71,11 @@ impl Occupancy {
             }
             let _ = writeln!(
                 svg,
-                r#"<rect class="box" x="{LEFT}" y="{y}" width="{width}" height="{HEIGHT}"/>"#
+                r#"<rect class="frame" x="{LEFT}" y="{y}" width="{width}" height="{HEIGHT}"/>"#
             );
         }
         let rows = (cells.len() as u64).div_ceil(COLUMNS);
-        svg.file(
-            (LEFT + COLUMNS + 24, TOP + rows * PITCH + 12),
-            title,
-            STYLE,
-            DARK,
-        )
+        svg.file((LEFT + COLUMNS + 24, TOP + rows * PITCH + 12), title)
     }
 
     fn legend(&self, svg: &mut Drawing, totals: &OccupancyTotals, cell: u64) {
@@ -110,7 +100,7 @@ impl Occupancy {
             let y = 70 + row * 20;
             let _ = writeln!(
                 svg,
-                r#"<rect class="{class}" x="{LEFT}" y="{y}" width="28" height="14"/><rect class="box" x="{LEFT}" y="{y}" width="28" height="14"/>"#
+                r#"<rect class="{class}" x="{LEFT}" y="{y}" width="28" height="14"/><rect class="frame" x="{LEFT}" y="{y}" width="28" height="14"/>"#
             );
             let text = format!("{name}: {} ({bytes} bytes)", Bytes(bytes));
             svg.text(((LEFT + 38) as f64, (y + 11) as f64), "", &text);
@@ -158,10 +148,10 @@ mod tests {
         let svg = occupancy.to_svg("<a> & \"b\"");
         assert!(svg.contains("one column is 4 KiB"), "{svg}");
         assert!(svg.contains("&lt;a&gt; &amp; &quot;b&quot;") && !svg.contains("<a>"));
-        assert_eq!(area(&svg, "u"), 16 + 16 + 4);
+        assert_eq!(area(&svg, "c0"), 16 + 16 + 4);
         // With those before it: what lies in front hides them.
-        assert_eq!(area(&svg, "c"), area(&svg, "u") + 1);
-        assert_eq!(area(&svg, "f"), 16384 * 16);
+        assert_eq!(area(&svg, "c2"), area(&svg, "c0") + 1);
+        assert_eq!(area(&svg, "c3"), 16384 * 16);
         for text in [
             "program: 9 KiB (9216 bytes)",
             "memory: 64 MiB (67108864 bytes)",
@@ -170,7 +160,7 @@ mod tests {
         }
         // The smallest block is seen.
         occupancy.used = vec![1 << 25..(1 << 25) + 1];
-        assert_eq!(area(&occupancy.to_svg("heap"), "u"), 1);
+        assert_eq!(area(&occupancy.to_svg("heap"), "c0"), 1);
     }
 
     #[test]
@@ -196,7 +186,7 @@ mod tests {
             let svg = occupancy.to_svg("heap");
             assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
             assert!(svg.len() < 512 << 10, "{} bytes", svg.len());
-            assert_eq!(area(&svg, "u") > 0, !occupancy.used.is_empty(), "{svg}");
+            assert_eq!(area(&svg, "c0") > 0, !occupancy.used.is_empty(), "{svg}");
         }
     }
 }

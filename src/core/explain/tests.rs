@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::driver::{Backend, Call, PoolCalls};
-use crate::topology::test_tree::Tree;
+use crate::topology::kernel::tests::Tree;
 use crate::{Buffer, Growth, Machine, Result};
 
 /// A driver that answers only the query of its version.

@@ -15,7 +15,7 @@ use crate::memory::{
 };
 use crate::size::not_empty;
 use crate::stream::Stream;
-use crate::stream::captures::{after_captures, run_due};
+use crate::stream::{after_captures, run_due};
 use crate::teardown::{give_back, log_lost};
 use crate::{Error, Result};
 

@@ -20,7 +20,7 @@ use crate::memory::{
 };
 use crate::per_driver::lock;
 use crate::stream::Stream;
-use crate::stream::captures::{after_captures, run_due};
+use crate::stream::{after_captures, run_due};
 use crate::teardown::{give_back, log_lost};
 use crate::{Error, Result};
 

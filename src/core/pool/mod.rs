@@ -35,7 +35,7 @@ use crate::ledger::{Grants, Label};
 use crate::memory::GrantUses;
 use crate::per_driver::lock;
 use crate::stream::Stream;
-use crate::stream::captures::run_due;
+use crate::stream::run_due;
 use crate::teardown::{give_back, give_back_or_log};
 use crate::{Error, Result};
 

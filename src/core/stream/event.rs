@@ -1,15 +1,20 @@
-//! Events: points in streams' work.
+//! Events: points in streams' work, and what other processes have of them; waits for the end of work; marks behind work.
 
+use std::io::PipeReader;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed as Unordered};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::thread::{ThreadId, sleep};
+use std::time::Duration;
 
-use super::lent::Sharing;
-use super::over::{self, Waited};
-use crate::Result;
-use crate::driver::{Driver, EventHandle, Relaxed};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::driver::{Driver, EventHandle, IpcEventHandle, Relaxed};
 use crate::explain::name_missing_gpu;
 use crate::per_driver::lock;
 use crate::teardown::give_back_or_log;
+use crate::{Error, Result};
 
 /// A point in a stream's work, destroyed when dropped. One that is [lent](Self::lend) to other processes is destroyed after
 /// they have let go of it.
@@ -81,7 +86,7 @@ impl Event {
     /// [`Stream::wait_until_over`](super::Stream::wait_until_over), and also right for work that another thread submitted to
     /// `CU_STREAM_PER_THREAD`, which is another stream in each thread.
     pub fn wait_until_over(&self) -> Waited {
-        over::wait(|| self.synchronize(), || self.is_done())
+        wait_until_over(|| self.synchronize(), || self.is_done())
     }
 
     /// Returns the milliseconds from `start` to this event, both created with timing and done; 0 on the
@@ -139,5 +144,230 @@ impl Drop for Event {
             // SAFETY: owned by `self`, and no other process holds it; the driver keeps an event that work still waits for.
             unsafe { self.driver.event_destroy(self.handle) }
         });
+    }
+}
+
+/// What other processes have of an event.
+#[derive(Debug)]
+pub(super) enum Sharing {
+    /// Nothing: they cannot open it.
+    Private,
+    /// The other ends of these pipes, one for each time that it was lent.
+    Lent(Mutex<Vec<PipeReader>>),
+    /// It is another process's, which keeps it while this end of its pipe is open. `None`: the caller sees to that.
+    Imported(Option<OwnedFd>),
+}
+
+/// An event for another process.
+#[derive(Debug)]
+pub struct LentEvent {
+    /// The event.
+    pub handle: IpcEventHandle,
+    /// An end of a pipe: the lender keeps its event until all duplicates of it are closed, in every process.
+    pub tether: OwnedFd,
+}
+
+/// An event that was dropped while other processes held it. It owns the driver's event, and keeps the driver alive.
+#[derive(Debug)]
+struct Kept {
+    driver: Driver,
+    handle: EventHandle,
+    holders: Vec<PipeReader>,
+}
+
+static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        give_back_or_log(&self.driver, "an event", || {
+            // SAFETY: owned by `self`. No process holds it; the driver keeps an event that work still waits for.
+            unsafe { self.driver.event_destroy(self.handle) }
+        });
+    }
+}
+
+impl Sharing {
+    /// Takes an event over from a value that is dropped if other processes hold it. Returns whether it does.
+    fn keep(&mut self, driver: &Driver, handle: EventHandle) -> bool {
+        // In a forked child the list's lock may never be released.
+        if !driver.is_of_this_process() {
+            return false;
+        }
+        let Self::Lent(holders) = self else {
+            return false;
+        };
+        let mut holders = std::mem::take(&mut *lock(holders));
+        holders.retain(|holder| !is_closed(holder));
+        let is_held = !holders.is_empty();
+        if is_held {
+            let driver = driver.clone();
+            lock(&KEPT).push(Kept {
+                driver,
+                handle,
+                holders,
+            });
+        }
+        sweep();
+        is_held
+    }
+}
+
+/// Destroys events that no other process holds any more.
+pub(super) fn sweep() {
+    let returned: Vec<Kept> = lock(&KEPT)
+        .extract_if(.., |kept| {
+            kept.holders.retain(|holder| !is_closed(holder));
+            kept.holders.is_empty() && kept.driver.is_of_this_process()
+        })
+        .collect();
+    // Outside the lock, because a driver call takes time.
+    drop(returned);
+}
+
+/// Returns whether all duplicates of a pipe's other end are closed. If the kernel does not tell, they are not.
+pub(super) fn is_closed(pipe: &impl AsFd) -> bool {
+    let mut fds = [PollFd::new(pipe, PollFlags::empty())];
+    // A reader sees HUP, a writer ERR. The call does not wait.
+    let ready = poll(&mut fds, Some(&Timespec::default()));
+    ready.is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+}
+
+/// How often a driver may refuse both the wait and the query before it counts as silent.
+pub(super) const TRIES: u32 = 16;
+/// How long after one refusal the driver is asked again.
+pub(super) const PAUSE: Duration = Duration::from_millis(1);
+
+/// The driver's answer about the end of work.
+#[derive(Debug)]
+#[must_use = "the work may still run"]
+pub struct Waited {
+    /// The driver's first error: of the work, or only of the wait.
+    pub result: Result<()>,
+    /// Whether the work has certainly ended.
+    pub over: bool,
+}
+
+/// Waits for the end of work with `wait`, and queries it with `is_done` if the wait is refused.
+///
+/// A refused wait says nothing about the work, so the wait is repeated while the driver says that work is
+/// still running. Gives up after some refusals of both the wait and the query. CUDA returns the error of a
+/// lost context from every later call, and the work of such a context has ended.
+pub(super) fn wait_until_over(
+    wait: impl Fn() -> Result<()>,
+    is_done: impl Fn() -> Result<bool>,
+) -> Waited {
+    let result = wait();
+    let mut last = result.clone();
+    let mut refusals = 0;
+    let over = loop {
+        let Err(error) = &last else { break true };
+        if matches!(error, Error::ContextLost { .. }) {
+            break true;
+        }
+        if refusals == TRIES {
+            break false;
+        }
+        tracing::warn!(%error, "waiting for GPU work is refused: trying once more");
+        match is_done() {
+            Ok(true) => break true,
+            Ok(false) => {}
+            Err(_) => refusals += 1,
+        }
+        sleep(PAUSE);
+        last = wait();
+    };
+    Waited { result, over }
+}
+
+/// How many events a stream keeps for later marks; the rest are destroyed.
+const SPARES: usize = 64;
+
+/// The events of one stream.
+#[derive(Debug)]
+pub(super) struct Marks {
+    /// Identifies the stream: addresses and handles are reused.
+    stream: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    spares: Vec<Event>,
+    recorded: u64,
+}
+
+/// A stream, as far as it orders work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Order(u64, Option<ThreadId>);
+
+/// An event behind work on a stream.
+#[derive(Debug)]
+pub(super) struct Mark {
+    pub(super) event: Arc<Event>,
+    /// Marks of one order pass in the order of their numbers.
+    #[cfg_attr(
+        not(feature = "async"),
+        allow(dead_code, reason = "for a thread that asks about many")
+    )]
+    pub(super) place: (Order, u64),
+}
+
+impl Marks {
+    pub(super) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self {
+            stream: NEXT.fetch_add(1, Unordered),
+            state: Mutex::new(State {
+                spares: Vec::new(),
+                recorded: 0,
+            }),
+        }
+    }
+
+    /// Returns a spare event, if there is one.
+    pub(super) fn spare(&self) -> Option<Event> {
+        lock(&self.state).spares.pop()
+    }
+
+    /// Numbers the mark that `record` sets: `event` behind everything submitted to the stream so far. If
+    /// `per_thread`, each thread has a stream of its own behind the same handle.
+    ///
+    /// # Errors
+    /// Those of `record`.
+    pub(super) fn mark(
+        &self,
+        event: Event,
+        per_thread: bool,
+        record: impl FnOnce(&Event) -> Result<()>,
+    ) -> Result<Mark> {
+        let thread = per_thread.then(|| std::thread::current().id());
+        // Held while the event is recorded, so that the numbers are in the stream's order.
+        let mut state = lock(&self.state);
+        record(&event)?;
+        state.recorded += 1;
+        Ok(Mark {
+            event: Arc::new(event),
+            place: (Order(self.stream, thread), state.recorded),
+        })
+    }
+
+    /// Keeps the event of a mark whose work has ended, unless another thread still queries it.
+    pub(super) fn keep(&self, mark: Mark) {
+        if let Ok(event) = Arc::try_unwrap(mark.event) {
+            self.put(event);
+        }
+    }
+
+    /// Keeps an event that nothing needs where it is.
+    pub(super) fn put(&self, event: Event) {
+        // Does not wait for the lock: a thread that records waits for the GPU if the stream is full.
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        if state.spares.len() < SPARES {
+            state.spares.push(event);
+        }
     }
 }

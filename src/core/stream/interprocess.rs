@@ -11,8 +11,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use super::Stream;
-use super::event::Event;
-use super::lent::{LentEvent, Sharing, is_closed, sweep};
+use super::event::{Event, LentEvent, Sharing, is_closed, sweep};
 use crate::driver::{Driver, IpcEventHandle};
 use crate::explain::name_missing_gpu;
 use crate::per_driver::lock;
@@ -53,11 +52,7 @@ impl Event {
     pub fn lend(&self) -> Result<LentEvent> {
         self.driver.expect_this_process("event")?;
         sweep();
-        let Sharing::Lent(holders) = &self.sharing else {
-            let why = "it was not made for other processes: create it with Event::interprocess";
-            return Err(Error::invalid("event", why));
-        };
-        let mut holders = lock(holders);
+        let mut holders = lock(self.holders()?);
         holders.retain(|holder| !is_closed(holder));
         let (holder, tether) =
             io::pipe().map_err(|error| Error::system("making a pipe", &error))?;
@@ -66,6 +61,15 @@ impl Event {
         holders.push(holder);
         let tether = tether.into();
         Ok(LentEvent { handle, tether })
+    }
+
+    /// Returns the pipes of the processes that have it.
+    fn holders(&self) -> Result<&Mutex<Vec<io::PipeReader>>> {
+        let Sharing::Lent(holders) = &self.sharing else {
+            let why = "it was not made for other processes: create it with Event::interprocess";
+            return Err(Error::invalid("event", why));
+        };
+        Ok(holders)
     }
 
     /// Returns the bytes by which another process opens the event, for other code than this library's, such as
@@ -79,10 +83,7 @@ impl Event {
     /// # Safety
     /// The event lives until each process that opened it has destroyed its own, or has ended.
     pub unsafe fn export(&self) -> Result<IpcEventHandle> {
-        let Sharing::Lent(_) = &self.sharing else {
-            let why = "it was not made for other processes: create it with Event::interprocess";
-            return Err(Error::invalid("event", why));
-        };
+        self.holders()?;
         // SAFETY: `self` keeps the handle alive, and the caller keeps `self`.
         unsafe { self.driver.ipc_event_handle(self.handle) }
     }

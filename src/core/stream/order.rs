@@ -1,11 +1,17 @@
-//! Orders streams by events, and marks work on them.
+//! Orders streams by events, and marks work on them; tasks that wait until streams are no longer captured into CUDA graphs:
+//! frees, above all.
+//!
+//! A free on a captured stream is refused and makes the capture invalid, and so does an event between a captured stream and
+//! another. No call tells of a capture's end, so the calls that are likely to follow it ask: see [`run_due`].
 
-use super::event::Event;
-use super::marks::Mark;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use super::event::{Event, Mark};
 use super::{Stream, is_capturing};
-use crate::driver::StreamHandle;
-use crate::per_driver::lock;
-use crate::{Error, Result};
+use crate::driver::{Code, StreamHandle};
+use crate::per_driver::{PerDriver, lock};
+use crate::{Driver, Error, Result};
 
 /// `CU_STREAM_PER_THREAD`: one handle for another stream in each thread.
 const PER_THREAD: u64 = 2;
@@ -132,5 +138,77 @@ impl Stream {
     /// Keeps the event of a mark whose work has ended, unless another thread still queries it.
     pub(super) fn keep_event(&self, mark: Mark) {
         self.marks().keep(mark);
+    }
+
+    /// Returns whether the stream may be captured into a graph, as far as the driver says. Of other errors than those of
+    /// captures, the caller's next call tells.
+    pub fn may_be_captured(&self) -> bool {
+        // A refusal that may pass is tried once more.
+        match self.is_capturing().or_else(|_| self.is_capturing()) {
+            Ok(is_captured) => is_captured,
+            Err(error) => error.code().is_some_and(is_of_captures),
+        }
+    }
+}
+
+/// What is to be done once, by any thread, with no lock held.
+type Task = Box<dyn FnOnce() + Send>;
+
+/// The tasks of a driver. They keep it alive, by their streams.
+static WAITING: PerDriver<Arc<Mutex<Vec<Waiting>>>> = PerDriver::new();
+
+/// How many tasks of all drivers wait: with none, asking for them takes a load.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+struct Waiting {
+    streams: Vec<Stream>,
+    task: Task,
+}
+
+/// Returns whether a code is about the capture of a stream: `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` to
+/// `CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD`.
+const fn is_of_captures(code: Code) -> bool {
+    let first = Code::STREAM_CAPTURE_UNSUPPORTED.0;
+    let last = Code::STREAM_CAPTURE_WRONG_THREAD.0;
+    first <= code.0 && code.0 <= last
+}
+
+/// Keeps `task` until none of the streams, at least one, [may be captured](Stream::may_be_captured). The first call of
+/// [`run_due`] after that runs it. A task whose time never comes is never run, nor is one in a forked child.
+pub fn after_captures(streams: Vec<Stream>, task: impl FnOnce() + Send + 'static) {
+    let Some(driver) = streams.first().map(|stream| stream.driver().clone()) else {
+        return task();
+    };
+    let task: Task = Box::new(task);
+    let waiting = WAITING.of(&driver);
+    lock(&waiting).push(Waiting { streams, task });
+    COUNT.fetch_add(1, Relaxed);
+}
+
+/// Runs the driver's tasks whose streams are no longer captured.
+pub fn run_due(driver: &Driver) {
+    if COUNT.load(Relaxed) == 0 || !driver.is_of_this_process() {
+        return;
+    }
+    let waiting = WAITING.of(driver);
+    // The driver is asked once for each stream.
+    let mut asked: Vec<(StreamHandle, bool)> = Vec::new();
+    let mut may_be_captured = |stream: &Stream| {
+        let handle = stream.handle();
+        let known = asked.iter().find(|(asked, _)| *asked == handle);
+        known.map(|(_, answer)| *answer).unwrap_or_else(|| {
+            let answer = stream.may_be_captured();
+            asked.push((handle, answer));
+            answer
+        })
+    };
+    let due: Vec<Waiting> = lock(&waiting)
+        .extract_if(.., |waiting| {
+            !waiting.streams.iter().any(&mut may_be_captured)
+        })
+        .collect();
+    COUNT.fetch_sub(due.len(), Relaxed);
+    for Waiting { task, .. } in due {
+        task();
     }
 }

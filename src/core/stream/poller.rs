@@ -1,17 +1,19 @@
-//! Wakes tasks whose copies and fills have ended: one thread for each driver, while any task waits.
+//! Tickets as futures. Wakes tasks whose copies and fills have ended: one thread for each driver, while any task waits.
 //!
 //! The thread keeps events (which keep the driver) and wakers, but no memory: tickets own that. It queries
 //! the oldest event of each stream, so many tickets cost no more than one.
 
 use std::collections::{BTreeMap, HashMap};
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex};
-use std::task::Waker;
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::Event;
-use super::marks::{Mark, Order};
+use super::event::{Event, Mark, Order, PAUSE, TRIES};
+use super::transfer::{Progress, Transfer, TransferFailed};
 use crate::driver::{Driver, Relaxed};
 use crate::per_driver::{PerDriver, lock};
 use crate::{Error, Result};
@@ -27,7 +29,7 @@ const LINGER: Duration = Duration::from_millis(50);
 const STACK: usize = 2 << 20;
 
 /// The tasks that wait for a driver's work, and the thread that polls for them.
-pub(super) struct Poller {
+struct Poller {
     state: Mutex<State>,
     added: Condvar,
     /// The thread's stack, in bytes.
@@ -70,7 +72,7 @@ enum Answer {
 }
 
 impl Poller {
-    pub(super) fn with_stack(stack: usize) -> Self {
+    fn with_stack(stack: usize) -> Self {
         Self {
             state: Mutex::default(),
             added: Condvar::new(),
@@ -79,7 +81,7 @@ impl Poller {
     }
 
     /// Returns the driver's poller.
-    pub(super) fn of(driver: &Driver) -> Arc<Self> {
+    fn of(driver: &Driver) -> Arc<Self> {
         static POLLERS: PerDriver<Arc<Poller>> = PerDriver::new();
         POLLERS.of(driver)
     }
@@ -89,7 +91,7 @@ impl Poller {
     ///
     /// # Errors
     /// [`Error::System`] if no thread can be started; then no task is woken.
-    pub(super) fn wake_after(self: &Arc<Self>, mark: &Mark, waker: &Waker) -> Result<()> {
+    fn wake_after(self: &Arc<Self>, mark: &Mark, waker: &Waker) -> Result<()> {
         let (order, number) = mark.place;
         // Cloned and dropped with no lock held: both run the executor's code.
         let waker = waker.clone();
@@ -124,7 +126,7 @@ impl Poller {
     }
 
     /// Removes the mark's waker.
-    pub(super) fn forget(&self, mark: &Mark) {
+    fn forget(&self, mark: &Mark) {
         let waiting = lock(&self.state).remove(mark.place);
         drop(waiting);
     }
@@ -133,24 +135,18 @@ impl Poller {
         let _guard = WakeAllOnPanic(self);
         let mut pause = SHORTEST;
         loop {
-            pause = match self.round() {
-                true => SHORTEST,
-                false => LONGEST.min(pause * 2),
+            pause = if self.round() {
+                SHORTEST
+            } else {
+                LONGEST.min(pause * 2)
             };
-            let mut state = lock(&self.state);
-            let limit = match state.waiting.is_empty() {
-                true => LINGER,
-                false => pause,
-            };
-            if !state.fresh {
-                state = match self
-                    .added
-                    .wait_timeout_while(state, limit, |all| !all.fresh)
-                {
-                    Ok((state, _)) => state,
-                    Err(poisoned) => poisoned.into_inner().0,
-                };
-            }
+            let state = lock(&self.state);
+            let idle = state.waiting.is_empty();
+            let limit = if idle { LINGER } else { pause };
+            let waited = self
+                .added
+                .wait_timeout_while(state, limit, |all| !all.fresh);
+            let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
             if std::mem::take(&mut state.fresh) {
                 pause = SHORTEST;
             } else if state.waiting.is_empty() {
@@ -262,114 +258,104 @@ impl Drop for WakeAllOnPanic<'_> {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::future::Future;
-    use std::pin::Pin;
-    use std::sync::mpsc::{Receiver, Sender, channel};
-    use std::task::{Context, Poll, Wake};
-    use std::time::Instant;
+/// Waits for the end of the work as [`wait`](Transfer::wait) does, without blocking the thread. Works in any
+/// async runtime.
+///
+/// A thread of this crate, one for each driver, polls the driver while any task waits, and calls the tasks'
+/// wakers. It ends 50 ms after the last of them was woken.
+///
+/// # Errors
+/// As [`wait`](Transfer::wait); [`Error::System`] if the thread cannot be started. Then a ticket that was polled
+/// by reference still owns its operands, and [`wait`](Transfer::wait) returns them.
+///
+/// # Cancel safety
+/// Dropping the future drops the ticket: that waits for the end of the work and blocks the thread. A ticket
+/// that is polled by reference, as `&mut ticket`, can be polled again later.
+impl<T> Future for Transfer<T> {
+    type Output = Result<T, TransferFailed<T>>;
 
-    use super::*;
-    use crate::driver::{Call, Code};
-    use crate::{Buffer, Machine, Stream, Transfer};
-
-    struct Tell(Sender<()>);
-
-    impl Wake for Tell {
-        fn wake(self: Arc<Self>) {
-            let _over = self.0.send(());
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        match this.advance(context) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(())) => Poll::Ready(this.outcome()),
+            Err(error) => Poll::Ready(Err(TransferFailed::new(error, None))),
         }
-    }
-
-    fn waker() -> (Waker, Receiver<()>) {
-        let (send, receive) = channel();
-        (Arc::new(Tell(send)).into(), receive)
-    }
-
-    fn busy(driver: &Driver, questions: u64) {
-        let sim = driver.sim().unwrap();
-        for nth in 1..=questions {
-            sim.fail(Call::EventQuery, nth, Code::NOT_READY);
-        }
-    }
-
-    fn poll<T>(ticket: &mut Transfer<T>, waker: &Waker) -> bool {
-        matches!(
-            Pin::new(ticket).poll(&mut Context::from_waker(waker)),
-            Poll::Ready(Ok(_))
-        )
-    }
-
-    fn fill(driver: &Driver) -> Transfer<Buffer> {
-        let stream = Stream::new(driver, 0).unwrap();
-        let memory = Buffer::near(driver, 0, 4096).unwrap();
-        stream.start_fill((memory, 0), 4096, 7).unwrap()
-    }
-
-    /// Waits until only the registry and the test have the poller.
-    fn ends(poller: &Arc<Poller>) {
-        let end = Instant::now() + Duration::from_secs(300);
-        while Arc::strong_count(poller) > 2 {
-            assert!(Instant::now() < end, "the thread does not end");
-            thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    #[test]
-    fn the_thread_ends_when_nobody_waits_and_another_starts() {
-        let driver = Driver::simulated(Machine::gh200()).unwrap();
-        let poller = Poller::of(&driver);
-        for _ in 0..2 {
-            let mut ticket = fill(&driver);
-            let (waker, woken) = waker();
-            busy(&driver, 3);
-            assert!(!poll(&mut ticket, &waker));
-            woken.recv().unwrap();
-            assert!(poll(&mut ticket, &waker));
-            ends(&poller);
-            assert!(lock(&poller.state).waiting.is_empty());
-        }
-    }
-
-    #[test]
-    fn who_no_longer_waits_is_forgotten() {
-        let driver = Driver::simulated(Machine::gh200()).unwrap();
-        let poller = Poller::of(&driver);
-        let mut ticket = fill(&driver);
-        let (waker, woken) = waker();
-        busy(&driver, 1_000_000);
-        assert!(!poll(&mut ticket, &waker));
-        assert_eq!(lock(&poller.state).waiting.len(), 1);
-        drop(waker);
-        drop(ticket);
-        assert!(lock(&poller.state).waiting.is_empty());
-        assert!(woken.recv().is_err(), "nobody has the waker");
-        ends(&poller);
-    }
-
-    /// A stream's work ends in order, so one query serves many tickets.
-    #[test]
-    fn the_oldest_of_a_stream_is_asked() {
-        let driver = Driver::simulated(Machine::gh200()).unwrap();
-        let stream = Stream::new(&driver, 0).unwrap();
-        let memory = Arc::new(Buffer::near(&driver, 0, 4096).unwrap());
-        let fill = |n| stream.start_fill((Arc::clone(&memory), n), 1, 7).unwrap();
-        let mut tickets: Vec<_> = (0..100).map(fill).collect();
-        let poller = Arc::new(Poller::with_stack(STACK));
-        let (waker, _woken) = waker();
-        // Prevents a thread from starting, so that the test runs the rounds itself.
-        lock(&poller.state).running = true;
-        for ticket in tickets.iter_mut().rev() {
-            ticket.register(&poller, &waker);
-        }
-        let sim = driver.sim().unwrap();
-        sim.reset_counts();
-        busy(&driver, 1);
-        assert!(!poller.round());
-        assert_eq!(sim.count(Call::EventQuery), 1);
-        assert!(poller.round());
-        assert_eq!(sim.count(Call::EventQuery), 101);
-        assert!(lock(&poller.state).waiting.is_empty());
     }
 }
+
+/// The operands are never pinned.
+impl<T> Unpin for Transfer<T> {}
+
+/// A ticket's state between polls.
+#[derive(Default)]
+pub(super) struct Polling {
+    /// The poller where the task waits, once it does.
+    poller: Option<Arc<Poller>>,
+    /// The driver's first refusal, and the number of refusals.
+    refused: Option<Error>,
+    refusals: u32,
+    /// When the last of them was counted.
+    counted: Option<Instant>,
+}
+
+impl Polling {
+    /// Interprets the driver's answer; `None` if it is not the last one.
+    fn judge(&mut self, asked: Result<bool>) -> Option<Progress> {
+        let ended = match asked {
+            Ok(false) => return None,
+            Ok(true) => Ok(()),
+            Err(error @ Error::ContextLost { .. }) => Err(error),
+            Err(error) => {
+                // A task may be polled often for other reasons.
+                let now = Instant::now();
+                if self.counted.is_none_or(|last| now - last >= PAUSE) {
+                    self.refusals += 1;
+                    self.counted = Some(now);
+                }
+                let first = self.refused.get_or_insert(error).clone();
+                return (self.refusals >= TRIES).then_some(Progress::Unknown(first));
+            }
+        };
+        // As in a blocking wait: the refusal may be the work's error.
+        Some(Progress::Over(self.refused.take().map_or(ended, Err)))
+    }
+}
+
+impl<T> Transfer<T> {
+    /// Queries the driver once, and registers the task if the work is not over.
+    fn advance(&mut self, context: &Context<'_>) -> Result<Poll<()>> {
+        let Progress::Marked(mark) = &self.progress else {
+            return Ok(Poll::Ready(()));
+        };
+        let driver = self.stream.driver();
+        // Before any lock.
+        driver.expect_this_process("transfer")?;
+        let asked = {
+            let _relaxed = Relaxed::new(driver);
+            mark.event.is_done()
+        };
+        if let Some(progress) = self.polling.judge(asked) {
+            self.stop_polling();
+            self.set(progress);
+            return Ok(Poll::Ready(()));
+        }
+        let poller = &mut self.polling.poller;
+        let poller = poller.get_or_insert_with(|| Poller::of(driver));
+        poller.wake_after(mark, context.waker())?;
+        Ok(Poll::Pending)
+    }
+
+    /// Stops waking tasks for this ticket.
+    pub(super) fn stop_polling(&mut self) {
+        if let Some(poller) = self.polling.poller.take()
+            && let Progress::Marked(mark) = &self.progress
+            && self.stream.driver().is_of_this_process()
+        {
+            poller.forget(mark);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -16,15 +16,13 @@
 //! stream, first after 20 µs, then after twice as long each time, up to 1 ms. It takes no part in ownership: it has events
 //! and wakers. It starts with the first task that waits and ends 50 ms after the last one.
 
-#[cfg(feature = "async")]
-mod future;
-
 use std::fmt;
 
-use super::marks::Mark;
-use super::over::Waited;
-use super::work::{Grants, Prepared};
-use super::{Event, Stream};
+use super::Stream;
+use super::event::{Event, Mark, Waited};
+#[cfg(feature = "async")]
+use super::poller::Polling;
+use super::work::{BatchCopy, Grants, Prepared};
 use crate::driver::{Code, Relaxed};
 use crate::memory::Memory;
 use crate::{Error, Result};
@@ -73,18 +71,18 @@ use crate::{Error, Result};
 pub struct Transfer<T> {
     /// `None` once they are returned.
     operands: Option<T>,
-    progress: Progress,
+    pub(super) progress: Progress,
     #[cfg(feature = "async")]
-    polling: future::Polling,
+    pub(super) polling: Polling,
     grants: Grants,
-    stream: Stream,
+    pub(super) stream: Stream,
 }
 
 /// A ticket, or the reason why there is none.
 pub type Started<T> = Result<Transfer<T>, NotStarted<T>>;
 
 #[derive(Debug)]
-enum Progress {
+pub(super) enum Progress {
     /// The work has ended, or there was none.
     Over(Result<()>),
     /// It ends before the mark passes.
@@ -111,7 +109,13 @@ impl Stream {
         D: Memory + 'static,
         S: Memory + 'static,
     {
-        let prepared = self.prepare_copy((&to.0, to.1), (&from.0, from.1), bytes);
+        let [to_at, from_at] = [to.1, from.1];
+        let copy = BatchCopy {
+            to: to_at,
+            from: from_at,
+            bytes,
+        };
+        let prepared = self.prepare_copies(&to.0, &from.0, &[copy], false);
         // SAFETY: the operands are the memory of the copy.
         unsafe { Transfer::start(self, prepared, (to.0, from.0)) }
     }
@@ -155,7 +159,7 @@ impl<T> Transfer<T> {
             operands: Some(operands),
             progress: Progress::Over(Ok(())),
             #[cfg(feature = "async")]
-            polling: future::Polling::default(),
+            polling: Polling::default(),
             grants: [None, None],
             stream: stream.clone(),
         };
@@ -255,7 +259,7 @@ impl<T> Transfer<T> {
     }
 
     /// Ends the wait for the mark.
-    fn set(&mut self, progress: Progress) {
+    pub(super) fn set(&mut self, progress: Progress) {
         let over = matches!(progress, Progress::Over(_));
         if let Progress::Marked(mark) = std::mem::replace(&mut self.progress, progress)
             && over
@@ -268,7 +272,7 @@ impl<T> Transfer<T> {
     }
 
     /// Returns the work's result, as far as it is known, with the operands if the work is over.
-    fn outcome(&mut self) -> Result<T, TransferFailed<T>> {
+    pub(super) fn outcome(&mut self) -> Result<T, TransferFailed<T>> {
         let (error, operands) = match &self.progress {
             Progress::Over(result) => match (result, self.operands.take()) {
                 (Ok(()), Some(operands)) => return Ok(operands),

@@ -129,7 +129,7 @@ fn mount<'a>(mounts: &'a str, controller: Option<&str>) -> Option<(&'a str, &'a 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::test_tree::Tree;
+    use crate::topology::kernel::tests::Tree;
 
     #[test]
     fn version_2_takes_the_tightest_group_above() {

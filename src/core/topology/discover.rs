@@ -80,10 +80,8 @@ impl Topology {
         Self::of_this_machine(&kernel, gpus)
     }
 
-    pub(super) fn of_this_machine(kernel: &Kernel, mut gpus: Vec<Gpu>) -> Self {
-        let mut gpu_memory: BTreeSet<NodeId> = kernel.gpu_memory_nodes();
-        gpu_memory.extend(gpus.iter().filter_map(|gpu| gpu.memory_node));
-        let mut nodes = kernel.nodes(&gpu_memory);
+    pub(super) fn of_this_machine(kernel: &Kernel, gpus: Vec<Gpu>) -> Self {
+        let mut nodes = kernel.nodes(&gpu_memory(kernel, &gpus));
         let source = if nodes.is_empty() {
             let told: BTreeSet<NodeId> = gpus.iter().filter_map(|gpu| gpu.host_numa).collect();
             nodes = told.into_iter().map(NumaNode::new).collect();
@@ -91,21 +89,38 @@ impl Topology {
         } else {
             TopologySource::Kernel
         };
+        Self::of_kernel(source, kernel, gpus, nodes, |_| None)
+    }
+
+    /// Returns a topology of `kernel`'s machine. `pci_node` tells the node of a GPU's PCI device, before the kernel does.
+    pub(super) fn of_kernel(
+        source: TopologySource,
+        kernel: &Kernel,
+        mut gpus: Vec<Gpu>,
+        mut nodes: Vec<NumaNode>,
+        pci_node: impl Fn(&str) -> Option<NodeId>,
+    ) -> Self {
         for gpu in &mut gpus {
-            gpu.locate(&nodes, |bus_id| kernel.pci_node(bus_id));
+            gpu.locate(&nodes, |bus_id| {
+                pci_node(bus_id).or_else(|| kernel.pci_node(bus_id))
+            });
         }
-        mark_allowed(&mut nodes, kernel);
-        Self::new(source, None, gpus, nodes, Some(Live::Kernel)).limited_by(kernel)
+        if let Some(allowed) = kernel.allowed_nodes() {
+            for node in &mut nodes {
+                node.allowed = allowed.contains(&node.id);
+            }
+        }
+        Self {
+            cgroup_room: kernel.memory_room(),
+            ..Self::new(source, None, gpus, nodes, Some(Live::Kernel))
+        }
     }
 }
 
-/// Notes which nodes this process may allocate on.
-pub(super) fn mark_allowed(nodes: &mut [NumaNode], kernel: &Kernel) {
-    if let Some(allowed) = kernel.allowed_nodes() {
-        for node in nodes {
-            node.allowed = allowed.contains(&node.id);
-        }
-    }
+/// Returns the nodes that are GPUs' own memory, as the kernel and the driver tell.
+pub(super) fn gpu_memory(kernel: &Kernel, gpus: &[Gpu]) -> BTreeSet<NodeId> {
+    let told = gpus.iter().filter_map(|gpu| gpu.memory_node);
+    kernel.gpu_memory_nodes().into_iter().chain(told).collect()
 }
 
 fn node(host: &SimulatedNode) -> Result<NumaNode> {

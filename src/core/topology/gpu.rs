@@ -4,12 +4,13 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::peer::known;
 use super::{NumaNode, PeerLink};
-use crate::driver::{Code, DeviceAttribute, Driver, Location, NodeId};
+use crate::driver::{DeviceAttribute, Driver, Location, NodeId};
 use crate::{Error, Result};
 
 /// A GPU of the node.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Gpu {
     /// The CUDA ordinal, which is also the id of [`Location::Device`].
@@ -103,7 +104,7 @@ impl Gpu {
 
     /// Returns device `ordinal` of `count`, as the driver reports it.
     pub(super) fn of_driver(driver: &Driver, ordinal: i32, count: i32) -> Result<Self> {
-        let attribute = |attribute| optional_attribute(driver, ordinal, attribute);
+        let attribute = |attribute| known(driver.device_attribute(ordinal, attribute));
         let known_node = |id: i32| (id >= 0).then_some(NodeId(id));
 
         let coherent = attribute(DeviceAttribute::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)?
@@ -134,31 +135,10 @@ impl Gpu {
             memory_node,
             coherent: coherent == Some(true),
             link: LinkKind::guess(coherent, integrated, major),
-            peers: peers(&peer_links),
             peer_links,
-            choices: Vec::new(),
+            ..Self::default()
         })
     }
-}
-
-/// Returns an attribute that an older driver may not know: its `INVALID_VALUE` means "unknown" and is not an
-/// error.
-fn optional_attribute(
-    driver: &Driver,
-    device: i32,
-    attribute: DeviceAttribute,
-) -> Result<Option<i32>> {
-    match driver.device_attribute(device, attribute) {
-        Ok(value) => Ok(Some(value)),
-        Err(error) if error.code() == Some(Code::INVALID_VALUE) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// Returns the GPUs that links with access lead to.
-pub(super) fn peers(links: &[PeerLink]) -> Vec<i32> {
-    let with_access = links.iter().filter(|link| link.access);
-    with_access.map(|link| link.gpu).collect()
 }
 
 impl From<&Gpu> for Location {
@@ -168,7 +148,7 @@ impl From<&Gpu> for Location {
 }
 
 /// The source of a GPU's host NUMA node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Locality {
@@ -177,6 +157,7 @@ pub enum Locality {
     /// The operating system, by the GPU's PCI device; the driver does not know.
     Pci,
     /// Unknown.
+    #[default]
     Unknown,
 }
 
@@ -198,7 +179,7 @@ crate::driver::display_texts! {
 }
 
 /// The kind of link between a GPU and the CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum LinkKind {
@@ -207,6 +188,7 @@ pub enum LinkKind {
     /// PCI Express.
     Pcie,
     /// Unknown, or neither.
+    #[default]
     Unknown,
 }
 

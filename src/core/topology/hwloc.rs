@@ -4,10 +4,9 @@
 //! not needed (`HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES`, an environment variable that versions before 2.11 read at
 //! discovery): setting it here would race with other threads that read the environment.
 
-mod topology;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
+use std::path::Path;
 
 use hwlocality::Topology as Hwloc;
 use hwlocality::object::TopologyObject;
@@ -15,9 +14,11 @@ use hwlocality::object::attributes::{ObjectAttributes, PCIDeviceAttributes};
 use hwlocality::object::types::ObjectType;
 use hwlocality::topology::builder::{BuildFlags, TypeFilter};
 
-pub(super) use topology::locate_by_xml;
-
-use super::{CpuSet, Gpu, GpuUuid, LinkKind, Locality, NumaNode, PeerLink};
+use super::discover::gpu_memory;
+use super::kernel::Kernel;
+use super::{
+    CpuSet, Gpu, GpuUuid, LinkKind, Locality, NumaNode, PeerLink, Topology, TopologySource,
+};
 use crate::driver::NodeId;
 use crate::{Error, Result};
 
@@ -40,10 +41,10 @@ impl Machine {
                 .with_type_filter(ObjectType::PCIDevice, TypeFilter::KeepAll)?
                 .build()?;
             // HWLOC_XMLFILE and HWLOC_SYNTHETIC can substitute another machine.
-            match hwloc.is_this_system() {
-                true => Ok(hwloc),
-                false => Err("it was told to describe another machine".into()),
+            if !hwloc.is_this_system() {
+                return Err("it was told to describe another machine".into());
             }
+            Ok(hwloc)
         };
         build().map(Self).map_err(|error| Error::Topology {
             detail: format!("hwloc: {error}"),
@@ -146,15 +147,12 @@ impl Machine {
         found.sort_by_key(|(ordinal, gpu)| (ordinal.unwrap_or(i32::MAX), gpu.pci_bus_id.clone()));
         let count = found.len() as i32;
         let others = |ordinal| (0..count).filter(move |peer| *peer != ordinal);
-        (0..count)
-            .zip(found)
-            .map(|(ordinal, (_, gpu))| Gpu {
-                ordinal,
-                peers: others(ordinal).collect(),
-                peer_links: others(ordinal).map(PeerLink::unknown).collect(),
-                ..gpu
-            })
-            .collect()
+        let numbered = (0..count).zip(found).map(|(ordinal, (_, gpu))| Gpu {
+            ordinal,
+            peer_links: others(ordinal).map(PeerLink::unknown).collect(),
+            ..gpu
+        });
+        numbered.collect()
     }
 }
 
@@ -202,11 +200,9 @@ fn gpu(
     let coherent = memory_node.is_some() || superchip;
     let host_numa = only_host_node(device, hosts);
     let gpu = Gpu {
-        ordinal: -1,
         name,
         uuid: info("NVIDIAUUID").and_then(|uuid| uuid.parse::<GpuUuid>().ok()),
         memory,
-        compute_capability: None,
         host_numa,
         host_numa_source: match host_numa {
             Some(_) => Locality::Pci,
@@ -219,10 +215,8 @@ fn gpu(
         } else {
             LinkKind::Pcie
         },
-        peers: Vec::new(),
-        peer_links: Vec::new(),
-        choices: Vec::new(),
         pci_bus_id,
+        ..Gpu::default()
     };
     (ordinal, gpu)
 }
@@ -320,6 +314,77 @@ fn only_host_node(device: &TopologyObject, hosts: &[NumaNode]) -> Option<NodeId>
         (Some(node), None) => Some(node.id),
         _ => None,
     }
+}
+
+impl Topology {
+    /// As `of_this_machine`, but hwloc takes precedence over the kernel.
+    pub(super) fn with_hwloc(machine: &Machine, kernel: &Kernel, gpus: Vec<Gpu>) -> Self {
+        let gpu_memory = gpu_memory(kernel, &gpus);
+        let mut nodes = machine.nodes(&gpu_memory);
+        let of_kernel = kernel.nodes(&gpu_memory);
+        // The kernel lists nodes with memory or CPUs. hwloc may give an empty one a neighbour's.
+        nodes.retain_mut(|node| {
+            let Some(same) = of_kernel.iter().find(|other| other.id == node.id) else {
+                return node.memory_total > 0;
+            };
+            node.memory_free = same.memory_free;
+            node.memory_total = node.memory_total.max(same.memory_total);
+            // hwloc gives a node without CPUs those of its neighbour.
+            if same.cpus_known {
+                (node.cpus, node.cpus_known) = (same.cpus.clone(), true);
+            }
+            true
+        });
+        if nodes.is_empty() {
+            return Self::of_this_machine(kernel, gpus);
+        }
+        let hosts = nodes.clone();
+        let pci_node = |bus_id: &str| machine.pci_node(bus_id, &hosts);
+        Self::of_kernel(TopologySource::Hwloc, kernel, gpus, nodes, pci_node)
+    }
+
+    /// Reads a topology from an XML text of hwloc, as `lstopo machine.xml` writes it: of this machine or of
+    /// any other.
+    ///
+    /// Its GPUs are NVIDIA's display and 3D controllers on the PCI bus. Name, UUID and memory are known if
+    /// hwloc was built with its CUDA, NVML or OpenCL part; the memory also from the NUMA node that a coherent
+    /// GPU's memory forms, and otherwise 0. All GPUs count as peers of each other, because the XML does not
+    /// say.
+    ///
+    /// # Errors
+    /// [`Error::Topology`] if hwloc cannot parse it or finds no memory in it.
+    pub fn from_xml(xml: &str) -> Result<Self> {
+        let machine = Machine::from_xml(xml)?;
+        let mut nodes = machine.nodes(&BTreeSet::new());
+        // An empty node with a neighbour's CPUs, such as those for a GPU's MIG slices.
+        nodes.retain(|node| node.memory_total > 0 || node.cpus_known);
+        if nodes.is_empty() {
+            return Err(Error::Topology {
+                detail: "the XML has no NUMA node with memory or CPUs".into(),
+            });
+        }
+        let gpus = machine.gpus(&nodes);
+        Ok(Self::new(TopologySource::Xml, None, gpus, nodes, None))
+    }
+}
+
+/// Stands for hwloc's answer about a simulated machine, for GPUs whose host node the driver does not know.
+pub(super) fn locate_by_xml(
+    xml: Option<&Path>,
+    nodes: &[NumaNode],
+    mut gpus: Vec<Gpu>,
+) -> Result<Vec<Gpu>> {
+    let Some(path) = xml else {
+        return Ok(gpus);
+    };
+    let xml = std::fs::read_to_string(path).map_err(|error| Error::Topology {
+        detail: format!("{}: {error}", path.display()),
+    })?;
+    let machine = Machine::from_xml(&xml)?;
+    for gpu in &mut gpus {
+        gpu.locate(nodes, |bus_id| machine.pci_node(bus_id, nodes));
+    }
+    Ok(gpus)
 }
 
 #[cfg(test)]

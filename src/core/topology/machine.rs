@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use super::gpu::peers;
 use super::{Gpu, GpuUuid, LinkKind, Locality, NumaNode, PeerLink, PeerLinkKind, Topology};
 use crate::Result;
 use crate::driver::NodeId;
@@ -75,13 +74,17 @@ impl Topology {
         let has_memory = |id: &NodeId| self.node(*id).is_ok_and(|node| node.memory_total > 0);
         let told = node.distances.iter().filter(|(to, _)| has_memory(to));
         let distances: BTreeMap<i32, u32> = told.map(|(to, distance)| (to.0, *distance)).collect();
-        let is_plain = |(to, distance): (&i32, &u32)| match *to == node.id.0 {
-            true => *distance == 10,
-            false => *distance > 10,
+        let is_plain = |(to, distance): (&i32, &u32)| {
+            if *to == node.id.0 {
+                *distance == 10
+            } else {
+                *distance > 10
+            }
         };
-        match distances.iter().all(is_plain) {
-            true => distances,
-            false => BTreeMap::new(),
+        if distances.iter().all(is_plain) {
+            distances
+        } else {
+            BTreeMap::new()
         }
     }
 
@@ -125,9 +128,8 @@ impl Gpu {
             memory_node: known_node(spec.numa_id),
             coherent: spec.coherent,
             link: LinkKind::guess(Some(spec.coherent), false, Some(spec.compute_capability.0)),
-            peers: peers(&peer_links),
             peer_links,
-            choices: Vec::new(),
+            ..Self::default()
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Tests of discovery without a driver: handmade GPUs, and the kernel's files in a folder.
 
-use super::test_tree::Tree;
+use super::kernel::tests::Tree;
 use super::*;
 
 fn gpu(ordinal: i32, host_numa: Option<i32>) -> Gpu {
@@ -139,7 +139,9 @@ fn groups(count: i32, pairs: &[(i32, i32, bool)]) -> Vec<(Vec<i32>, String)> {
     }
     let topology = Topology::of_this_machine(&Tree::new().kernel(), gpus);
     let groups = topology.peer_groups().into_iter();
-    groups.map(|group| (group.gpus, group.words)).collect()
+    groups
+        .map(|group| (Vec::from_iter(group.gpus), group.words))
+        .collect()
 }
 
 #[test]

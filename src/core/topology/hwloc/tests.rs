@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::topology::kernel::Kernel;
-use crate::topology::test_tree::Tree;
+use crate::topology::kernel::tests::Tree;
 use crate::topology::{Topology, TopologySource};
 
 const TWO_SOCKETS: &str = include_str!("../../../../tests/data/h200-two-sockets.xml");

@@ -1,16 +1,113 @@
-//! Binds the calling thread to a node's CPUs.
+//! Sets of CPUs in the kernel's format, `0-71,144`, and threads that are bound to a node's.
 
-use std::io;
+use std::collections::BTreeSet;
 use std::marker::PhantomData;
+use std::{fmt, io};
+
+use rustix::thread;
+use serde::{Deserialize, Serialize};
 
 use super::kernel::Kernel;
-use super::{CpuSet, Live, Topology};
+use super::{Live, Topology};
 use crate::driver::NodeId;
 use crate::host::status_field;
 use crate::{Error, Result};
 
-/// Words in a mask: 65 536 CPUs, more than any kernel supports.
-const WORDS: usize = 65_536 / u64::BITS as usize;
+/// The highest CPU number accepted from text: the kernel's own limit is 8192 CPUs.
+const MAX_CPU: u32 = 65_535;
+
+/// A set of logical CPUs, by the operating system's numbers.
+///
+/// Formatted and parsed in the kernel's list format: `0-71,144-215`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct CpuSet(BTreeSet<u32>);
+
+impl CpuSet {
+    /// Iterates over the CPUs, in ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.0.iter().copied()
+    }
+
+    /// Returns the number of CPUs.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns whether the set is empty.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns whether `cpu` is in the set.
+    pub fn contains(&self, cpu: u32) -> bool {
+        self.0.contains(&cpu)
+    }
+
+    /// Returns the CPUs that are in both sets.
+    pub fn intersection(&self, other: &Self) -> Self {
+        Self(self.0.intersection(&other.0).copied().collect())
+    }
+}
+
+impl FromIterator<u32> for CpuSet {
+    fn from_iter<I: IntoIterator<Item = u32>>(cpus: I) -> Self {
+        Self(cpus.into_iter().collect())
+    }
+}
+
+impl fmt::Display for CpuSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cpus: Vec<u32> = self.iter().collect();
+        let range = |run: &[u32]| match run {
+            [first, .., last] => format!("{first}-{last}"),
+            ids => ids.iter().map(u32::to_string).collect(),
+        };
+        let runs = cpus.chunk_by(|one, next| one.checked_add(1) == Some(*next));
+        f.pad(&runs.map(range).collect::<Vec<_>>().join(","))
+    }
+}
+
+impl std::str::FromStr for CpuSet {
+    type Err = Error;
+
+    /// Parses the kernel's list format; an empty text is the empty set.
+    fn from_str(text: &str) -> Result<Self> {
+        let bad =
+            |part: &str| Error::invalid("CPU list", format!("'{part}' is not a CPU or a range"));
+        let number = |part: &str| match part.trim().parse::<u32>() {
+            Ok(cpu) if cpu <= MAX_CPU => Ok(cpu),
+            _ => Err(bad(part)),
+        };
+        let mut cpus = BTreeSet::new();
+        for part in text
+            .trim()
+            .split(',')
+            .filter(|part| !part.trim().is_empty())
+        {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (first, last) = (number(first)?, number(last)?);
+            if first > last {
+                return Err(bad(part));
+            }
+            cpus.extend(first..=last);
+        }
+        Ok(Self(cpus))
+    }
+}
+
+impl TryFrom<String> for CpuSet {
+    type Error = Error;
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<CpuSet> for String {
+    fn from(cpus: CpuSet) -> Self {
+        cpus.to_string()
+    }
+}
 
 /// Binds the calling thread to CPUs until dropped, and then restores the earlier CPUs.
 ///
@@ -35,14 +132,10 @@ impl ThreadBinding {
         let what = || format!("binding the thread to CPUs {cpus}");
         let earlier = affinity().map_err(|error| Error::system(what(), &error))?;
         set_affinity(cpus).map_err(|error| match error.raw_os_error() {
-            Some(libc::EINVAL) => Error::failed(
-                what(),
-                refusal(
-                    cpus,
-                    online().as_ref(),
-                    &allowed().unwrap_or_else(|| earlier.clone()),
-                ),
-            ),
+            Some(libc::EINVAL) => {
+                let allowed = allowed().unwrap_or_else(|| earlier.clone());
+                Error::failed(what(), refusal(cpus, online().as_ref(), &allowed))
+            }
             _ => Error::system(what(), &error),
         })?;
         Ok(Self {
@@ -99,9 +192,7 @@ impl Topology {
             self.node(node).map(|_| None)
         }
     }
-}
 
-impl Topology {
     /// Returns the CPUs of a host node that the calling thread may use; none if the topology is not this
     /// machine's, or if the kernel does not report them.
     ///
@@ -109,14 +200,13 @@ impl Topology {
     /// [`Error::NoSuchNode`].
     pub fn usable_cpus(&self, node: NodeId) -> Result<CpuSet> {
         let cpus = &self.node(node)?.cpus;
-        Ok(match self.live {
-            Some(Live::Kernel) => affinity().unwrap_or_default().intersection(cpus),
-            Some(Live::Simulator(_)) | None => CpuSet::default(),
+        Ok(if matches!(self.live, Some(Live::Kernel)) {
+            affinity().unwrap_or_default().intersection(cpus)
+        } else {
+            CpuSet::default()
         })
     }
-}
 
-impl Topology {
     /// Returns the host node of the CPU that the calling thread runs on now. The kernel may move the thread to
     /// another node at any time, unless it is [bound](Self::bind_thread).
     ///
@@ -124,7 +214,7 @@ impl Topology {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the topology is simulated or of another machine, so that its CPUs are not those
-    /// of this one · [`Error::System`] if the kernel does not report it, or if no node has that CPU.
+    /// of this one · [`Error::System`] if no node has that CPU.
     pub fn current_node(&self) -> Result<NodeId> {
         if !matches!(self.live, Some(Live::Kernel)) {
             let why =
@@ -132,10 +222,7 @@ impl Topology {
             return Err(Error::invalid("node", why));
         }
         let what = "finding the calling thread's node";
-        // SAFETY: the call has no arguments and changes nothing.
-        let Ok(cpu) = u32::try_from(unsafe { libc::sched_getcpu() }) else {
-            return Err(Error::system(what, &io::Error::last_os_error()));
-        };
+        let cpu = thread::sched_getcpu() as u32;
         let mut nodes = self.nodes().iter();
         let own = nodes.find(|node| node.cpus.contains(cpu));
         own.map(|node| node.id)
@@ -167,44 +254,60 @@ fn allowed() -> Option<CpuSet> {
     status_field(&status, "Cpus_allowed_list")?.parse().ok()
 }
 
+/// Returns the CPUs of the calling thread. The kernel refuses on a machine with more than 1024.
 fn affinity() -> io::Result<CpuSet> {
-    let mut mask = vec![0_u64; WORDS];
-    // SAFETY:
-    // - 0 names the calling thread;
-    // - the pointer is to `size_of_val(&mask[..])` writable bytes, aligned for `cpu_set_t` (an array
-    //   of unsigned longs), and the call writes no more than the size it is given.
-    let result =
-        unsafe { libc::sched_getaffinity(0, size_of_val(&mask[..]), mask.as_mut_ptr().cast()) };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let cpus = mask.iter().enumerate().flat_map(|(word, bits)| {
-        (0..u64::BITS)
-            .filter(move |bit| bits >> bit & 1 == 1)
-            .map(move |bit| word as u32 * u64::BITS + bit)
-    });
-    Ok(cpus.collect())
+    let mask = thread::sched_getaffinity(None)?;
+    let cpus = (0..thread::CpuSet::MAX_CPU).filter(|&cpu| mask.is_set(cpu));
+    Ok(cpus.map(|cpu| cpu as u32).collect())
 }
 
+/// Binds the calling thread to those of the CPUs that are there.
 fn set_affinity(cpus: &CpuSet) -> io::Result<()> {
-    let mut mask = vec![0_u64; WORDS];
-    for cpu in cpus.iter() {
-        let word = mask.get_mut((cpu / u64::BITS) as usize);
-        *word.ok_or(io::ErrorKind::InvalidInput)? |= 1 << (cpu % u64::BITS);
+    let mut mask = thread::CpuSet::new();
+    for cpu in cpus.iter().map(|cpu| cpu as usize) {
+        if cpu < thread::CpuSet::MAX_CPU {
+            mask.set(cpu);
+        }
     }
-    // SAFETY: as above, for reading.
-    let result =
-        unsafe { libc::sched_setaffinity(0, size_of_val(&mask[..]), mask.as_ptr().cast()) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    Ok(thread::sched_setaffinity(None, &mask)?)
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn a_set_reads_back_from_its_text(cpus in proptest::collection::btree_set(0_u32..300, 0..80)) {
+            let set: CpuSet = cpus.iter().copied().collect();
+            prop_assert_eq!(set.to_string().parse::<CpuSet>().unwrap(), set.clone());
+            prop_assert_eq!(set.iter().collect::<Vec<_>>(), cpus.into_iter().collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused(text in "[-0-9, a]{0,30}") {
+            let _ = text.parse::<CpuSet>();
+        }
+    }
+
+    #[test]
+    fn lists_are_short() {
+        assert_eq!(
+            "0-2,3,7,9-9\n".parse::<CpuSet>().unwrap().to_string(),
+            "0-3,7,9"
+        );
+        assert_eq!("".parse::<CpuSet>().unwrap(), CpuSet::default());
+        assert_eq!("0-71".parse::<CpuSet>().unwrap().len(), 72);
+    }
+
+    #[test]
+    fn what_is_no_list_is_refused() {
+        for text in ["a", "3-1", "-1", "1--2", "99999999", "0-4294967295"] {
+            assert!(text.parse::<CpuSet>().is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn a_thread_is_bound_until_the_guard_goes() {
