@@ -1,4 +1,17 @@
-//! Memory as elements, for cudarc's copies and launches.
+//! Lets programs that use [cudarc](https://docs.rs/cudarc) pass this crate's memory to cudarc's copies and
+//! launches. Needs the feature `interop`.
+//!
+//! The program depends on cudarc 0.19 itself and chooses its CUDA version (`cuda-12080`, …) and its linking.
+//! This crate chooses neither: it compiles with every CUDA version of cudarc. If no crate of the build
+//! selects a version, cudarc takes that of `nvcc`, or its newest if there is no `nvcc`.
+//!
+//! - [`DevicePtr`](crate::driver::DevicePtr) is a kernel argument: `builder.arg(&buffer.device_ptr())`, kept in a variable.
+//! - [`EgmSlice`] and [`EgmSliceMut`] are memory seen as elements, which cudarc copies from and to
+//!   (`memcpy_dtoh`, `memcpy_htod`, `memcpy_dtod`, …), and kernel arguments too.
+//!
+//! The driver must come from [`Driver::open`](crate::Driver::open). Open it first: without libcuda it returns
+//! an error, but cudarc panics. Both use the devices' primary contexts, so they can share addresses, streams
+//! and events. `examples/cudarc` has complete examples.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -20,25 +33,22 @@ use crate::{Error, Result};
 /// when the borrow ends. The driver refuses a copy on a stream that is being captured into a graph
 /// (INVALID_VALUE). Kernels are launched by unsafe code, which is responsible for them. A copy to a slice of
 /// another context is queued on that context's stream: synchronise it before the memory is dropped.
-#[derive(Debug)]
-pub struct EgmSlice<'a, T> {
-    raw: Raw,
-    stream: Arc<CudaStream>,
-    /// `None` in parts: they borrow the whole, which has the grants.
-    _grants: Option<GrantUse>,
-    memory: PhantomData<&'a [T]>,
-}
+pub type EgmSlice<'a, T> = Elements<T, &'a [T]>;
 
 /// Memory of this crate as elements `T` for cudarc to read and write: source and destination of its copies.
 /// Otherwise like [`EgmSlice`].
 ///
 /// An `Arc` of memory can make several for the same bytes. Work on both then leaves a mix of both.
+pub type EgmSliceMut<'a, T> = Elements<T, &'a mut [T]>;
+
+/// Memory as elements `T`, borrowed as `B`: [`EgmSlice`] and [`EgmSliceMut`].
 #[derive(Debug)]
-pub struct EgmSliceMut<'a, T> {
+pub struct Elements<T, B> {
     raw: Raw,
     stream: Arc<CudaStream>,
+    /// `None` in parts: they borrow the whole, which has the grants.
     _grants: Option<GrantUse>,
-    memory: PhantomData<&'a mut [T]>,
+    memory: PhantomData<(B, T)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -157,15 +167,6 @@ impl<'a, T: AnyBitPattern> EgmSlice<'a, T> {
         let wait = false;
         Self::with(Raw { ptr, len, wait }, stream, None)
     }
-
-    /// Returns the elements of `range`.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`].
-    pub fn slice(&self, range: Range<usize>) -> Result<EgmSlice<'_, T>> {
-        let part = self.raw.part::<T>(&range)?;
-        Ok(EgmSlice::with(part, &self.stream, None))
-    }
 }
 
 impl<'a, T: AnyBitPattern + NoUninit> EgmSliceMut<'a, T> {
@@ -190,15 +191,6 @@ impl<'a, T: AnyBitPattern + NoUninit> EgmSliceMut<'a, T> {
         Self::with(Raw { ptr, len, wait }, stream, None)
     }
 
-    /// Returns the elements of `range`, to read.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`].
-    pub fn slice(&self, range: Range<usize>) -> Result<EgmSlice<'_, T>> {
-        let part = self.raw.part::<T>(&range)?;
-        Ok(EgmSlice::with(part, &self.stream, None))
-    }
-
     /// Returns the elements of `range`, to read and write.
     ///
     /// # Errors
@@ -209,41 +201,40 @@ impl<'a, T: AnyBitPattern + NoUninit> EgmSliceMut<'a, T> {
     }
 }
 
-macro_rules! readable {
-    ($slice:ident) => {
-        impl<T> $slice<'_, T> {
-            fn with(raw: Raw, stream: &Arc<CudaStream>, grants: Option<GrantUse>) -> Self {
-                Self {
-                    raw,
-                    stream: stream.clone(),
-                    _grants: grants,
-                    memory: PhantomData,
-                }
-            }
+impl<T, B> Elements<T, B> {
+    fn with(raw: Raw, stream: &Arc<CudaStream>, grants: Option<GrantUse>) -> Self {
+        Self {
+            raw,
+            stream: stream.clone(),
+            _grants: grants,
+            memory: PhantomData,
         }
+    }
 
-        impl<T> DeviceSlice<T> for $slice<'_, T> {
-            fn len(&self) -> usize {
-                self.raw.len
-            }
-            fn stream(&self) -> &Arc<CudaStream> {
-                &self.stream
-            }
-        }
-
-        impl<T> CudarcPtr<T> for $slice<'_, T> {
-            fn device_ptr<'a>(
-                &'a self,
-                stream: &'a CudaStream,
-            ) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-                self.raw.lend(stream)
-            }
-        }
-    };
+    /// Returns the elements of `range`, to read.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn slice(&self, range: Range<usize>) -> Result<EgmSlice<'_, T>> {
+        let part = self.raw.part::<T>(&range)?;
+        Ok(EgmSlice::with(part, &self.stream, None))
+    }
 }
 
-readable!(EgmSlice);
-readable!(EgmSliceMut);
+impl<T, B> DeviceSlice<T> for Elements<T, B> {
+    fn len(&self) -> usize {
+        self.raw.len
+    }
+    fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+}
+
+impl<T, B> CudarcPtr<T> for Elements<T, B> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        self.raw.lend(stream)
+    }
+}
 
 impl<T> DevicePtrMut<T> for EgmSliceMut<'_, T> {
     fn device_ptr_mut<'a>(
