@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use crate::driver::lock;
 use crate::entries::MAX_TIERS;
 use crate::ledger::Ledger;
-use crate::offer::MAX_TEXT;
+use crate::offer::{MAX_TEXT, pid_of, places};
 use crate::size::Bytes;
-use crate::{Error, MemoryError, folder, procs};
+use crate::{Error, MemoryError, procs};
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -51,7 +51,7 @@ const ALL: usize = 256 << 20;
 /// among those that did not answer, and so are processes whose ledgers would exceed 256 MiB together.
 pub fn processes() -> (Vec<Ledger>, Vec<Silent>) {
     let mut found = Found::new(ALL);
-    for place in folder::places() {
+    for place in places() {
         if let Err(error) = found.look_in(&place) {
             found.silent.push(Silent {
                 pid: None,
@@ -103,7 +103,7 @@ impl Found {
         let mut sockets = Vec::new();
         for file in std::fs::read_dir(place).map_err(failed)? {
             let file = file.map_err(failed)?;
-            if let Some(pid) = file.file_name().to_str().and_then(folder::pid_of) {
+            if let Some(pid) = file.file_name().to_str().and_then(pid_of) {
                 sockets.push((pid, file.path()));
             }
             if sockets.len() == MOST {

@@ -180,14 +180,14 @@ fn totals(allocations: &[Allocation]) -> Vec<Total> {
 
 /// Returns the entries without repetition: an import is left out if a ledger has the memory as its own, or if another
 /// import of it came before. An import without identity may be any of that, and is left out.
-pub(crate) fn drawn_once<'a>(
-    entries: impl Iterator<Item = (&'a Ledger, &'a Allocation)> + Clone,
-) -> impl Iterator<Item = (&'a Ledger, &'a Allocation)> {
+pub(crate) fn drawn_once(ledgers: &[Ledger]) -> impl Iterator<Item = (&Ledger, &Allocation)> {
+    let entries = ledgers
+        .iter()
+        .flat_map(|ledger| ledger.allocations.iter().map(move |entry| (ledger, entry)));
     let own = entries.clone().filter(|(_, entry)| !entry.path.is_import());
     let mut seen: HashSet<Identity> = own.filter_map(|(_, entry)| entry.identity).collect();
-    entries.filter(move |(_, entry)| match entry.path.is_import() {
-        false => true,
-        true => source(entry).is_some_and(|identity| seen.insert(identity)),
+    entries.filter(move |(_, entry)| {
+        !entry.path.is_import() || source(entry).is_some_and(|identity| seen.insert(identity))
     })
 }
 

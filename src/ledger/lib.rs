@@ -7,10 +7,7 @@
 #![deny(missing_docs)]
 
 mod ask;
-mod folder;
 mod holders;
-mod holders_text;
-mod hook;
 mod ledger;
 mod offer;
 mod parts;
@@ -24,9 +21,8 @@ mod text;
 
 pub use ask::{Silent, processes};
 pub use holders::{Holder, Holders, MAX_HOLDERS, NvmlGpu, NvmlProcess, OnGpu, Why};
-pub use hook::{LEAKS, PS, report_leaks_at_exit};
 pub use ledger::{Ledger, Process, Total};
-pub use offer::{MAX_TEXT, Offer, offer};
+pub use offer::{LEAKS, MAX_TEXT, Offer, PS, offer, report_leaks_at_exit};
 pub use parts::{Cause, NodeUse, Part};
 pub use report::{Exporter, GpuUse, Importer, Kept, Report};
 

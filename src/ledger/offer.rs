@@ -1,7 +1,13 @@
-//! Offers this process's ledger to other processes of its user.
+//! Offers this process's ledger to other processes of its user, also where the environment asks for it; the report of what
+//! a process still has at its exit.
 
 use std::cmp::Reverse;
+use std::fmt::Write as _;
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicPtr, AtomicU32};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -12,7 +18,9 @@ use egmem_share::{Channel, Closer, InstanceId, Listener, Peers};
 use crate::driver::lock;
 use crate::fork::Generation;
 use crate::ledger::Ledger;
-use crate::{Error, MemoryError, Result, folder};
+use crate::size::Bytes;
+use crate::texts::{count, escape_lines};
+use crate::{Error, MemoryError, Result, entries};
 
 /// The most bytes of a ledger that is sent, as JSON: the largest allocations that fit, and the sums of all.
 pub const MAX_TEXT: usize = 16 << 20;
@@ -63,7 +71,7 @@ enum Answering {
 /// # Ok::<(), egmem::share::Error>(())
 /// ```
 pub fn offer() -> Result<Offer> {
-    offer_in_one_of(folder::places())
+    offer_in_one_of(places())
 }
 
 /// As [`offer`], in the first place where a socket can be made.
@@ -92,7 +100,7 @@ pub(crate) fn offer_with(folder: &Path, patience: Duration) -> Result<Offer> {
     let pid = std::process::id();
     // Another than the exporter's: a process may offer its ledger more than once.
     let instance = InstanceId::random()?;
-    let path = folder.join(folder::name(pid, &instance.to_string()));
+    let path = folder.join(socket_name(pid, &instance.to_string()));
     let listener = Arc::new(Listener::bind(&path, Peers::same_user())?);
     let answering = Arc::new(Mutex::new(Answering::Nobody));
     let (accepts, state) = (Arc::clone(&listener), Arc::clone(&answering));
@@ -199,4 +207,163 @@ pub(crate) fn encode(mut ledger: Ledger, most: usize) -> Result<String> {
     ledger.allocations.truncate(kept);
     ledger.allocations.sort_by_key(|entry| entry.number);
     Ok(serde_json::to_string(&ledger).map_err(failed)?)
+}
+
+/// The folders that processes of this user may use, the preferred one first: a process may lack the environment
+/// variable that another has.
+pub(crate) fn places() -> Vec<PathBuf> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let runtime = runtime.filter(|path| path.is_absolute());
+    let user = rustix::process::geteuid().as_raw();
+    let temporary = PathBuf::from(format!("/tmp/egmem-{user}"));
+    let runtime = runtime.map(|path| path.join("egmem"));
+    runtime.into_iter().chain([temporary]).collect()
+}
+
+/// Returns the name of a process's socket.
+fn socket_name(pid: u32, instance: &str) -> String {
+    let instance: String = instance.chars().take(12).collect();
+    format!("ps-{pid}-{instance}.sock")
+}
+
+/// Returns the process id in a socket's name.
+pub(crate) fn pid_of(name: &str) -> Option<u32> {
+    let rest = name.strip_prefix("ps-")?.strip_suffix(".sock")?;
+    rest.split_once('-')?.0.parse().ok()
+}
+
+/// The environment variable that makes a process offer its ledger: any value except an empty one and `0`.
+pub const PS: &str = "EGMEM_PS";
+
+/// The environment variable that makes a process report at its exit the memory that is still allocated.
+pub const LEAKS: &str = "EGMEM_LEAKS";
+
+/// The offer that lasts as long as the process: null, or a box that is never freed. A forked child replaces its
+/// parent's, whose thread and socket it does not have. Without a lock, which a thread of the parent may have held.
+static KEPT: AtomicPtr<Offer> = AtomicPtr::new(ptr::null_mut());
+
+/// Sets the hook before `main`, so that a program need not call anything for the environment variables to work.
+#[used]
+// SAFETY: the section holds pointers to functions, which the C library calls with its own arguments before `main`;
+// under the C calling convention a function may ignore them. This one stores a function pointer: it uses nothing of
+// the standard library that needs to be set up before.
+#[unsafe(link_section = ".init_array")]
+static SET_HOOK: extern "C" fn() = set_hook;
+
+extern "C" fn set_hook() {
+    entries::on_first_entry(start);
+}
+
+fn is_on(name: &str) -> bool {
+    std::env::var_os(name).is_some_and(|value| !value.is_empty() && value != "0")
+}
+
+/// Called once in each process, after its first entry was made.
+fn start() {
+    if is_on(LEAKS) {
+        report_leaks_at_exit();
+    }
+    if !is_on(PS) {
+        return;
+    }
+    match offer() {
+        Ok(offer) => {
+            KEPT.store(Box::into_raw(Box::new(offer)), Release);
+            at_exit(remove_socket);
+        }
+        Err(error) => tracing::warn!(%error, "this process's ledger is not offered"),
+    }
+}
+
+extern "C" fn remove_socket() {
+    // SAFETY: the pointer is null, or of a box that is never freed nor borrowed mutably.
+    if let Some(offer) = unsafe { KEPT.load(Acquire).as_ref() } {
+        offer.remove_file();
+    }
+}
+
+/// Which process has registered the report: one more than [`Generation::forks`], 0 for none.
+static REGISTERED: AtomicU32 = AtomicU32::new(0);
+
+/// Writes to standard error, when this process ends by `exit` or by returning from `main`, which allocations it has
+/// not given back: their entries, with the lines that made them, and their frames where
+/// [`capture_backtraces`](egmem_core::ledger::capture_backtraces) was on. Nothing is written if there are none.
+///
+/// Without a call, the environment variable `EGMEM_LEAKS=1` does the same. The kernel takes all memory of a process
+/// back; a report names the memory that a program that runs for longer would accumulate.
+pub fn report_leaks_at_exit() {
+    let this = Generation::current().forks() + 1;
+    if REGISTERED.swap(this, Relaxed) != this {
+        at_exit(report);
+    }
+}
+
+/// Calls `function` when the process ends by `exit`.
+fn at_exit(function: extern "C" fn()) {
+    // SAFETY: the function lives as long as the program; it does not unwind, and calls neither `exit` nor `longjmp`.
+    if unsafe { libc::atexit(function) } != 0 {
+        tracing::warn!("the C library has no room for a function at exit");
+    }
+}
+
+extern "C" fn report() {
+    // A forked child inherits the registration, and none of the memory.
+    if REGISTERED.load(Relaxed) != Generation::current().forks() + 1 {
+        return;
+    }
+    let text = leaks(&Ledger::without_tiers());
+    // If standard error is closed, the report is lost.
+    let _ = std::io::stderr().write_all(escape_lines(&text).as_bytes());
+}
+
+/// Returns the report, or an empty text if nothing is left.
+fn leaks(ledger: &Ledger) -> String {
+    let entries = &ledger.allocations;
+    if entries.is_empty() {
+        return String::new();
+    }
+    let bytes = entries
+        .iter()
+        .fold(0_u64, |sum, entry| sum.saturating_add(entry.bytes));
+    let mut text = format!(
+        "egmem: still allocated at exit: {}, {}\n{}",
+        count(entries.len() as u64, "allocation"),
+        Bytes(bytes),
+        ledger.to_text()
+    );
+    for entry in entries {
+        let site = entry.site.as_ref();
+        if let Some(frames) = site.and_then(|site| site.backtrace.as_ref()) {
+            // To a String it cannot fail.
+            let _ = writeln!(
+                text,
+                "\n{} of {}, allocated at {}:\n{}",
+                Bytes(entry.bytes),
+                entry.label.as_deref().unwrap_or("no label"),
+                site.map(ToString::to_string).unwrap_or_default(),
+                frames.to_string().trim_end()
+            );
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_the_process() {
+        let name = socket_name(77, "0123456789abcdef");
+        assert_eq!(name, "ps-77-0123456789ab.sock");
+        assert_eq!(pid_of(&name), Some(77));
+        for wrong in [
+            "ps-77.sock",
+            "ps-x-1.sock",
+            "77-1.sock",
+            "ps-77-1.sock.lock",
+        ] {
+            assert_eq!(pid_of(wrong), None);
+        }
+    }
 }

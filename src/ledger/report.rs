@@ -2,17 +2,15 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use egmem_share::{BootId, Identity, InstanceId};
+use egmem_share::{BootId, Identity};
 use serde::{Deserialize, Serialize};
 
 use crate::ask::{Silent, processes};
 use crate::driver::{Driver, Location};
 use crate::entries::{AllocPath, Allocation, Party};
 use crate::holders::Holders;
-use crate::ledger::{Ledger, Process};
-use crate::ledger::{drawn_once, source};
-use crate::parts::NodeUse;
-use crate::parts::{self, Part};
+use crate::ledger::{Ledger, Process, drawn_once, source};
+use crate::parts::{self, NodeUse, Part};
 use crate::topology::{GpuUuid, Topology};
 use crate::{MemoryResult, procs};
 
@@ -183,11 +181,8 @@ struct Sums(BTreeMap<(Location, AllocPath), u64>);
 impl Sums {
     /// Sums the memory of one driver up.
     fn of(processes: &[Ledger], driver: &str) -> Self {
-        let entries = processes
-            .iter()
-            .flat_map(|ledger| ledger.allocations.iter().map(move |entry| (ledger, entry)));
         let mut sums = Self(BTreeMap::new());
-        for (_, entry) in drawn_once(entries).filter(|(_, entry)| entry.driver == driver) {
+        for (_, entry) in drawn_once(processes).filter(|(_, entry)| entry.driver == driver) {
             sums.add(entry.location, entry.room_path(), entry.bytes);
         }
         // Entries that were not sent are in a process's own sums.
@@ -228,12 +223,9 @@ impl Sums {
     /// of a real machine pinned memory is shared pages without a file.
     fn unplaced(&self, is_simulated: bool) -> u64 {
         let host = Location::Host;
-        match is_simulated {
-            true => self.accounted(host),
-            false => self
-                .accounted(host)
-                .saturating_sub(self.by_path(host, AllocPath::Pinned)),
-        }
+        let pinned = self.by_path(host, AllocPath::Pinned);
+        let counted = if is_simulated { 0 } else { pinned };
+        self.accounted(host).saturating_sub(counted)
     }
 }
 
@@ -268,19 +260,19 @@ fn noted<T>(result: MemoryResult<T>, why: &mut Option<String>) -> Option<T> {
 }
 
 fn nodes(driver: Option<&Driver>, sums: &Sums, warnings: &mut Vec<String>) -> Vec<NodeUse> {
+    let is_simulated = driver.is_some_and(Driver::is_simulated);
     let topology = match driver.map(Topology::discover) {
         None => Topology::of_host(),
         Some(Ok(topology)) => topology,
         Some(Err(error)) => {
             warnings.push(format!("the driver does not tell the topology: {error}"));
             // A simulated machine's nodes are not this host's.
-            match driver.is_some_and(Driver::is_simulated) {
-                true => return Vec::new(),
-                false => Topology::of_host(),
+            if is_simulated {
+                return Vec::new();
             }
+            Topology::of_host()
         }
     };
-    let is_simulated = driver.is_some_and(Driver::is_simulated);
     // With one node, it is on that.
     let unplaced = match topology.nodes().len() {
         1 => sums.unplaced(is_simulated),
@@ -290,12 +282,8 @@ fn nodes(driver: Option<&Driver>, sums: &Sums, warnings: &mut Vec<String>) -> Ve
         let counts = topology.counts(node.id);
         let free = counts.map_or(node.memory_free, |counts| Some(counts.free));
         // The kernel counts registered memory, which is the process's own. No kernel counts that of a simulated machine.
-        let registered = match is_simulated {
-            true => {
-                Some(sums.by_path(node.id.into(), AllocPath::Registered)).filter(|&bytes| bytes > 0)
-            }
-            false => None,
-        };
+        let registered = sums.by_path(node.id.into(), AllocPath::Registered);
+        let registered = (is_simulated && registered > 0).then_some(registered);
         let kernel = counts.map_or(registered, |counts| Some(counts.ordinary));
         let total = node.memory_total;
         let accounted = sums.accounted(node.id.into()).saturating_add(unplaced);
@@ -347,31 +335,24 @@ fn kept(processes: &[Ledger]) -> Vec<Kept> {
 
 /// Finds out the state of the exporter of an imported entry.
 fn exporter(processes: &[Ledger], entry: &Allocation, identity: &Identity) -> Exporter {
-    let from = entry
-        .imported
-        .as_ref()
-        .and_then(|imported| imported.from.clone());
+    let from = entry.imported.as_ref();
+    let from = from.and_then(|imported| imported.from.clone());
     if BootId::current().is_ok_and(|boot| boot != identity.boot) {
         return Exporter::Elsewhere(from);
     }
-    let of = |instance: &InstanceId, ledger: &&Ledger| ledger.process.instance == Some(*instance);
-    if let Some(ledger) = processes
-        .iter()
-        .find(|ledger| of(&identity.instance, ledger))
-    {
+    let is_of = |ledger: &&Ledger| ledger.process.instance == Some(identity.instance);
+    if let Some(ledger) = processes.iter().find(is_of) {
         return Exporter::Running(Party {
             pid: Some(ledger.process.pid),
             name: ledger.process.name.clone(),
         });
     }
-    let Some((party, pid)) = from
-        .clone()
-        .and_then(|party| Some((party.clone(), party.pid?)))
-    else {
-        return Exporter::Unknown(from);
+    let party = match from {
+        Some(party) if party.pid.is_some() => party,
+        from => return Exporter::Unknown(from),
     };
     // A process that is younger than the import has the id of the one that has ended.
-    match procs::age_ms(pid) {
+    match party.pid.and_then(procs::age_ms) {
         Some(age) if age.saturating_add(1000) >= entry.age_ms => Exporter::Running(party),
         _ => Exporter::Ended(party),
     }

@@ -1,12 +1,12 @@
 //! Ledgers as a drawing: a bar for each location, with a part for each allocation.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::drawing::Drawing;
 use crate::driver::Location;
 use crate::entries::{AllocPath, Allocation};
-use crate::ledger::Ledger;
-use crate::ledger::drawn_once;
+use crate::ledger::{Ledger, drawn_once};
 use crate::report::Report;
 use crate::size::Bytes;
 
@@ -25,7 +25,11 @@ impl Ledger {
     /// Returns a drawing: a bar for each location, with a part for each allocation. It is a complete SVG file without
     /// external fonts or style sheets.
     pub fn to_svg(&self) -> String {
-        draw(self.process.title(), std::slice::from_ref(self), &[])
+        draw(
+            self.process.title(),
+            std::slice::from_ref(self),
+            BTreeMap::new(),
+        )
     }
 }
 
@@ -33,175 +37,117 @@ impl Report {
     /// Returns a drawing: a bar for each node and GPU, to the scale of its memory, with a part for each allocation. It is a
     /// complete SVG file without external fonts or style sheets.
     pub fn to_svg(&self) -> String {
-        let gpus = self.gpus.iter().map(|gpu| Capacity {
-            location: Location::Device(gpu.gpu),
-            total: gpu.total,
-            used: gpu.used,
-        });
-        let nodes = self.nodes.iter().map(|node| Capacity {
-            location: node.node.into(),
-            total: Some(node.total),
-            used: Some(node.used),
-        });
-        let capacities: Vec<_> = nodes.chain(gpus).collect();
-        draw("Whose memory it is", &self.processes, &capacities)
+        let nodes = self.nodes.iter();
+        let nodes = nodes.map(|node| (node.node.into(), Some(node.total), Some(node.used)));
+        let gpus = self.gpus.iter();
+        let gpus = gpus.map(|gpu| (Location::Device(gpu.gpu), gpu.total, gpu.used));
+        let bar = |(location, total, used)| {
+            let parts = Vec::new();
+            ((false, location), Bar { parts, total, used })
+        };
+        let bars = nodes.chain(gpus).map(bar).collect();
+        draw("Whose memory it is", &self.processes, bars)
     }
 }
 
-const STYLE: &str = "\
-.name{font-size:14px;font-weight:600}.box{fill:#eef3f9;stroke:#9db0c6}.part{stroke:#fff;stroke-width:.5}\
-.v{fill:#1f5fa8}.h{fill:#3d9a5f}.s{fill:#8a63b8}.i{fill:#e8a33d}.p{fill:#2f9fb0}.o{fill:#8a97a8}.other{fill:#c9d3de}";
-const DARK: &str = ".box{fill:#1d2631;stroke:#48607a}.part{stroke:#12161c}.other{fill:#3a4552}";
+/// The classes of the paths' parts, and their names.
+const KINDS: [(&str, &str); 7] = [
+    ("c0", "vmm"),
+    ("c4", "heap"),
+    ("c5", "shapes"),
+    ("c2", "pool"),
+    ("c1", "imported"),
+    ("c6", "pinned, device"),
+    ("c3", "not accounted for"),
+];
 
-/// The bytes that a location has, and how many of them are in use by all processes. `None`: unknown.
-#[derive(Clone, Debug)]
-struct Capacity {
-    location: Location,
+const fn class(path: AllocPath) -> &'static str {
+    match path {
+        AllocPath::Vmm => "c0",
+        AllocPath::HeapChunk => "c4",
+        AllocPath::ShapeChunk => "c5",
+        AllocPath::Pool => "c2",
+        AllocPath::Import | AllocPath::ImportedPool => "c1",
+        _ => "c6",
+    }
+}
+
+/// The allocations at one location, the bytes that it has, and how many of them are in use by all processes. `None`: unknown.
+#[derive(Default)]
+struct Bar<'a> {
+    parts: Vec<(&'a Ledger, &'a Allocation)>,
     total: Option<u64>,
     used: Option<u64>,
 }
 
-const fn class(path: AllocPath) -> &'static str {
-    match path {
-        AllocPath::Vmm => "v",
-        AllocPath::HeapChunk => "h",
-        AllocPath::ShapeChunk => "s",
-        AllocPath::Import | AllocPath::ImportedPool => "i",
-        AllocPath::Pool => "p",
-        _ => "o",
-    }
-}
+/// Bars by whether they have managed memory, which takes no certain room at its location, and by the location.
+type Bars<'a> = BTreeMap<(bool, Location), Bar<'a>>;
 
-/// The allocations at one location.
-struct Bar<'a> {
-    parts: Vec<(&'a Ledger, &'a Allocation)>,
-    capacity: Option<&'a Capacity>,
-}
-
-impl Bar<'_> {
-    /// Returns the bytes of all parts.
-    fn bytes(&self) -> u64 {
-        let bytes = self.parts.iter().map(|(_, entry)| entry.bytes);
-        bytes.fold(0, u64::saturating_add)
-    }
-}
-
-/// The key of a bar: whether it has managed memory, which takes no certain room at its location, and the location.
-type Place = (bool, Location);
-
-fn bars<'a>(ledgers: &'a [Ledger], capacities: &'a [Capacity]) -> BTreeMap<Place, Bar<'a>> {
-    let mut bars: BTreeMap<Place, Bar<'a>> = BTreeMap::new();
-    for capacity in capacities {
-        let bar = Bar {
-            parts: Vec::new(),
-            capacity: Some(capacity),
-        };
-        bars.insert((false, capacity.location), bar);
-    }
-    let entries = ledgers
-        .iter()
-        .flat_map(|ledger| ledger.allocations.iter().map(move |entry| (ledger, entry)));
-    for (ledger, entry) in drawn_once(entries) {
-        let place = (entry.path == AllocPath::Managed, entry.location);
-        let bar = bars.entry(place).or_insert_with(|| Bar {
-            parts: Vec::new(),
-            capacity: None,
-        });
-        bar.parts.push((ledger, entry));
-    }
-    for bar in bars.values_mut() {
-        bar.parts
-            .sort_by_key(|(_, entry)| std::cmp::Reverse(entry.bytes));
-    }
-    bars
+fn sum(parts: &[(&Ledger, &Allocation)]) -> u64 {
+    let bytes = parts.iter().map(|(_, entry)| entry.bytes);
+    bytes.fold(0, u64::saturating_add)
 }
 
 /// Draws the ledgers under a heading. Bars of locations with a capacity are to that scale, others to the largest.
-fn draw(title: &str, ledgers: &[Ledger], capacities: &[Capacity]) -> String {
-    let bars = bars(ledgers, capacities);
-    let largest = bars.values().map(Bar::bytes).max().unwrap_or(0).max(1);
-    let height = TOP + bars.len() as f64 * PITCH + 40.0;
+fn draw<'a>(title: &str, ledgers: &'a [Ledger], mut bars: Bars<'a>) -> String {
+    for (ledger, entry) in drawn_once(ledgers) {
+        let place = (entry.path == AllocPath::Managed, entry.location);
+        bars.entry(place).or_default().parts.push((ledger, entry));
+    }
+    let largest = bars.values().map(|bar| sum(&bar.parts)).max();
     let mut svg = Drawing::default();
     svg.text((MARGIN, 34.0), "head", title);
-    legend(&mut svg);
-    if bars.is_empty() {
-        svg.text((MARGIN, TOP), "", "No allocations.");
-    }
-    let mut y = TOP;
-    for (&(is_managed, location), bar) in &bars {
-        let name = match is_managed {
-            true => format!("managed, {location}"),
-            false => location.to_string(),
-        };
-        draw_bar(&mut svg, &name, bar, largest, y);
-        y += PITCH;
-    }
-    svg.file((WIDTH as u64, height as u64), title, STYLE, DARK)
-}
-
-fn legend(svg: &mut Drawing) {
-    let kinds = [
-        ("v", "vmm"),
-        ("h", "heap"),
-        ("s", "shapes"),
-        ("p", "pool"),
-        ("i", "imported"),
-        ("o", "pinned, device"),
-        ("other", "not accounted for"),
-    ];
     let mut x = MARGIN;
-    for (class, name) in kinds {
+    for (class, name) in KINDS {
         svg.rect((x, 50.0), (12.0, 12.0), &format!("class=\"{class}\""), "");
         svg.text((x + 18.0, 60.0), "soft", name);
         x += 34.0 + 8.0 * name.len() as f64;
     }
+    if bars.is_empty() {
+        svg.text((MARGIN, TOP), "", "No allocations.");
+    }
+    let mut y = TOP;
+    for ((is_managed, location), bar) in &mut bars {
+        let managed = if *is_managed { "managed, " } else { "" };
+        svg.text((MARGIN, y + 22.0), "name", &format!("{managed}{location}"));
+        draw_bar(&mut svg, bar, largest.unwrap_or(0), y);
+        y += PITCH;
+    }
+    svg.file((WIDTH as u64, y as u64 + 40), title)
 }
 
-fn draw_bar(svg: &mut Drawing, name: &str, bar: &Bar<'_>, largest: u64, y: f64) {
-    let bytes = bar.bytes();
-    let total = bar.capacity.and_then(|capacity| capacity.total);
-    let used = bar.capacity.and_then(|capacity| capacity.used);
-    let scale = total.unwrap_or(largest).max(bytes).max(1);
+fn draw_bar(svg: &mut Drawing, bar: &mut Bar<'_>, largest: u64, y: f64) {
+    let bytes = sum(&bar.parts);
+    let scale = bar.total.unwrap_or(largest).max(bytes).max(1);
     let size = |bytes: u64| (bytes as f64 / scale as f64 * BAR, HEIGHT);
-    let known = match total {
-        Some(total) => format!("{} of {}", Bytes(bytes), Bytes(total)),
-        None => Bytes(bytes).to_string(),
-    };
-    svg.text((MARGIN, y + 22.0), "name", name);
+    let total = bar.total.map(|total| format!(" of {}", Bytes(total)));
+    let known = format!("{}{}", Bytes(bytes), total.unwrap_or_default());
     svg.text((LEFT + BAR + 10.0, y + 22.0), "soft", &known);
     svg.rect((LEFT, y), (BAR, HEIGHT), r#"class="box""#, "");
-    if let Some(used) = used {
+    if let Some(used) = bar.used {
         let (all, known) = (Bytes(used), Bytes(bytes));
         let title = format!("{all} in use, of which {known} are accounted for");
-        let size = size(used.min(scale));
-        svg.rect((LEFT, y), size, r#"class="other""#, &title);
+        svg.rect((LEFT, y), size(used.min(scale)), r#"class="c3""#, &title);
     }
+    bar.parts.sort_by_key(|(_, entry)| Reverse(entry.bytes));
+    let (shown, rest) = bar.parts.split_at(bar.parts.len().min(PARTS));
     let mut x = LEFT;
-    for (ledger, entry) in bar.parts.iter().take(PARTS) {
+    for (ledger, entry) in shown {
         let class = format!("class=\"part {}\"", class(entry.path));
         let size = size(entry.bytes);
         svg.rect((x, y), size, &class, &words(ledger, entry));
         x += size.0;
     }
-    let rest = bar.parts.iter().skip(PARTS);
-    let rest = rest.fold(0_u64, |sum, (_, entry)| sum.saturating_add(entry.bytes));
-    if rest > 0 {
-        let count = bar.parts.len() - PARTS;
-        let title = format!("{count} smaller allocations: {}", Bytes(rest));
-        svg.rect((x, y), size(rest), r#"class="part o""#, &title);
+    if !rest.is_empty() {
+        let title = format!("{} smaller allocations: {}", rest.len(), Bytes(sum(rest)));
+        svg.rect((x, y), size(sum(rest)), r#"class="part c6""#, &title);
     }
 }
 
 /// Describes an allocation in a line.
 fn words(ledger: &Ledger, entry: &Allocation) -> String {
     let label = entry.label.as_deref().unwrap_or("no label");
-    let process = &ledger.process;
-    format!(
-        "{}: {} ({}), process {} ({})",
-        Bytes(entry.bytes),
-        label,
-        entry.path,
-        process.pid,
-        process.title()
-    )
+    let (bytes, path, process) = (Bytes(entry.bytes), entry.path, &ledger.process);
+    let (pid, title) = (process.pid, process.title());
+    format!("{bytes}: {label} ({path}), process {pid} ({title})")
 }

@@ -1,7 +1,7 @@
 //! Ledgers as tables.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use crate::driver::{AccessDesc, Location};
 use crate::entries::{Allocation, TierUse};
@@ -104,30 +104,23 @@ struct Alike<'a> {
 
 /// Returns groups of allocations that are alike, the largest first.
 fn alike(entries: &[Allocation]) -> Vec<Alike<'_>> {
-    let mut groups: Vec<Alike<'_>> = Vec::new();
-    let mut known: HashMap<([String; 6], bool), usize> = HashMap::new();
+    let mut groups = BTreeMap::new();
     for entry in entries {
-        let key = (cells(entry), entry.mapped.is_empty());
-        match known.get(&key) {
-            Some(&group) => {
-                let group = &mut groups[group];
-                group.count += 1;
-                group.bytes = group.bytes.saturating_add(entry.bytes);
-                group.age_ms = group.age_ms.max(entry.age_ms);
-            }
-            None => {
-                groups.push(Alike {
-                    first: entry,
-                    count: 1,
-                    bytes: entry.bytes,
-                    age_ms: entry.age_ms,
-                    cells: key.0.clone(),
-                });
-                known.insert(key, groups.len() - 1);
-            }
-        }
+        let cells = cells(entry);
+        let key = (cells.clone(), entry.mapped.is_empty());
+        let group = groups.entry(key).or_insert(Alike {
+            first: entry,
+            count: 0,
+            bytes: 0,
+            age_ms: 0,
+            cells,
+        });
+        group.count += 1;
+        group.bytes = group.bytes.saturating_add(entry.bytes);
+        group.age_ms = group.age_ms.max(entry.age_ms);
     }
-    groups.sort_by_key(|group| Reverse(group.bytes));
+    let mut groups: Vec<Alike<'_>> = groups.into_values().collect();
+    groups.sort_by_key(|group| (Reverse(group.bytes), group.first.number));
     groups
 }
 
@@ -154,7 +147,6 @@ impl Alike<'_> {
             [at, ..] => format!("{:#x}", at.start),
         };
         let [location, path, label, access, others, site] = self.cells;
-        let only_if = |shown: bool, text: String| if shown { text } else { String::new() };
         vec![
             only_if(wide, self.first.number.to_string()),
             only_if(counts, self.count.to_string()),
@@ -171,12 +163,14 @@ impl Alike<'_> {
     }
 }
 
+/// Returns a text, or none, so that a column without any is left out.
+fn only_if(is_shown: bool, text: String) -> String {
+    if is_shown { text } else { String::new() }
+}
+
 /// Formats a sum; none is no text, so that a column without any is left out.
 pub(crate) fn some_bytes(bytes: u64) -> String {
-    match bytes {
-        0 => String::new(),
-        bytes => Bytes(bytes).to_string(),
-    }
+    only_if(bytes > 0, Bytes(bytes).to_string())
 }
 
 /// Formats sums by location.
@@ -203,7 +197,6 @@ fn totals(totals: &[Total], most: Option<usize>) -> String {
 /// Returns the cells of a tier. What is not there is no text, so that a column without any is left out; address and counts
 /// only if the table is `wide`.
 fn tier_cells(tier: &TierUse, wide: bool) -> [String; 15] {
-    let only_if = |shown: bool, text: String| if shown { text } else { String::new() };
     let some = |number: u64| only_if(number > 0, number.to_string());
     let stats = &tier.stats;
     let asked = u128::from(stats.hits) + u128::from(stats.misses);
@@ -251,20 +244,14 @@ fn tiers(tiers: &[TierUse], most: Option<usize>) -> String {
 pub(crate) fn ledger(ledger: &Ledger, most: Option<usize>) -> String {
     let process = &ledger.process;
     let number = (ledger.allocations.len() as u64).saturating_add(ledger.omitted);
-    let rest = format!(
-        "process {} (): {}",
-        process.pid,
-        count(number, "allocation")
-    );
-    let room = most
-        .unwrap_or(usize::MAX)
-        .saturating_sub(rest.chars().count());
-    let mut text = format!(
-        "process {} ({}): {}\n",
-        process.pid,
-        end_cut(&escaped(process.title()), room),
-        count(number, "allocation")
-    );
+    let [before, after] = [
+        format!("process {} (", process.pid),
+        format!("): {}", count(number, "allocation")),
+    ];
+    let room = most.unwrap_or(usize::MAX);
+    let room = room.saturating_sub(before.len() + after.len());
+    let title = end_cut(&escaped(process.title()), room);
+    let mut text = format!("{before}{title}{after}\n");
     if number == 0 {
         // Memory of a type of the program's own is no entry.
         return text + &tiers(&ledger.tiers, most);

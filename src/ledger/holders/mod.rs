@@ -1,17 +1,11 @@
 //! The processes that may hold GPUs' memory or shared host memory, whether they offer a ledger or not: what the kernel and
 //! NVML tell of them.
 
-mod fds;
+mod files;
 mod holder;
-mod judge;
-mod maps;
-mod nvml;
-mod patience;
 #[cfg(test)]
 mod tests;
-mod tmpfs;
 mod walk;
-mod why;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -20,13 +14,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::ledger::Ledger;
+use crate::procs::{Late, Unanswered};
 
-pub use holder::{Holder, OnGpu};
-pub use nvml::{NvmlGpu, NvmlProcess};
-use patience::{Late, Unanswered};
-use tmpfs::Tmpfs;
-use walk::Walk;
-pub use why::Why;
+use files::Tmpfs;
+pub use holder::{Holder, OnGpu, Why};
+use walk::{Asker, Walk};
 
 /// The most processes in a report: those with the most memory.
 pub const MAX_HOLDERS: usize = 256;
@@ -66,7 +58,7 @@ impl Holders {
     pub(crate) fn gather(ledgers: &[Ledger], several_nodes: bool) -> Self {
         let pids: Vec<u32> = ledgers.iter().map(|ledger| ledger.process.pid).collect();
         static LATE: Late<()> = Late::new();
-        let nvml = LATE.within((), NVML_LIMIT, nvml::ask);
+        let nvml = LATE.within((), NVML_LIMIT, ask_nvml);
         let nvml = nvml.unwrap_or_else(|why| match why {
             Unanswered::Late => Err(format!("NVML did not answer within {NVML_LIMIT:?}")),
             Unanswered::NotAsked => Err("there is no thread to ask NVML".into()),
@@ -119,7 +111,7 @@ impl Holders {
         }
         let mut processes: Vec<Holder> = found.seen.into_values().filter(Holder::counts).collect();
         for holder in &mut processes {
-            judge::judge(holder, &found.asker, ledgers, &gpus);
+            judge(holder, &found.asker, ledgers, &gpus);
         }
         processes.sort_by_key(|holder| (std::cmp::Reverse(holder.bytes()), holder.pid));
         let omitted = processes.len().saturating_sub(MAX_HOLDERS) as u64;
@@ -165,6 +157,218 @@ fn add_nvml(seen: &mut HashMap<u32, Holder>, gpus: &[NvmlGpu]) {
                     uuid: gpu.uuid.clone(),
                     bytes: process.bytes,
                 }),
+            }
+        }
+    }
+}
+
+/// The driver's memory and managed memory below which a process has none worth a word: a process that has called `cuInit`
+/// alone maps 4 KiB.
+const LEAST: u64 = 1 << 20;
+
+/// What a context of its own maps: 70 MiB of the driver's memory, 2 MiB of managed memory, 8 MiB of shared pages on an H200
+/// (driver 580.159.04), with room for other GPUs.
+const DRIVER_OF_CONTEXT: u64 = 128 << 20;
+const OTHER_OF_CONTEXT: u64 = 16 << 20;
+
+/// Adds the reasons to a process, the strongest first.
+fn judge(holder: &mut Holder, asker: &Asker, ledgers: &[u32], gpus: &[NvmlGpu]) {
+    let is_hidden = !holder.is_listed;
+    let uses_gpus = !holder.gpus.is_empty();
+    // Without NVML it is not known who has contexts.
+    let contexts = if gpus.is_empty() {
+        1
+    } else {
+        holder.gpus.len() as u64
+    };
+    let exceeds = |bytes: u64, of_context: u64| bytes >= LEAST.max(contexts * of_context);
+    let driver = holder.driver_mapped.unwrap_or(0);
+    let managed = holder.managed_mapped.unwrap_or(0);
+    let named = holder.shared_mapped.saturating_sub(holder.unnamed_mapped);
+    let has_gpu = holder.has_gpu();
+    let is_client = || {
+        let mut all = gpus.iter().flat_map(|gpu| &gpu.processes);
+        all.any(|process| process.pid == holder.pid && process.is_mps_client)
+    };
+    let all = [
+        (Why::Reporter, holder.pid == asker.pid),
+        (Why::Ledger, ledgers.contains(&holder.pid)),
+        (Why::Hidden, is_hidden),
+        (
+            Why::Zombie,
+            matches!(holder.state, Some('Z' | 'X')) && !holder.has_ended,
+        ),
+        (Why::Stopped, matches!(holder.state, Some('T' | 't'))),
+        (Why::Waiting, holder.state == Some('D')),
+        (Why::Mps, holder.name.starts_with("nvidia-cuda-mps")),
+        (Why::MpsClient, is_client()),
+        (Why::Namespace, holder.inner_pid.is_some()),
+        (
+            Why::OtherUser,
+            holder.uid.is_some_and(|uid| uid != asker.uid),
+        ),
+        (
+            Why::Unreadable,
+            // One that did not answer, or was not asked, may be permitted.
+            !is_hidden
+                && !holder.has_ended
+                && holder.device_fds.is_none()
+                && ![Why::Waiting, Why::NotLookedAt]
+                    .iter()
+                    .any(|why| holder.why.contains(why)),
+        ),
+        (Why::InFlight, holder.fds_in_flight > Some(0)),
+        (Why::OnGpus, uses_gpus || gpus.is_empty() && driver >= LEAST),
+        (Why::Managed, exceeds(managed, OTHER_OF_CONTEXT)),
+        (Why::DriverMemory, exceeds(driver, DRIVER_OF_CONTEXT)),
+        (
+            Why::Pinned,
+            has_gpu && exceeds(holder.unnamed_mapped, OTHER_OF_CONTEXT),
+        ),
+        (Why::SharedUnmapped, holder.shared_unmapped > 0),
+        (
+            Why::Shared,
+            named > 0 || !has_gpu && holder.unnamed_mapped > 0,
+        ),
+        (
+            Why::OpenAlone,
+            holder.device_fds > Some(0) && !uses_gpus && driver < LEAST && managed < LEAST,
+        ),
+    ];
+    holder.why.extend(
+        all.into_iter()
+            .filter(|(_, is_so)| *is_so)
+            .map(|(why, _)| why),
+    );
+    holder.why.sort_unstable();
+    holder.why.dedup();
+}
+
+/// A process that NVML names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct NvmlProcess {
+    /// Its process id.
+    pub pid: u32,
+    /// Its bytes on the GPU. `None`: NVML does not tell.
+    pub bytes: Option<u64>,
+    /// Whether it is a client of an MPS server.
+    pub is_mps_client: bool,
+}
+
+impl NvmlProcess {
+    /// A process with `bytes` on a GPU, which is no client of an MPS server.
+    pub const fn new(pid: u32, bytes: Option<u64>) -> Self {
+        Self {
+            pid,
+            bytes,
+            is_mps_client: false,
+        }
+    }
+}
+
+/// A GPU, as NVML has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct NvmlGpu {
+    /// NVML's index, which need not be CUDA's ordinal.
+    pub index: u32,
+    /// Its UUID, as `nvidia-smi -L` shows it.
+    pub uuid: Option<String>,
+    /// The bytes that the driver and the firmware keep for themselves; CUDA counts them neither as total nor as used.
+    pub reserved: Option<u64>,
+    /// The processes that use it, at most 4096.
+    pub processes: Vec<NvmlProcess>,
+    /// NVML's error, where it did not tell something.
+    pub why: Option<String>,
+}
+
+/// Asks NVML, if it is here.
+#[cfg(not(feature = "nvml"))]
+fn ask_nvml() -> Result<Vec<NvmlGpu>, String> {
+    Err("this build asks no NVML (feature nvml)".into())
+}
+
+#[cfg(feature = "nvml")]
+use asked::ask_nvml;
+
+#[cfg(feature = "nvml")]
+mod asked {
+    use nvml_wrapper::enums::device::UsedGpuMemory;
+    use nvml_wrapper::error::NvmlError;
+    use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+    use nvml_wrapper::{Device, Nvml};
+
+    use super::{NvmlGpu, NvmlProcess};
+
+    /// The most GPUs and the most processes of one.
+    const MOST: usize = 4096;
+
+    /// Asks NVML, if it is here. It is loaded for one question, and given up with its files.
+    pub(super) fn ask_nvml() -> Result<Vec<NvmlGpu>, String> {
+        let nvml = Nvml::init().map_err(|error| match error {
+            NvmlError::LibloadingError(_) => "libnvidia-ml.so.1 is not here".to_owned(),
+            error => format!("NVML does not start: {error}"),
+        })?;
+        let count = nvml
+            .device_count()
+            .map_err(|error| format!("NVML counts no GPUs: {error}"))?;
+        let gpu = |index| match nvml.device_by_index(index) {
+            Ok(device) => of_device(index, &device),
+            Err(error) => NvmlGpu {
+                index,
+                why: Some(format!("NVML has no GPU {index}: {error}")),
+                ..NvmlGpu::default()
+            },
+        };
+        Ok((0..count.min(MOST as u32)).map(gpu).collect())
+    }
+
+    fn of_device(index: u32, device: &Device<'_>) -> NvmlGpu {
+        let mut gpu = NvmlGpu {
+            index,
+            uuid: device.uuid().ok(),
+            reserved: device.memory_info().ok().map(|info| info.reserved),
+            ..NvmlGpu::default()
+        };
+        let lists = [
+            ("compute", device.running_compute_processes(), false),
+            ("graphics", device.running_graphics_processes(), false),
+            ("MPS", device.mps_running_compute_processes(), true),
+        ];
+        for (name, list, is_mps_client) in lists {
+            match list {
+                Ok(list) => gpu.add(list, is_mps_client),
+                // Drivers before 510 have another form of the lists.
+                Err(error) => {
+                    gpu.why = Some(format!("NVML does not list {name} processes: {error}"))
+                }
+            }
+        }
+        gpu
+    }
+
+    impl NvmlGpu {
+        fn add(&mut self, list: Vec<ProcessInfo>, is_mps_client: bool) {
+            for info in list {
+                let bytes = match info.used_gpu_memory {
+                    UsedGpuMemory::Used(bytes) => Some(bytes),
+                    UsedGpuMemory::Unavailable => None,
+                };
+                let is_full = self.processes.len() == MOST;
+                let mut all = self.processes.iter_mut();
+                match all.find(|known| known.pid == info.pid) {
+                    Some(known) => {
+                        known.bytes = known.bytes.max(bytes);
+                        known.is_mps_client |= is_mps_client;
+                    }
+                    None if is_full => return,
+                    None => self.processes.push(NvmlProcess {
+                        pid: info.pid,
+                        bytes,
+                        is_mps_client,
+                    }),
+                }
             }
         }
     }

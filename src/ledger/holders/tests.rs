@@ -3,7 +3,7 @@
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use super::fds::Size;
+use super::files::Size;
 use super::walk::Limits;
 use super::*;
 use crate::parts::possible_causes;

@@ -10,14 +10,9 @@ use std::time::{Duration, Instant};
 
 use egmem_core::host::{Container, ProcessStat, status_field};
 
-use super::fds::{Fds, Inode, Size};
-use super::holder::Holder;
-use super::judge::Asker;
-use super::maps::{self, Maps, Shared};
-use super::patience::{Late, Unanswered};
-use super::tmpfs::Tmpfs;
-use super::why::Why;
-use crate::procs::{self, read};
+use super::files::{Fds, Inode, Maps, Shared, Size, Tmpfs, by_node};
+use super::holder::{Holder, Why};
+use crate::procs::{self, Late, Unanswered, read};
 
 /// The most processes that are looked at.
 const MOST: usize = 65_536;
@@ -52,6 +47,15 @@ static LATE: Late<(PathBuf, u64)> = Late::new();
 
 /// The number of the first PID namespace of a machine, which Linux never changes (PROC_PID_INIT_INO).
 const INITIAL: &str = "pid:[4026531836]";
+
+/// The process that looks.
+#[derive(Debug)]
+pub(super) struct Asker {
+    pub pid: u32,
+    pub uid: u32,
+    pub in_namespace: Option<bool>,
+    pub proc_hides: bool,
+}
 
 /// The processes that there are.
 #[derive(Debug)]
@@ -202,7 +206,7 @@ impl Looking {
             let key = (pages.clone(), stat.started);
             let pages = move || read(&pages, MAPPINGS).unwrap_or_default();
             if let Ok(pages) = LATE.within(key, PAGES_LIMIT, pages) {
-                holder.by_node = maps::by_node(&pages);
+                holder.by_node = by_node(&pages);
             }
         }
     }

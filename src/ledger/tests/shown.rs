@@ -230,7 +230,7 @@ fn drawings_show_each_allocation_and_escape_its_name() {
     let ledger = Ledger::of(&driver);
     let svg = ledger.to_svg();
     expect_well_formed(&svg);
-    assert_eq!(svg.matches("class=\"part v\"").count(), 2);
+    assert_eq!(svg.matches("class=\"part c0\"").count(), 2);
     assert!(svg.contains("a &lt;b&gt; &amp;") && !svg.contains("<b>"));
     let report = Report::of(vec![ledger], Vec::new(), Some(&driver));
     let svg = report.to_svg();
