@@ -15,8 +15,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::Libraries;
-use crate::children::Problem;
-use crate::probe::{LIBRARIES, MARK};
+use crate::children::{LIBRARIES, MARK, Problem};
 
 /// How often the parent looks whether the child has said something or ended.
 const LOOK_EVERY: Duration = Duration::from_millis(2);

@@ -13,15 +13,13 @@ mod children;
 pub mod host;
 pub mod measure;
 mod part;
-mod probe;
 mod prober;
 mod report;
 pub mod survey;
 mod text;
 
 pub use advice::Advice;
-pub use children::Children;
-pub use probe::answer_trials;
+pub use children::{Children, answer_trials};
 pub use prober::{Answer, InProcess, Libraries, Prober, Reason, Tried};
 pub use report::{AutoBacking, DriverFacts, GpuHints, Report};
 pub use survey::Survey;

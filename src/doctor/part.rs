@@ -10,8 +10,10 @@ use egmem_core::vmm::{MappedRange, PhysicalMemory};
 use serde::{Deserialize, Serialize};
 
 use crate::driver::{AccessDesc, HandleType, HandleTypes, Location, NodeId, PoolApi};
-use crate::measure::{BandwidthRow, HostMemory, Kind, Proof, Proofs, Rates, Step};
-use crate::survey::{Fabric, Figure, Part, Pinned, Placed, Problem, Taken};
+use crate::measure::{
+    BandwidthRow, Fabric, Figure, HostMemory, Kind, Part, Pinned, Placed, Problem, Proof, Proofs,
+    Rates, Step, Taken,
+};
 use crate::{Driver, Error, Prover, Result, Topology};
 
 /// A part to make, for these GPUs.
