@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
@@ -52,13 +52,8 @@ impl fmt::Debug for Children {
 
 impl Prober for Children {
     fn open(&mut self) -> Result<(), Reason> {
-        (self.progress)("opening the driver");
-        let run = self.run::<_, Answer>(&[] as &[Trial]);
-        (self.progress)("");
-        match run.problem {
-            None => Ok(()),
-            Some(problem) => Err(problem.reason("the driver")),
-        }
+        let (_, problem) = self.run::<Trial, Answer>("opening the driver", &[]);
+        problem.map_or(Ok(()), |problem| Err(problem.reason("the driver")))
     }
 
     fn libraries(&self) -> Libraries {
@@ -66,43 +61,33 @@ impl Prober for Children {
     }
 
     fn try_all(&mut self, trials: &[Trial]) -> Vec<Answer> {
-        if let Some(Trial { location, path, .. }) = trials.first() {
-            (self.progress)(&format!("trying {path} memory on {location}"));
-        }
+        let what = trials.first().map_or(String::new(), |trial| {
+            format!("trying {} memory on {}", trial.path, trial.location)
+        });
         let fresh = trials.iter().copied().filter(|trial| !self.has_hung(trial));
         let fresh: Vec<Trial> = fresh.collect();
-        let mut answered = self.run(&fresh).answers.into_iter();
-        let answers = trials
-            .iter()
-            .map(|trial| match self.has_hung(trial) {
-                true => not_tried(trial),
-                false => answered.next().unwrap_or_else(|| self.try_alone(trial)),
-            })
-            .collect();
-        (self.progress)("");
-        answers
+        let (answered, _) = self.run(&what, &fresh);
+        let mut answered = answered.into_iter();
+        let mut answer = |trial| {
+            if self.has_hung(trial) {
+                return not_tried(trial);
+            }
+            let answer = answered.next();
+            answer.unwrap_or_else(|| self.try_alone(&what, trial))
+        };
+        trials.iter().map(&mut answer).collect()
     }
 
     fn choose_all(&mut self, sites: &[(Location, HandleTypes)]) -> Vec<Result<Chosen, Reason>> {
-        if let Some((location, _)) = sites.first() {
-            (self.progress)(&format!("trying registered memory on {location}"));
+        let what = sites.first().map_or(String::new(), |(location, _)| {
+            format!("trying registered memory on {location}")
+        });
+        let (mut answers, problem) = self.run(&what, sites);
+        if let Some(problem) = problem {
+            answers.resize(sites.len(), Err(problem.reason("registered memory")));
         }
-        let mut run = self.run(sites);
-        if let Some(problem) = run.problem {
-            let reason = problem.reason("registered memory");
-            run.answers.resize(sites.len(), Err(reason));
-        }
-        (self.progress)("");
-        run.answers
+        answers
     }
-}
-
-/// The result of a child.
-struct Run<A> {
-    /// One answer per question; fewer only with a problem.
-    answers: Vec<A>,
-    /// Why answers are missing or may be wrong.
-    problem: Option<Problem>,
 }
 
 impl Children {
@@ -135,35 +120,25 @@ impl Children {
             let error = Error::failed(ask.part.to_string(), "not done: the time was used up");
             return Err(error.into());
         }
-        (self.progress)(&format!("survey: {}", ask.part));
         let until = Instant::now() + limit;
-        let done = self.hear(ask, until, &mut take);
-        (self.progress)("");
-        done.map_err(|problem| match problem {
-            Problem::Hung(_) => Problem::Hung(limit).reason(&ask.part.to_string()),
-            problem => problem.reason(&ask.part.to_string()),
-        })
-    }
-
-    fn hear(
-        &mut self,
-        ask: &Ask,
-        until: Instant,
-        take: &mut dyn FnMut(Said),
-    ) -> Result<(), Problem> {
         let left = || until.saturating_duration_since(Instant::now());
-        self.ask(std::slice::from_ref(ask), left(), |child| {
+        let what = format!("survey: {}", ask.part);
+        let done = self.ask(&what, std::slice::from_ref(ask), left(), |child| {
             loop {
                 child.set_patience(left());
                 // Also if the child says something all the time.
                 if left().is_zero() {
-                    return Err(Problem::Hung(Duration::ZERO));
+                    return Err(Problem::Hung(limit));
                 }
                 match child.next()? {
                     Said::End => return Ok(()),
                     said => take(said),
                 }
             }
+        });
+        done.map_err(|problem| match problem {
+            Problem::Hung(_) => Problem::Hung(limit).reason(&ask.part.to_string()),
+            problem => problem.reason(&ask.part.to_string()),
         })
     }
 
@@ -171,60 +146,64 @@ impl Children {
         self.hung.contains(&(trial.path, trial.handle_types))
     }
 
-    fn try_alone(&mut self, trial: &Trial) -> Answer {
-        let mut alone = self.run(std::slice::from_ref(trial));
-        match alone.problem {
-            None => alone.answers.remove(0),
-            Some(problem) => {
-                if matches!(problem, Problem::Hung(_)) {
-                    self.hung.insert((trial.path, trial.handle_types));
-                }
-                let reason = problem.reason(&subject(trial));
-                Answer::No { reason }
-            }
+    fn try_alone(&mut self, what: &str, trial: &Trial) -> Answer {
+        let (mut answers, problem) = self.run(what, std::slice::from_ref(trial));
+        let Some(problem) = problem else {
+            return answers.remove(0);
+        };
+        if matches!(problem, Problem::Hung(_)) {
+            self.hung.insert((trial.path, trial.handle_types));
         }
+        let reason = problem.reason(&subject(trial));
+        Answer::No { reason }
     }
 
-    fn run<Q: Serialize, A: DeserializeOwned>(&mut self, questions: &[Q]) -> Run<A> {
+    /// Runs a child. Returns an answer for each question; fewer only with the problem why they are missing or may be wrong.
+    fn run<Q: Serialize, A: DeserializeOwned>(
+        &mut self,
+        what: &str,
+        questions: &[Q],
+    ) -> (Vec<A>, Option<Problem>) {
         let mut answers = Vec::with_capacity(questions.len());
-        let done = self.ask(questions, self.patience, |child| {
+        let done = self.ask(what, questions, self.patience, |child| {
             for _ in questions {
                 answers.push(child.next()?);
             }
             Ok(())
         });
         let problem = done.err();
-        tracing::info!(
-            questions = questions.len(),
-            answers = answers.len(),
-            ?problem,
-            "a child has ended"
-        );
-        if problem.is_some() && answers.len() == questions.len() {
+        let (asked, answered) = (questions.len(), answers.len());
+        tracing::info!(asked, answered, ?problem, "a child has ended");
+        if problem.is_some() && asked == answered {
             // The child died at its end, so any question may be the cause.
             answers.clear();
         }
-        Run { answers, problem }
+        (answers, problem)
     }
 
-    /// Runs a child that opens the driver, and then says what `listen` takes.
+    /// Runs a child that opens the driver, and then says what `listen` takes. Tells of it as `what`.
     fn ask(
         &mut self,
+        what: &str,
         questions: &[impl Serialize],
         patience: Duration,
         listen: impl FnOnce(&mut Guarded) -> Result<(), Problem>,
     ) -> Result<(), Problem> {
-        let mut child = Guarded::start(&self.command, questions, patience)?;
-        let opened = child.next();
-        self.libraries = child.libraries();
-        if let Answer::No { reason } | Answer::Unknown { reason } = opened? {
-            return Err(Problem::Refused(reason));
-        }
-        listen(&mut child)?;
-        match child.end()? {
-            status if status.success() => Ok(()),
-            status => Err(child.died(status)),
-        }
+        (self.progress)(what);
+        let done = Guarded::start(&self.command, questions, patience).and_then(|mut child| {
+            let opened = child.next();
+            self.libraries = child.libraries();
+            if let Answer::No { reason } | Answer::Unknown { reason } = opened? {
+                return Err(Problem::Refused(reason));
+            }
+            listen(&mut child)?;
+            match child.end()? {
+                status if status.success() => Ok(()),
+                status => Err(child.died(status)),
+            }
+        });
+        (self.progress)("");
+        done
     }
 }
 
@@ -295,28 +274,26 @@ pub fn answer_trials(
     open: impl FnOnce() -> Result<Driver>,
     mut before: impl FnMut(&Trial),
 ) -> Result<usize> {
-    let fail = |error: io::Error| Error::system("the probe's pipe", &error);
-    let mut text = String::new();
-    io::stdin().read_to_string(&mut text).map_err(fail)?;
+    let text = io::read_to_string(io::stdin()).map_err(of_pipe)?;
     let questions: Questions =
         serde_json::from_str(&text).map_err(|error| Error::invalid("trials", error.to_string()))?;
     let opened = open();
-    tell(LIBRARIES, &Libraries::of_this_process()).map_err(fail)?;
+    tell(LIBRARIES, &Libraries::of_this_process())?;
     let driver = match opened {
         Ok(driver) => driver,
         Err(error) => {
             let reason = Reason::from(error);
-            say(&Answer::No { reason }).map_err(fail)?;
+            tell(MARK, &Answer::No { reason })?;
             return Ok(0);
         }
     };
-    say(&Answer::Yes).map_err(fail)?;
+    tell(MARK, &Answer::Yes)?;
     let mut prober = InProcess(Capabilities::of(&driver));
     match questions {
         Questions::Trials(trials) => {
             for trial in &trials {
                 before(trial);
-                say(&prober.0.trial(*trial).into()).map_err(fail)?;
+                tell(MARK, &Answer::from(prober.0.trial(*trial)))?;
             }
             Ok(trials.len())
         }
@@ -324,27 +301,27 @@ pub fn answer_trials(
             let decisions = prober.choose_all(&sites);
             decisions
                 .iter()
-                .try_for_each(|decision| tell(MARK, decision))
-                .map_err(fail)?;
+                .try_for_each(|decision| tell(MARK, decision))?;
             Ok(decisions.len())
         }
         Questions::Parts(parts) => {
             for ask in &parts {
-                ask.answer(&driver, &mut |said| tell(MARK, &said).map_err(fail))?;
-                tell(MARK, &Said::End).map_err(fail)?;
+                ask.answer(&driver, &mut |said| tell(MARK, &said))?;
+                tell(MARK, &Said::End)?;
             }
             Ok(parts.len())
         }
     }
 }
 
-fn say(answer: &Answer) -> io::Result<()> {
-    tell(MARK, answer)
+fn of_pipe(error: io::Error) -> Error {
+    Error::system("the probe's pipe", &error)
 }
 
-fn tell(mark: &str, value: &impl Serialize) -> io::Result<()> {
-    let text = serde_json::to_string(value)?;
+/// Writes a value on a line of its own.
+fn tell(mark: &str, value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string(value).map_err(|error| of_pipe(error.into()))?;
     let mut out = io::stdout().lock();
-    writeln!(out, "{mark}{text}")?;
-    out.flush()
+    let written = writeln!(out, "{mark}{text}").and_then(|()| out.flush());
+    written.map_err(of_pipe)
 }

@@ -1,7 +1,5 @@
 //! The report as text.
 
-use std::fmt::Write;
-
 use egmem_core::table::Table;
 
 use crate::capability::{HANDLE_TYPES, Path, Trial};
@@ -61,17 +59,17 @@ impl Paint {
 }
 
 fn verdict(report: &Report) -> String {
-    let gpus = report.topology.gpus().len();
-    match &report.driver.problem {
-        Some(_) => "Extended GPU Memory does NOT work here: the driver cannot be used.".into(),
-        None if gpus == 0 => "Extended GPU Memory does NOT work here: there is no GPU.".into(),
-        None if report.works => format!(
-            "Extended GPU Memory works, for {} of {}.",
-            report.working_gpus.len(),
-            count(gpus as u64, "GPU")
-        ),
-        None => "Extended GPU Memory does NOT work here.".into(),
-    }
+    let gpus = report.topology.gpus().len() as u64;
+    let why = match &report.driver.problem {
+        None if report.works => {
+            let (working, all) = (report.working_gpus.len(), count(gpus, "GPU"));
+            return format!("Extended GPU Memory works, for {working} of {all}.");
+        }
+        Some(_) => ": the driver cannot be used.",
+        None if gpus == 0 => ": there is no GPU.",
+        None => ".",
+    };
+    format!("Extended GPU Memory does NOT work here{why}")
 }
 
 /// Returns the facts: a label, and a text that wraps.
@@ -97,170 +95,138 @@ fn facts(report: &Report) -> String {
 
 fn driver_rows(report: &Report) -> Vec<(&'static str, String)> {
     let driver = &report.driver;
-    let mut rows = Vec::new();
-    if let Some(problem) = &driver.problem {
-        rows.push(("Driver", problem.message.clone()));
-        rows.push(("Driver", format!("→ {}", problem.remedy)));
-    }
-    let mut words = Vec::new();
-    if report.simulated.is_some() {
-        words.push("simulated".to_owned());
-    }
-    if let Some(cuda) = driver.cuda {
-        words.push(format!("CUDA {cuda}"));
-    }
-    if let (Some(module), None) = (&report.host.driver_module, &report.simulated) {
+    let problem = driver.problem.iter();
+    let problem = problem.flat_map(|why| [why.message.clone(), format!("→ {}", why.remedy)]);
+    let module = report.host.driver_module.as_ref();
+    let module = module.filter(|_| report.simulated.is_none());
+    let module = module.map(|module| {
         let kind = if module.open { "open" } else { "closed" };
-        words.push(format!("kernel module {} ({kind})", module.version));
-    }
-    words.extend(driver.libraries.driver.clone());
-    rows.push(("Driver", words.join(", ")));
-    rows
+        format!("kernel module {} ({kind})", module.version)
+    });
+    let words = [
+        report.simulated.as_ref().map(|_| "simulated".into()),
+        driver.cuda.map(|cuda| format!("CUDA {cuda}")),
+        module,
+        driver.libraries.driver.clone(),
+    ];
+    let words: Vec<String> = words.into_iter().flatten().collect();
+    let rows = problem.chain([words.join(", ")]);
+    rows.map(|text| ("Driver", text)).collect()
 }
 
 fn topology_rows(report: &Report) -> Vec<(&'static str, String)> {
     let topology = &report.topology;
     let kinds = topology.gpus().iter().map(|gpu| {
-        let node = match gpu.host_node() {
-            Ok(node) => node.to_string(),
-            Err(_) => "unknown".to_owned(),
-        };
-        let memory_node = gpu
-            .memory_node
-            .map(|node| format!(" (node {node})"))
-            .unwrap_or_default();
-        let kind = format!(
-            "{}, {}{memory_node}, {}, host node {node}",
-            gpu.name,
-            Bytes(gpu.memory),
-            gpu.link
-        );
+        let own = gpu.memory_node.map(|node| format!(" (node {node})"));
+        let (own, memory) = (own.unwrap_or_default(), Bytes(gpu.memory));
+        let node = gpu.host_node();
+        let node = node.map_or("unknown".into(), |node| node.to_string());
+        let (name, link) = (&gpu.name, gpu.link);
+        let kind = format!("{name}, {memory}{own}, {link}, host node {node}");
         (kind, gpu.ordinal)
     });
-    let mut rows = by_kind("GPUs", kinds);
     let nodes = topology.nodes().iter().map(|node| {
-        let mut text = format!("{}: {}", node.id, Bytes(node.memory_total));
-        if let Some(free) = node.memory_free {
-            write!(text, " ({} free)", Bytes(free)).ok();
-        }
-        match node.cpus.is_empty() {
-            true => text += ", no CPUs",
-            false => write!(text, ", CPUs {}", node.cpus).unwrap_or_default(),
-        }
-        ("Host nodes", text)
+        let free = node
+            .memory_free
+            .map(|free| format!(" ({} free)", Bytes(free)));
+        let cpus = match node.cpus.is_empty() {
+            true => "no CPUs".into(),
+            false => format!("CPUs {}", node.cpus),
+        };
+        let (memory, free) = (Bytes(node.memory_total), free.unwrap_or_default());
+        ("Host nodes", format!("{}: {memory}{free}, {cpus}", node.id))
     });
-    rows.extend(nodes);
-    rows
+    by_kind("GPUs", kinds).into_iter().chain(nodes).collect()
 }
 
-/// Returns a label and a text for each known fact.
+/// Returns a label and a text for each known fact of the host.
 fn host_rows(host: &HostFacts) -> Vec<(&'static str, String)> {
-    let mut rows = Vec::new();
-    if let Some(kernel) = &host.kernel {
+    let kernel = host.kernel.as_ref().map(|kernel| {
         let pages = host
             .page_size
             .map(|bytes| format!(", {} pages", Bytes(bytes)));
-        let text = format!(
+        format!(
             "{kernel} {}{}",
             host.architecture,
             pages.unwrap_or_default()
-        );
-        rows.push(("Kernel", text));
-    }
-    rows.push(("Container", container(host)));
-    rows.push(("Control group", control_group(host)));
-    rows.push(("NUMA", numa(host)));
-    rows.push(("Huge pages", huge_pages(host)));
-    if let Some(memlock) = host.memlock {
-        let text = match memlock.soft {
-            None => "unlimited".to_owned(),
-            Some(soft) => format!("at most {}", Bytes(soft)),
-        };
-        let exempt = match host.cap_ipc_lock {
-            Some(true) => " (CAP_IPC_LOCK: no limit counts)",
-            _ => "",
-        };
-        rows.push(("Memlock", text + exempt));
-    }
-    if let Some(most) = host.max_mappings {
-        rows.push(("Mappings", format!("at most {most} in a process")));
-    }
-    if let Some(visible) = &host.cuda_visible_devices {
-        rows.push(("Environment", format!("CUDA_VISIBLE_DEVICES={visible}")));
-    }
-    rows.retain(|(_, text)| !text.is_empty());
-    rows
-}
-
-fn container(host: &HostFacts) -> String {
+        )
+    });
     let nice = match host.cap_sys_nice {
         Some(true) => ", with CAP_SYS_NICE",
         Some(false) => ", without CAP_SYS_NICE",
         None => "",
     };
-    match &host.container {
-        Some(container) => format!("{container}{nice}"),
-        None => "none seen".to_owned(),
-    }
-}
-
-fn control_group(host: &HostFacts) -> String {
-    match (host.cgroup_memory_limit, host.cgroup_memory_room) {
-        (Some(limit), Some(room)) => {
-            let (limit, room) = (Bytes(limit), Bytes(room));
-            format!("at most {limit} of memory, {room} left; registered memory counts")
-        }
-        (Some(limit), None) => {
-            format!(
-                "at most {} of memory; registered memory counts",
-                Bytes(limit)
-            )
-        }
-        (None, _) => "no memory limit".to_owned(),
-    }
+    let container = host.container.as_ref();
+    let container = container.map_or("none seen".into(), |container| format!("{container}{nice}"));
+    let room = host.cgroup_memory_room;
+    let room = room.map_or(String::new(), |room| format!(", {} left", Bytes(room)));
+    let group = match host.cgroup_memory_limit.map(Bytes) {
+        Some(limit) => format!("at most {limit} of memory{room}; registered memory counts"),
+        None => "no memory limit".into(),
+    };
+    let memlock = host.memlock.map(|memlock| {
+        let most = memlock.soft.map(|soft| format!("at most {}", Bytes(soft)));
+        let exempt = match host.cap_ipc_lock {
+            Some(true) => " (CAP_IPC_LOCK: no limit counts)",
+            _ => "",
+        };
+        most.unwrap_or("unlimited".into()) + exempt
+    });
+    let most = host
+        .max_mappings
+        .map(|most| format!("at most {most} in a process"));
+    let visible = host.cuda_visible_devices.as_ref();
+    let visible = visible.map(|visible| format!("CUDA_VISIBLE_DEVICES={visible}"));
+    let rows = [
+        ("Kernel", kernel),
+        ("Container", Some(container)),
+        ("Control group", Some(group)),
+        ("NUMA", Some(numa(host)).filter(|numa| !numa.is_empty())),
+        ("Huge pages", Some(huge_pages(host))),
+        ("Memlock", memlock),
+        ("Mappings", most),
+        ("Environment", visible),
+    ];
+    let known = |(label, text): (_, Option<String>)| Some((label, text?));
+    rows.into_iter().filter_map(known).collect()
 }
 
 fn numa(host: &HostFacts) -> String {
-    let cpus = host
-        .allowed_cpus
-        .as_ref()
-        .map(|cpus| format!("CPUs {cpus}"));
+    let cpus = host.allowed_cpus.as_ref();
+    let cpus = cpus.map(|cpus| format!("CPUs {cpus}"));
     let nodes = host.allowed_nodes.as_ref().map(|nodes| {
         let ids: Vec<i32> = nodes.iter().map(|node| node.0).collect();
         let s = if ids.len() == 1 { "" } else { "s" };
         format!("node{s} {}", ranges(&ids))
     });
     let allowed: Vec<String> = cpus.into_iter().chain(nodes).collect();
-    let mut words = Vec::new();
-    if !allowed.is_empty() {
-        words.push(format!("allowed: {}", allowed.join(" and ")));
-    }
-    if let Some(balancing) = host.numa_balancing {
-        let state = if balancing { "on" } else { "off" };
-        words.push(format!("balancing {state}"));
-    }
+    let allowed = (!allowed.is_empty()).then(|| format!("allowed: {}", allowed.join(" and ")));
+    let balancing = host.numa_balancing.map(|is_on| {
+        let state = if is_on { "on" } else { "off" };
+        format!("balancing {state}")
+    });
+    let words: Vec<String> = allowed.into_iter().chain(balancing).collect();
     words.join("; ")
 }
 
 fn huge_pages(host: &HostFacts) -> String {
-    let mut words: Vec<String> = host
-        .huge_pages
-        .iter()
-        .filter(|pool| pool.total > 0)
+    let pools = host.huge_pages.iter().filter(|pool| pool.total > 0);
+    let mut words: Vec<String> = pools
         .map(|pool| {
             let (free, total) = (pool.free, pool.total);
             format!("{free} of {total} free ({})", Bytes(pool.page_bytes))
         })
         .collect();
     if words.is_empty() {
-        words.push("none reserved".to_owned());
+        words.push("none reserved".into());
     }
-    if let Some(transparent) = &host.transparent_huge_pages {
-        words.push(format!("transparent: {transparent}"));
-    }
-    if let Some(shared) = &host.shared_huge_pages {
-        words.push(format!("shared: {shared}"));
-    }
+    let settings = [
+        ("transparent", &host.transparent_huge_pages),
+        ("shared", &host.shared_huge_pages),
+    ];
+    let known =
+        |(name, setting): (_, &Option<String>)| Some(format!("{name}: {}", setting.as_ref()?));
+    words.extend(settings.into_iter().filter_map(known));
     words.join(", ")
 }
 

@@ -139,14 +139,11 @@ fn mapped(node: &NodeUse, only: bool, holders: &Holders, ledgers: &[Ledger]) -> 
     };
     let of_holder = |holder: &crate::Holder| {
         let pages = holder.by_node.get(&node.node).copied().unwrap_or(0);
-        let bytes = match only {
-            // The kernel tells the pages of some processes alone.
-            true => pages.max(holder.driver_mapped.unwrap_or(0)),
-            false => pages,
-        };
-        let ledger = ledgers
-            .iter()
-            .find(|ledger| ledger.process.pid == holder.pid);
+        // The kernel tells the pages of some processes alone.
+        let mapped = holder.driver_mapped.filter(|_| only);
+        let bytes = pages.max(mapped.unwrap_or(0));
+        let mut ledgers = ledgers.iter();
+        let ledger = ledgers.find(|ledger| ledger.process.pid == holder.pid);
         let totals = ledger.into_iter().flat_map(|ledger| &ledger.totals);
         let paths = totals
             .filter(|total| is_here(total.location))
@@ -191,64 +188,50 @@ fn some(location: Location, parts: &[(Cause, u64)]) -> Vec<Part> {
 
 /// Returns what memory that is not known can be, each cause with the processes that may have it and a command.
 pub(crate) fn possible_causes(holders: &Holders) -> Vec<String> {
-    let mut causes = Vec::new();
+    let all = &holders.processes;
     let pids = |why: Why| {
-        let with = holders
-            .processes
-            .iter()
-            .filter(|holder| holder.why.contains(&why));
+        let with = all.iter().filter(|holder| holder.why.contains(&why));
         let mut pids: Vec<String> = with.map(|holder| holder.pid.to_string()).take(6).collect();
         if pids.len() > 5 {
             pids[5] = "…".into();
         }
-        pids.join(", ")
+        Some(pids.join(", ")).filter(|pids| !pids.is_empty())
     };
-    let open = holders
-        .processes
-        .iter()
-        .any(|holder| holder.device_fds > Some(0));
-    if open {
-        let alone = match pids(Why::OpenAlone) {
-            pids if pids.is_empty() => String::new(),
-            pids => format!(", above all of {pids}"),
-        };
-        causes.push(format!(
-            "allocated or imported and not mapped for the CPU, by a process with a GPU open{alone}: \
-             ls -l /proc/PID/fd | grep nvidia"
-        ));
-    }
     let of_some = |why: Why, what: &str| {
-        let pids = pids(why);
         let command = why.command().unwrap_or_default();
-        (!pids.is_empty()).then(|| format!("{what} {pids}: {command}"))
+        pids(why).map(|pids| format!("{what} {pids}: {command}"))
     };
-    causes.extend(of_some(Why::InFlight, "fds on their way in sockets of"));
-    if holders.unreadable > 0 {
-        let many = count(holders.unreadable, "process");
-        causes.push(format!(
-            "{many} could not be read: run as root, with CAP_SYS_PTRACE"
-        ));
-    }
-    causes.extend(of_some(Why::Waiting, "processes that wait in the kernel,"));
-    if holders.not_looked_at > 0 {
-        let many = count(holders.not_looked_at, "process");
-        causes.push(format!("not looked at: {many}"));
-    }
-    if holders.proc_hides {
-        causes.push("/proc hides processes of other users (hidepid): run as root".into());
-    }
-    match holders.in_namespace {
-        Some(true) => causes.push(
-            "processes outside of this PID namespace are not seen: egmem ps outside of the container".into(),
+    let some = |number: u64| (number > 0).then(|| count(number, "process"));
+    let open = all.iter().any(|holder| holder.device_fds > Some(0));
+    let open = open.then(|| {
+        let alone = pids(Why::OpenAlone).map(|pids| format!(", above all of {pids}"));
+        format!(
+            "allocated or imported and not mapped for the CPU, by a process with a GPU open{}: ls -l /proc/PID/fd | grep nvidia",
+            alone.unwrap_or_default()
+        )
+    });
+    let namespace = match holders.in_namespace {
+        Some(true) => Some(
+            "processes outside of this PID namespace are not seen: egmem ps outside of the container",
         ),
-        None => causes.push("/proc does not tell whether other PID namespaces exist".into()),
-        Some(false) => {}
-    }
-    if let Some(why) = &holders.nvml {
-        causes.push(format!("NVML: {why}"));
-    }
-    causes.push("tables of the driver, 64 to 80 bytes for each pinned page; per-CPU data and modules of the kernel".into());
-    causes
+        None => Some("/proc does not tell whether other PID namespaces exist"),
+        Some(false) => None,
+    };
+    let hides = "/proc hides processes of other users (hidepid): run as root";
+    let tables = "tables of the driver, 64 to 80 bytes for each pinned page; per-CPU data and modules of the kernel";
+    let causes = [
+        open,
+        of_some(Why::InFlight, "fds on their way in sockets of"),
+        some(holders.unreadable)
+            .map(|many| format!("{many} could not be read: run as root, with CAP_SYS_PTRACE")),
+        of_some(Why::Waiting, "processes that wait in the kernel,"),
+        some(holders.not_looked_at).map(|many| format!("not looked at: {many}")),
+        holders.proc_hides.then(|| hides.into()),
+        namespace.map(str::to_owned),
+        holders.nvml.as_ref().map(|why| format!("NVML: {why}")),
+        Some(tables.into()),
+    ];
+    causes.into_iter().flatten().collect()
 }
 
 /// A host node's memory.

@@ -18,7 +18,7 @@ use crate::procs::{Late, Unanswered};
 
 use files::Tmpfs;
 pub use holder::{Holder, OnGpu, Why};
-use walk::{Asker, Walk};
+use walk::Walk;
 
 /// The most processes in a report: those with the most memory.
 pub const MAX_HOLDERS: usize = 256;
@@ -111,7 +111,7 @@ impl Holders {
         }
         let mut processes: Vec<Holder> = found.seen.into_values().filter(Holder::counts).collect();
         for holder in &mut processes {
-            judge(holder, &found.asker, ledgers, &gpus);
+            judge(holder, found.own, ledgers, &gpus);
         }
         processes.sort_by_key(|holder| (std::cmp::Reverse(holder.bytes()), holder.pid));
         let omitted = processes.len().saturating_sub(MAX_HOLDERS) as u64;
@@ -122,8 +122,8 @@ impl Holders {
             omitted,
             not_looked_at: found.not_looked_at,
             unreadable: found.unreadable,
-            proc_hides: found.asker.proc_hides,
-            in_namespace: found.asker.in_namespace,
+            proc_hides: found.proc_hides,
+            in_namespace: found.in_namespace,
             nvml: why_not.or(notes),
             gpus,
             shared_found: files
@@ -171,8 +171,9 @@ const LEAST: u64 = 1 << 20;
 const DRIVER_OF_CONTEXT: u64 = 128 << 20;
 const OTHER_OF_CONTEXT: u64 = 16 << 20;
 
-/// Adds the reasons to a process, the strongest first.
-fn judge(holder: &mut Holder, asker: &Asker, ledgers: &[u32], gpus: &[NvmlGpu]) {
+/// Adds the reasons to a process, the strongest first. `own` is the process that looks.
+fn judge(holder: &mut Holder, own: u32, ledgers: &[u32], gpus: &[NvmlGpu]) {
+    let user = rustix::process::geteuid().as_raw();
     let is_hidden = !holder.is_listed;
     let uses_gpus = !holder.gpus.is_empty();
     // Without NVML it is not known who has contexts.
@@ -191,7 +192,7 @@ fn judge(holder: &mut Holder, asker: &Asker, ledgers: &[u32], gpus: &[NvmlGpu]) 
         all.any(|process| process.pid == holder.pid && process.is_mps_client)
     };
     let all = [
-        (Why::Reporter, holder.pid == asker.pid),
+        (Why::Reporter, holder.pid == own),
         (Why::Ledger, ledgers.contains(&holder.pid)),
         (Why::Hidden, is_hidden),
         (
@@ -203,10 +204,7 @@ fn judge(holder: &mut Holder, asker: &Asker, ledgers: &[u32], gpus: &[NvmlGpu]) 
         (Why::Mps, holder.name.starts_with("nvidia-cuda-mps")),
         (Why::MpsClient, is_client()),
         (Why::Namespace, holder.inner_pid.is_some()),
-        (
-            Why::OtherUser,
-            holder.uid.is_some_and(|uid| uid != asker.uid),
-        ),
+        (Why::OtherUser, holder.uid.is_some_and(|uid| uid != user)),
         (
             Why::Unreadable,
             // One that did not answer, or was not asked, may be permitted.

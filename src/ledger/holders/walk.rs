@@ -48,22 +48,22 @@ static LATE: Late<(PathBuf, u64)> = Late::new();
 /// The number of the first PID namespace of a machine, which Linux never changes (PROC_PID_INIT_INO).
 const INITIAL: &str = "pid:[4026531836]";
 
-/// The process that looks.
-#[derive(Debug)]
-pub(super) struct Asker {
-    pub pid: u32,
-    pub uid: u32,
-    pub in_namespace: Option<bool>,
-    pub proc_hides: bool,
-}
-
-/// The processes that there are.
-#[derive(Debug)]
+/// A look at the processes, and those that there are.
 pub(super) struct Walk {
     pub seen: HashMap<u32, Holder>,
     pub unreadable: u64,
     pub not_looked_at: u64,
-    pub asker: Asker,
+    /// The number of the process that looks, 0 if there is none.
+    pub own: u32,
+    pub in_namespace: Option<bool>,
+    pub proc_hides: bool,
+    proc: PathBuf,
+    users: HashMap<u32, String>,
+    inside: Arc<Inside>,
+    limits: Limits,
+    begun: Instant,
+    /// How many file descriptors and mappings were looked at.
+    looked_at: u64,
 }
 
 impl Walk {
@@ -86,7 +86,19 @@ impl Walk {
         let pids = names.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
         let mut pids: Vec<u32> = pids.collect();
         pids.sort_unstable_by_key(|pid| (!first.contains(pid), *pid));
-        let mut looking = Looking {
+        // `root` may have the processes of another namespace, with a number of its own for this one.
+        let own = fs::read_link(proc.join("self")).ok();
+        let own = own.and_then(|link| link.to_str()?.parse().ok());
+        let namespace = |pid| fs::read_link(proc.join(pid).join("ns/pid"));
+        let namespace = namespace("1").or_else(|_| namespace("self")).ok();
+        let mut walk = Self {
+            seen: HashMap::new(),
+            unreadable: 0,
+            not_looked_at: pids.len().saturating_sub(MOST) as u64,
+            own: own.unwrap_or(0),
+            in_namespace: namespace.map(|link| link.as_os_str() != INITIAL),
+            // Each PID namespace has a process 1.
+            proc_hides: !pids.is_empty() && !pids.contains(&1),
             users: users(root),
             inside: Arc::new(Inside {
                 several_nodes,
@@ -95,53 +107,16 @@ impl Walk {
             limits,
             begun: Instant::now(),
             looked_at: 0,
-            not_looked_at: pids.len().saturating_sub(MOST) as u64,
-            unreadable: 0,
             proc,
         };
-        let seen = pids.iter().take(MOST);
-        let seen = seen.filter_map(|&pid| Some((pid, looking.look(pid)?)));
-        let seen: HashMap<u32, Holder> = seen.collect();
-        // `root` may have the processes of another namespace, with a number of its own for this one.
-        let own = fs::read_link(looking.proc.join("self")).ok();
-        let own = own.and_then(|link| link.to_str()?.parse().ok());
-        let namespace = |pid| fs::read_link(looking.proc.join(pid).join("ns/pid"));
-        let namespace = namespace("1").or_else(|_| namespace("self")).ok();
-        Self {
-            unreadable: looking.unreadable,
-            not_looked_at: looking.not_looked_at,
-            asker: Asker {
-                pid: own.unwrap_or(0),
-                uid: rustix::process::geteuid().as_raw(),
-                in_namespace: namespace.map(|link| link.as_os_str() != INITIAL),
-                // Each PID namespace has a process 1.
-                proc_hides: !pids.is_empty() && !pids.contains(&1),
-            },
-            seen,
+        for &pid in pids.iter().take(MOST) {
+            if let Some(holder) = walk.look(pid) {
+                walk.seen.insert(pid, holder);
+            }
         }
+        walk
     }
-}
 
-struct Looking {
-    proc: PathBuf,
-    users: HashMap<u32, String>,
-    inside: Arc<Inside>,
-    limits: Limits,
-    begun: Instant,
-    unreadable: u64,
-    /// How many file descriptors and mappings were looked at.
-    looked_at: u64,
-    not_looked_at: u64,
-}
-
-/// What a look at a process's files and mappings needs. Each thread that looks has a part in it.
-struct Inside {
-    several_nodes: bool,
-    /// Files there have names, and their filesystem counts them.
-    tmpfs: Tmpfs,
-}
-
-impl Looking {
     /// Looks at a process. `None`: it has ended, its number is another's by now, or it is a thread of the kernel.
     fn look(&mut self, pid: u32) -> Option<Holder> {
         let process = self.proc.join(pid.to_string());
@@ -242,6 +217,13 @@ impl Looking {
             ..Holder::default()
         }
     }
+}
+
+/// What a look at a process's files and mappings needs. Each thread that looks has a part in it.
+struct Inside {
+    several_nodes: bool,
+    /// Files there have names, and their filesystem counts them.
+    tmpfs: Tmpfs,
 }
 
 impl Inside {
