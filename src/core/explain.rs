@@ -83,10 +83,8 @@ fn explain(
 /// Replaces the driver's INVALID_VALUE or INVALID_DEVICE for a node or a GPU that does not exist according to
 /// the topology, and for a node that has no CPUs.
 pub fn name_missing(driver: &Driver, error: Error, location: Location) -> Error {
-    if !matches!(
-        error.code(),
-        Some(Code::INVALID_VALUE | Code::INVALID_DEVICE)
-    ) {
+    let missing = [Code::INVALID_VALUE, Code::INVALID_DEVICE];
+    if !error.code().is_some_and(|code| missing.contains(&code)) {
         return error;
     }
     match location {
@@ -182,31 +180,11 @@ pub fn no_imex_channel(source: DriverError, channel: &ImexChannel) -> Error {
 /// How many mappings below the limit the kernel may refuse one: a call may need several, and others may have gone since.
 const SLACK: u64 = 64;
 
-/// The process's mappings, and the most that it may have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Mappings {
-    count: u64,
-    limit: u64,
-}
-
-impl Mappings {
-    fn of(driver: &Driver) -> Option<Self> {
-        match driver.simulated_host() {
-            Some(host) => Some(Self {
-                count: host.mappings,
-                limit: host.max_mappings?,
-            }),
-            None => Self::read(&Kernel::here()),
-        }
-    }
-
-    fn read(kernel: &Kernel) -> Option<Self> {
-        let maps = kernel.read_bytes("/proc/self/maps")?;
-        Some(Self {
-            count: maps.iter().filter(|&&byte| byte == b'\n').count() as u64,
-            limit: kernel.number("/proc/sys/vm/max_map_count")?,
-        })
-    }
+/// Returns the number of the process's mappings, and the most that it may have.
+fn mappings(kernel: &Kernel) -> Option<(u64, u64)> {
+    let maps = kernel.read_bytes("/proc/self/maps")?;
+    let count = maps.iter().filter(|&&byte| byte == b'\n').count() as u64;
+    Some((count, kernel.number("/proc/sys/vm/max_map_count")?))
 }
 
 /// Names the limit behind a call that the driver refused for lack of memory, if the process has as many mappings as the
@@ -215,7 +193,10 @@ pub fn too_many_mappings(driver: &Driver, source: DriverError) -> Option<Error> 
     if source.code != Code::OUT_OF_MEMORY {
         return None;
     }
-    let Mappings { count, limit } = Mappings::of(driver)?;
+    let (count, limit) = match driver.simulated_host() {
+        Some(host) => (host.mappings, host.max_mappings?),
+        None => mappings(&Kernel::here())?,
+    };
     (count + SLACK >= limit).then_some(Error::TooManyMappings {
         mappings: count,
         limit,

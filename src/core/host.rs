@@ -2,8 +2,6 @@
 
 use serde::Serialize;
 
-use crate::topology::kernel::Kernel;
-
 /// The fields of `/proc/PID/stat`, or of a thread's, that this library uses. Source: proc_pid_stat(5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessStat<'a> {
@@ -82,27 +80,6 @@ crate::driver::display_texts! {
 }
 
 impl Container {
-    /// Detects the engine that this process runs in.
-    pub fn find(kernel: &Kernel) -> Option<Self> {
-        let groups = kernel.read("/proc/self/cgroup").unwrap_or_default();
-        let root = kernel.list("/");
-        let has = |name: &str| root.iter().any(|entry| entry == name);
-        // systemd's interface for containers; engines unknown here set it as well.
-        let said = kernel.read("/run/systemd/container");
-        let service_account = !kernel.list("/var/run/secrets/kubernetes.io").is_empty();
-        match Self::of_groups(&groups) {
-            _ if service_account => Some(Self::Kubernetes),
-            Some(container) => Some(container),
-            None if has(".dockerenv") => Some(Self::Docker),
-            None if kernel.read("/run/.containerenv").is_some() => Some(Self::Podman),
-            None if has(".singularity.d") => Some(Self::Apptainer),
-            None => {
-                let name = said?.trim().to_owned();
-                (!name.is_empty()).then_some(Self::Other(name))
-            }
-        }
-    }
-
     /// Detects the engine of a process from the names of its control groups, `/proc/PID/cgroup`; a control group namespace
     /// hides them.
     pub fn of_groups(groups: &str) -> Option<Self> {
@@ -137,7 +114,6 @@ fn parts(groups: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::kernel::tests::Tree;
 
     #[test]
     fn group_names_tell_the_engine() {
@@ -177,23 +153,6 @@ mod tests {
             Container::id_in_groups("0::/user.slice/session-2.scope\n"),
             None
         );
-    }
-
-    #[test]
-    fn files_tell_it_where_groups_do_not() {
-        let tree = Tree::new();
-        assert_eq!(Container::find(&tree.kernel()), None);
-        tree.file("run/systemd/container", "systemd-nspawn\n");
-        assert_eq!(
-            Container::find(&tree.kernel()).unwrap().to_string(),
-            "systemd-nspawn"
-        );
-        tree.file("run/.containerenv", "");
-        assert_eq!(Container::find(&tree.kernel()), Some(Container::Podman));
-        tree.file(".dockerenv", "");
-        assert_eq!(Container::find(&tree.kernel()), Some(Container::Docker));
-        tree.file("var/run/secrets/kubernetes.io/serviceaccount/token", "");
-        assert_eq!(Container::find(&tree.kernel()), Some(Container::Kubernetes));
     }
 
     #[test]

@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use crate::driver::{Code, DevicePtr, Driver, Relaxed, StreamHandle};
 use crate::explain::name_missing_gpu;
-use crate::memory::Memory;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
 
@@ -141,51 +140,6 @@ impl Stream {
             return Err(Error::invalid("stream", why));
         }
         Ok(())
-    }
-
-    /// Copies between two memories and waits for the end. If pool memory belongs to another stream, the copy
-    /// runs after its allocation and after all work submitted to that stream so far.
-    /// [`start_copy`](Self::start_copy) does not wait.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::InvalidArgument`] for another driver's memory, for a stream that is
-    /// being captured into a graph, and in a forked child; [`Error::NotAccessible`] if the GPU may not write
-    /// the destination or not read the source, and if the source is host memory and the CPU may read the
-    /// destination but not write it (the driver makes such copies with the CPU); the error of earlier work on
-    /// the stream.
-    pub fn copy(
-        &self,
-        to: &impl Memory,
-        to_offset: u64,
-        from: &impl Memory,
-        from_offset: u64,
-        bytes: u64,
-    ) -> Result<()> {
-        let copy = BatchCopy {
-            to: to_offset,
-            from: from_offset,
-            bytes,
-        };
-        let Some(copy) = self.prepare_copies(to, from, &[copy], false)? else {
-            return Ok(());
-        };
-        // SAFETY: both ranges are borrowed until the copy is done, which is before this returns.
-        let put = unsafe { self.put(&copy) };
-        put.and(self.finish())
-    }
-
-    /// Sets `bytes` bytes from `offset` on to `byte` with the GPU, and waits for the end.
-    /// [`start_fill`](Self::start_fill) does not wait.
-    ///
-    /// # Errors
-    /// As [`copy`](Self::copy).
-    pub fn fill(&self, to: &impl Memory, offset: u64, bytes: u64, byte: u8) -> Result<()> {
-        let Some(fill) = self.prepare_fill((to, offset), bytes, byte)? else {
-            return Ok(());
-        };
-        // SAFETY: the range is borrowed until the work is done, which is before this returns.
-        let put = unsafe { self.put(&fill) };
-        put.and(self.finish())
     }
 
     /// Submits a copy of memory that the caller keeps allocated. [`start_copy`](Self::start_copy) is the safe

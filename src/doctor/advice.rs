@@ -23,18 +23,18 @@ pub struct Advice {
 
 /// Derives advice from a report. A simulated driver says nothing about the host's settings.
 pub(crate) fn advise(report: &Report) -> Vec<Advice> {
-    let mut advice = Advisor(Vec::new());
-    advice.on_driver(report);
-    advice.on_nodes(report);
+    let mut advice = Vec::new();
+    on_driver(&mut advice, report);
+    on_nodes(&mut advice, report);
     if report.simulated.is_none() {
-        advice.on_libraries(report);
-        advice.on_access_to_gpus(report);
-        advice.on_limits(report);
-        advice.on_kernel(report);
-        advice.on_huge_pages(report);
-        advice.on_traps(report);
+        on_libraries(&mut advice, report);
+        on_access_to_gpus(&mut advice, report);
+        on_limits(&mut advice, report);
+        on_kernel(&mut advice, report);
+        on_huge_pages(&mut advice, report);
+        on_traps(&mut advice, report);
     }
-    advice.0
+    advice
 }
 
 /// If the control group leaves less, even small buffers fail.
@@ -43,198 +43,192 @@ const LITTLE_ROOM: u64 = 1 << 30;
 /// The kernel's default for `vm.max_map_count`.
 const USUAL_MAPPINGS: u64 = 65_530;
 
-struct Advisor(Vec<Advice>);
-
 /// Adds advice for each condition that holds: `condition => about, (finding), remedy;`.
 macro_rules! advise {
-    ($advisor:expr; $($condition:expr => $about:literal, ($($finding:tt)+), $remedy:literal;)*) => {
+    ($all:expr; $($condition:expr => $about:literal, ($($finding:tt)+), $remedy:literal;)*) => {
         $(if $condition {
-            $advisor.add($about, format!($($finding)+), $remedy);
+            let finding = format!($($finding)+);
+            $all.push(Advice { about: $about, finding, remedy: $remedy });
         })*
     };
 }
 
-impl Advisor {
-    fn add(&mut self, about: &'static str, finding: String, remedy: &'static str) {
-        self.0.push(Advice {
-            about,
-            finding,
-            remedy,
-        });
+fn on_driver(advice: &mut Vec<Advice>, report: &Report) {
+    let Some(cuda) = report.driver.cuda else {
+        return;
+    };
+    let lacks: Vec<String> = versions::lacking(cuda)
+        .map(|feature| format!("{} ({})", feature.name, feature.since))
+        .collect();
+    advise! { advice;
+        !lacks.is_empty() => "driver", ("the driver, for CUDA {cuda}, lacks {}", lacks.join(", ")),
+            "install a newer driver if you need them";
     }
+}
 
-    fn on_driver(&mut self, report: &Report) {
-        let Some(cuda) = report.driver.cuda else {
-            return;
-        };
-        let lacks: Vec<String> = versions::lacking(cuda)
-            .map(|feature| format!("{} ({})", feature.name, feature.since))
-            .collect();
-        advise! { self;
-            !lacks.is_empty() => "driver", ("the driver, for CUDA {cuda}, lacks {}", lacks.join(", ")),
-                "install a newer driver if you need them";
-        }
-    }
-
-    /// What stands between this process and the kernel module, if something does not work.
-    fn on_libraries(&mut self, report: &Report) {
-        let (driver, host) = (&report.driver, &report.host);
-        let has_failed = driver.problem.is_some()
-            || report
-                .capabilities
-                .iter()
-                .any(|tried| !tried.answer.is_yes());
-        if !has_failed {
-            return;
-        }
-        if let (Some(problem), Some(module)) = (&driver.problem, &host.driver_module)
-            && let Some((library, folder, version)) = driver.libraries.driver_file()
-        {
-            let codes = [
-                Code::SYSTEM_DRIVER_MISMATCH,
-                Code::COMPAT_NOT_SUPPORTED_ON_DEVICE,
-            ];
-            let is_told = problem.code.is_some_and(|code| codes.contains(&code));
-            let kernel = &module.version;
-            advise! { self;
-                is_told || version.is_some_and(|version| version != kernel) => "driver",
-                    ("the driver library is {library}, in the folder {folder}, and the kernel module's version is {kernel}"),
-                    "remove that folder from LD_LIBRARY_PATH and /etc/ld.so.conf.d (then run ldconfig), if it is a \
-                     container's cuda-compat; otherwise reboot, or reload the kernel module";
-            }
-        }
-        let shims = driver.libraries.shims.join(", ");
-        let all = host.ld_so_preload.join(", ");
-        let own = host.ld_preload.as_deref().unwrap_or_default();
-        advise! { self;
-            !shims.is_empty() => "preload", ("{shims} answers driver calls in the driver's place"),
-                "try without it: it may refuse host memory that the driver would create";
-            !all.is_empty() => "preload", ("/etc/ld.so.preload loads {all} into every process"),
-                "try without it: a library loaded first may answer driver calls in the driver's place";
-            !own.is_empty() => "preload", ("LD_PRELOAD is {own}"),
-                "try without it: a library loaded first may answer driver calls in the driver's place";
-        }
-    }
-
-    fn on_nodes(&mut self, report: &Report) {
-        let gpus = report.topology.gpus().iter();
-        let unknown: Vec<String> = gpus
-            .filter(|gpu| gpu.host_numa.is_none())
-            .map(|gpu| gpu.ordinal.to_string())
-            .collect();
-        advise! { self;
-            !unknown.is_empty() => "numa", ("the host NUMA node of GPU {} is unknown", unknown.join(", ")),
-                "name a node yourself; in a virtual machine, give it the host's NUMA topology";
-            report.topology.source() == TopologySource::Driver => "numa", ("the kernel reports no NUMA nodes"),
-                "mount /sys in the container, or run a kernel with CONFIG_NUMA";
-        }
-    }
-
-    fn on_access_to_gpus(&mut self, report: &Report) {
-        let host = &report.host;
-        // Device nodes of GPUs are named nvidia0, nvidia1, …
-        let nodes = host
-            .device_nodes
+/// What stands between this process and the kernel module, if something does not work.
+fn on_libraries(advice: &mut Vec<Advice>, report: &Report) {
+    let (driver, host) = (&report.driver, &report.host);
+    let has_failed = driver.problem.is_some()
+        || report
+            .capabilities
             .iter()
-            .filter_map(|path| path.file_name()?.to_str()?.strip_prefix("nvidia"))
-            .filter(|number| number.parse::<u32>().is_ok())
-            .count();
-        let gpus = report.topology.gpus().len();
-        advise! { self;
-            report.driver.problem.is_some() && host.driver_module.is_some() => "container",
-                ("the NVIDIA kernel module is loaded, but the driver cannot be used"),
-                "in a container use the NVIDIA Container Toolkit (--gpus all); otherwise \
-                 install the module's own libcuda";
-            gpus > 0 && gpus < nodes && host.cuda_visible_devices.is_none() => "cgroup",
-                ("only {gpus} of {nodes} GPUs can be opened: a control group denies the rest"),
-                "allow all of the node's GPUs, since denied ones block EGM routing, and choose \
-                 by CUDA_VISIBLE_DEVICES";
-        }
-        if let Some(container) = &host.container {
-            advise! { self;
-                host.cap_sys_nice == Some(false) => "container",
-                    ("this container ({container}) has no CAP_SYS_NICE"),
-                    "start it with --cap-add=SYS_NICE: placement on NUMA nodes may need it";
-            }
+            .any(|tried| !tried.answer.is_yes());
+    if !has_failed {
+        return;
+    }
+    if let (Some(problem), Some(module)) = (&driver.problem, &host.driver_module)
+        && let Some((library, folder, version)) = driver.libraries.driver_file()
+    {
+        let codes = [
+            Code::SYSTEM_DRIVER_MISMATCH,
+            Code::COMPAT_NOT_SUPPORTED_ON_DEVICE,
+        ];
+        let is_told = problem.code.is_some_and(|code| codes.contains(&code));
+        let kernel = &module.version;
+        advise! { advice;
+            is_told || version.is_some_and(|version| version != kernel) => "driver",
+                ("the driver library is {library}, in the folder {folder}, and the kernel module's version is {kernel}"),
+                "remove that folder from LD_LIBRARY_PATH and /etc/ld.so.conf.d (then run ldconfig), if it is a \
+                 container's cuda-compat; otherwise reboot, or reload the kernel module";
         }
     }
+    let shims = driver.libraries.shims.join(", ");
+    let all = host.ld_so_preload.join(", ");
+    let own = host.ld_preload.as_deref().unwrap_or_default();
+    advise! { advice;
+        !shims.is_empty() => "preload", ("{shims} answers driver calls in the driver's place"),
+            "try without it: it may refuse host memory that the driver would create";
+        !all.is_empty() => "preload", ("/etc/ld.so.preload loads {all} into every process"),
+            "try without it: a library loaded first may answer driver calls in the driver's place";
+        !own.is_empty() => "preload", ("LD_PRELOAD is {own}"),
+            "try without it: a library loaded first may answer driver calls in the driver's place";
+    }
+}
 
-    fn on_limits(&mut self, report: &Report) {
-        let host = &report.host;
-        if let Some(memlock) = host.memlock.and_then(|limit| limit.soft) {
-            advise! { self;
-                host.cap_ipc_lock != Some(true) => "memlock", ("only {} may be locked", Bytes(memlock)),
-                    "ulimit -l unlimited, if NICs are to reach the memory (RDMA); CUDA does not \
-                     need it";
-            }
-        }
-        if let Some(room) = host.cgroup_memory_room {
-            advise! { self;
-                room < LITTLE_ROOM => "cgroup", ("the control group leaves {} of memory", Bytes(room)),
-                    "raise its limit (memory.max, docker --memory)";
-            }
-        }
-        if let Some(most) = host.max_mappings {
-            advise! { self;
-                most < USUAL_MAPPINGS => "mappings", ("a process may have only {most} mappings, and each chunk of memory takes one"),
-                    "sysctl vm.max_map_count=65530, the kernel's default, or more";
-            }
+fn on_nodes(advice: &mut Vec<Advice>, report: &Report) {
+    let gpus = report.topology.gpus().iter();
+    let unknown: Vec<String> = gpus
+        .filter(|gpu| gpu.host_numa.is_none())
+        .map(|gpu| gpu.ordinal.to_string())
+        .collect();
+    advise! { advice;
+        !unknown.is_empty() => "numa", ("the host NUMA node of GPU {} is unknown", unknown.join(", ")),
+            "name a node yourself; in a virtual machine, give it the host's NUMA topology";
+        report.topology.source() == TopologySource::Driver => "numa", ("the kernel reports no NUMA nodes"),
+            "mount /sys in the container, or run a kernel with CONFIG_NUMA";
+    }
+}
+
+fn on_access_to_gpus(advice: &mut Vec<Advice>, report: &Report) {
+    let host = &report.host;
+    // Device nodes of GPUs are named nvidia0, nvidia1, …
+    let nodes = host
+        .device_nodes
+        .iter()
+        .filter_map(|path| path.file_name()?.to_str()?.strip_prefix("nvidia"))
+        .filter(|number| number.parse::<u32>().is_ok())
+        .count();
+    let gpus = report.topology.gpus().len();
+    advise! { advice;
+        report.driver.problem.is_some() && host.driver_module.is_some() => "container",
+            ("the NVIDIA kernel module is loaded, but the driver cannot be used"),
+            "in a container use the NVIDIA Container Toolkit (--gpus all); otherwise \
+             install the module's own libcuda";
+        gpus > 0 && gpus < nodes && host.cuda_visible_devices.is_none() => "cgroup",
+            ("only {gpus} of {nodes} GPUs can be opened: a control group denies the rest"),
+            "allow all of the node's GPUs, since denied ones block EGM routing, and choose \
+             by CUDA_VISIBLE_DEVICES";
+    }
+    if let Some(container) = &host.container {
+        advise! { advice;
+            host.cap_sys_nice == Some(false) => "container",
+                ("this container ({container}) has no CAP_SYS_NICE"),
+                "start it with --cap-add=SYS_NICE: placement on NUMA nodes may need it";
         }
     }
+}
 
-    /// Faults that others have reported of this version of the kernel module.
-    fn on_traps(&mut self, report: &Report) {
-        let Some(module) = &report.host.driver_module else {
-            return;
-        };
-        let version = version(&module.version);
-        let may_meet = |trap: &&Trap| version.is_some_and(|version| trap.is_in(version));
-        for trap in TRAPS.iter().filter(may_meet) {
-            if (trap.applies)(report) {
-                let finding = format!("the driver is {}: {}", module.version, trap.finding);
-                self.add("trap", finding, trap.remedy);
-            }
+fn on_limits(advice: &mut Vec<Advice>, report: &Report) {
+    let host = &report.host;
+    if let Some(memlock) = host.memlock.and_then(|limit| limit.soft) {
+        advise! { advice;
+            host.cap_ipc_lock != Some(true) => "memlock", ("only {} may be locked", Bytes(memlock)),
+                "ulimit -l unlimited, if NICs are to reach the memory (RDMA); CUDA does not \
+                 need it";
         }
     }
-
-    /// Without huge pages registered memory is not faster than the driver's. Whether it has them, its trial tells: from Linux 6.1
-    /// on settings that are off do not decide.
-    fn on_huge_pages(&mut self, report: &Report) {
-        let host = &report.host;
-        let of_private = host.transparent_huge_pages.as_deref().unwrap_or_default();
-        let of_shared = host.shared_huge_pages.as_deref().unwrap_or_default();
-        let has_failed = |backing: &AutoBacking| {
-            let chosen = backing.chosen.as_ref();
-            chosen.is_some_and(|chosen| matches!(chosen.why, Why::Trial(_)))
-        };
-        if !report.backings.iter().any(has_failed) {
-            return;
-        }
-        advise! { self;
-            of_private == "never" => "pages", ("transparent huge pages are off"),
-                "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: registered memory in huge pages is pinned \
-                 several times as fast as the driver's";
-            matches!(of_shared, "never" | "deny") => "pages",
-                ("transparent huge pages are off for memory that processes share ({of_shared})"),
-                "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled: shareable registered memory in huge \
-                 pages is pinned several times as fast as the driver's";
+    if let Some(room) = host.cgroup_memory_room {
+        advise! { advice;
+            room < LITTLE_ROOM => "cgroup", ("the control group leaves {} of memory", Bytes(room)),
+                "raise its limit (memory.max, docker --memory)";
         }
     }
+    if let Some(most) = host.max_mappings {
+        advise! { advice;
+            most < USUAL_MAPPINGS => "mappings", ("a process may have only {most} mappings, and each chunk of memory takes one"),
+                "sysctl vm.max_map_count=65530, the kernel's default, or more";
+        }
+    }
+}
 
-    fn on_kernel(&mut self, report: &Report) {
-        let host = &report.host;
-        if !report.topology.gpus().iter().any(|gpu| gpu.coherent) {
-            return;
+/// Faults that others have reported of this version of the kernel module.
+fn on_traps(advice: &mut Vec<Advice>, report: &Report) {
+    let Some(module) = &report.host.driver_module else {
+        return;
+    };
+    let version = version(&module.version);
+    let may_meet = |trap: &&Trap| version.is_some_and(|version| trap.is_in(version));
+    for trap in TRAPS.iter().filter(may_meet) {
+        if (trap.applies)(report) {
+            let finding = format!("the driver is {}: {}", module.version, trap.finding);
+            let (about, remedy) = ("trap", trap.remedy);
+            advice.push(Advice {
+                about,
+                finding,
+                remedy,
+            });
         }
-        advise! { self;
-            host.numa_balancing == Some(true) => "numa", ("automatic NUMA balancing is on"),
-                "sysctl kernel.numa_balancing=0: it slows GPU access to pageable memory";
-            host.page_size == Some(4096) => "pages", ("the kernel's pages are 4 KiB"),
-                "NVIDIA recommends a kernel with 64 KiB pages on Grace";
-            host.driver_module.as_ref().is_some_and(|module| !module.open) => "driver",
-                ("the kernel module is the closed one"),
-                "install the open one: coherent machines need it";
-        }
+    }
+}
+
+/// Without huge pages registered memory is not faster than the driver's. Whether it has them, its trial tells: from Linux 6.1
+/// on settings that are off do not decide.
+fn on_huge_pages(advice: &mut Vec<Advice>, report: &Report) {
+    let host = &report.host;
+    let of_private = host.transparent_huge_pages.as_deref().unwrap_or_default();
+    let of_shared = host.shared_huge_pages.as_deref().unwrap_or_default();
+    let has_failed = |backing: &AutoBacking| {
+        let chosen = backing.chosen.as_ref();
+        chosen.is_some_and(|chosen| matches!(chosen.why, Why::Trial(_)))
+    };
+    if !report.backings.iter().any(has_failed) {
+        return;
+    }
+    advise! { advice;
+        of_private == "never" => "pages", ("transparent huge pages are off"),
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: registered memory in huge pages is pinned \
+             several times as fast as the driver's";
+        matches!(of_shared, "never" | "deny") => "pages",
+            ("transparent huge pages are off for memory that processes share ({of_shared})"),
+            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled: shareable registered memory in huge \
+             pages is pinned several times as fast as the driver's";
+    }
+}
+
+fn on_kernel(advice: &mut Vec<Advice>, report: &Report) {
+    let host = &report.host;
+    if !report.topology.gpus().iter().any(|gpu| gpu.coherent) {
+        return;
+    }
+    advise! { advice;
+        host.numa_balancing == Some(true) => "numa", ("automatic NUMA balancing is on"),
+            "sysctl kernel.numa_balancing=0: it slows GPU access to pageable memory";
+        host.page_size == Some(4096) => "pages", ("the kernel's pages are 4 KiB"),
+            "NVIDIA recommends a kernel with 64 KiB pages on Grace";
+        host.driver_module.as_ref().is_some_and(|module| !module.open) => "driver",
+            ("the kernel module is the closed one"),
+            "install the open one: coherent machines need it";
     }
 }
 

@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Take};
 use std::mem;
 use std::os::unix::fs::FileExt;
-use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -109,10 +108,10 @@ impl Guarded {
     pub(crate) fn end(&mut self) -> Result<ExitStatus, Problem> {
         let start = Instant::now();
         loop {
-            match self.look()? {
-                Some(status) => return Ok(status),
-                None => self.wait_since(start)?,
+            if let Some(status) = self.look()? {
+                return Ok(status);
             }
+            self.wait_since(start)?;
         }
     }
 
@@ -143,10 +142,7 @@ impl Guarded {
 
     /// Says how a child died that [has ended](Self::end).
     pub(crate) fn died(&self, status: ExitStatus) -> Problem {
-        let mut how = match status.signal() {
-            Some(signal) => format!("killed by {}", signal_name(signal)),
-            None => status.to_string(),
-        };
+        let mut how = status.to_string();
         if !self.last_words.is_empty() {
             how = format!("{how}: {}", self.last_words);
         }
@@ -233,21 +229,6 @@ fn in_memory() -> io::Result<File> {
         MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
     )?
     .into())
-}
-
-fn signal_name(signal: i32) -> String {
-    let name = match signal {
-        4 => "SIGILL",
-        6 => "SIGABRT",
-        7 => "SIGBUS",
-        8 => "SIGFPE",
-        9 => "SIGKILL",
-        11 => "SIGSEGV",
-        15 => "SIGTERM",
-        31 => "SIGSYS",
-        _ => return format!("signal {signal}"),
-    };
-    name.to_owned()
 }
 
 #[cfg(test)]

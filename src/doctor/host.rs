@@ -171,7 +171,7 @@ impl HostFacts {
             allowed_cpus: status_field(&status, "Cpus_allowed_list")
                 .and_then(|list| list.parse().ok()),
             allowed_nodes: kernel.allowed_nodes(),
-            container: Container::find(kernel),
+            container: container(kernel),
             cap_sys_nice: capability(&status, 23),
             cap_ipc_lock: capability(&status, 14),
             numa_balancing: line("/proc/sys/kernel/numa_balancing").map(|text| text != "0"),
@@ -180,6 +180,27 @@ impl HostFacts {
             ld_preload: None,
             ld_so_preload: preloaded_libraries(&preloaded),
             overcommit_allowed: false,
+        }
+    }
+}
+
+/// Detects the engine that this process runs in.
+fn container(kernel: &Kernel) -> Option<Container> {
+    let groups = kernel.read("/proc/self/cgroup").unwrap_or_default();
+    let root = kernel.list("/");
+    let has = |name: &str| root.iter().any(|entry| entry == name);
+    // systemd's interface for containers; engines unknown here set it as well.
+    let said = kernel.read("/run/systemd/container");
+    let service_account = !kernel.list("/var/run/secrets/kubernetes.io").is_empty();
+    match Container::of_groups(&groups) {
+        _ if service_account => Some(Container::Kubernetes),
+        Some(container) => Some(container),
+        None if has(".dockerenv") => Some(Container::Docker),
+        None if kernel.read("/run/.containerenv").is_some() => Some(Container::Podman),
+        None if has(".singularity.d") => Some(Container::Apptainer),
+        None => {
+            let name = said?.trim().to_owned();
+            (!name.is_empty()).then_some(Container::Other(name))
         }
     }
 }

@@ -344,7 +344,7 @@ fn groups<'a>(
             rows.extend(grouped(cells).into_iter().map(row));
         }
     }
-    grouped(rows.into_iter())
+    grouped(rows)
 }
 
 fn cell<'a>(answer: Option<&'a Answer>, reasons: &mut Vec<&'a Reason>) -> String {

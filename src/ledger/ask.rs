@@ -51,20 +51,13 @@ const ALL: usize = 256 << 20;
 /// among those that did not answer, and so are processes whose ledgers would exceed 256 MiB together.
 pub fn processes() -> (Vec<Ledger>, Vec<Silent>) {
     let mut found = Found::new(ALL);
-    for place in places() {
-        if let Err(error) = found.look_in(&place) {
-            found.silent.push(Silent {
-                pid: None,
-                path: place,
-                why: error.to_string(),
-            });
+    for path in places() {
+        if let Err(error) = found.look_in(&path) {
+            let (pid, why) = (None, error.to_string());
+            found.silent.push(Silent { pid, path, why });
         }
     }
-    let Found {
-        mut ledgers,
-        mut silent,
-        ..
-    } = found;
+    let (mut ledgers, mut silent) = (found.ledgers, found.silent);
     silent.sort_by_key(|silent| silent.pid);
     ledgers.sort_by_key(|ledger| ledger.process.pid);
     // A process may offer its ledger at more than one socket.
@@ -124,11 +117,11 @@ impl Found {
         Ok(())
     }
 
-    /// Adds a process's answer.
-    fn add(&mut self, pid: u32, path: PathBuf, answer: Result<Ledger, Missing>) {
+    /// Adds a process's answer. `None`: other ledgers have, or may get, all the bytes of the common limit.
+    fn add(&mut self, pid: u32, path: PathBuf, answer: Option<Result<Ledger>>) {
         let why = match answer {
-            Ok(ledger) => return self.ledgers.push(ledger),
-            Err(Missing::Failed(Error::Unreachable {
+            Some(Ok(ledger)) => return self.ledgers.push(ledger),
+            Some(Err(Error::Unreachable {
                 cause: Unreachable::NobodyListens | Unreachable::NoSocket,
                 ..
             })) if !procs::is_alive(pid) => {
@@ -136,8 +129,8 @@ impl Found {
                 let _ = std::fs::remove_file(&path);
                 return;
             }
-            Err(Missing::Failed(error)) => error.to_string(),
-            Err(Missing::NoRoom) => {
+            Some(Err(error)) => error.to_string(),
+            None => {
                 let limit = Bytes(self.most as u64);
                 format!("not asked: the limit of {limit} for all ledgers is reached")
             }
@@ -145,13 +138,6 @@ impl Found {
         let pid = Some(pid);
         self.silent.push(Silent { pid, path, why });
     }
-}
-
-/// Why a ledger is missing.
-enum Missing {
-    Failed(Error),
-    /// Other ledgers have, or may get, all the bytes of the common limit.
-    NoRoom,
 }
 
 /// Asks processes until none is left.
@@ -173,7 +159,7 @@ fn ask_each(sockets: &Mutex<Vec<(u32, PathBuf)>>, found: &Mutex<&mut Found>) {
 }
 
 /// Asks a process for at most `most` bytes; returns how many it sent, too.
-fn ask(path: &Path, most: usize) -> (Result<Ledger, Missing>, usize) {
+fn ask(path: &Path, most: usize) -> (Option<Result<Ledger>>, usize) {
     let channel = Channel::connect_within(path, Peers::same_user(), TO_ACCEPT);
     let text = channel.and_then(|mut channel| {
         channel.set_timeout(PATIENCE);
@@ -181,8 +167,8 @@ fn ask(path: &Path, most: usize) -> (Result<Ledger, Missing>, usize) {
     });
     let (text, peer) = match text {
         Ok(answer) => answer,
-        Err(Error::Protocol { .. }) if most < MAX_TEXT => return (Err(Missing::NoRoom), 0),
-        Err(error) => return (Err(Missing::Failed(error)), 0),
+        Err(Error::Protocol { .. }) if most < MAX_TEXT => return (None, 0),
+        Err(error) => return (Some(Err(error)), 0),
     };
     let ledger = serde_json::from_str(&text).map(|mut ledger: Ledger| {
         // As this process's PID namespace has it.
@@ -190,11 +176,9 @@ fn ask(path: &Path, most: usize) -> (Result<Ledger, Missing>, usize) {
         ledger.tiers.truncate(MAX_TIERS);
         ledger
     });
-    let ledger = ledger.map_err(|error| {
-        Missing::Failed(Error::Protocol {
-            peer: peer.to_string(),
-            detail: error.to_string(),
-        })
+    let ledger = ledger.map_err(|error| Error::Protocol {
+        peer: peer.to_string(),
+        detail: error.to_string(),
     });
-    (ledger, text.len())
+    (Some(ledger), text.len())
 }

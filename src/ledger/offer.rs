@@ -82,7 +82,7 @@ pub(crate) fn offer_in_one_of(places: impl IntoIterator<Item = PathBuf>) -> Resu
             let what = format!("the folder {} for ledgers", place.display());
             Error::from(MemoryError::system(what, &error))
         });
-        match made.and_then(|()| offer_in(&place)) {
+        match made.and_then(|()| offer_in(&place, PATIENCE)) {
             Ok(offer) => return Ok(offer),
             Err(error) => failed = error,
         }
@@ -90,13 +90,8 @@ pub(crate) fn offer_in_one_of(places: impl IntoIterator<Item = PathBuf>) -> Resu
     Err(failed)
 }
 
-/// As [`offer`], in a folder that was checked.
-pub(crate) fn offer_in(folder: &Path) -> Result<Offer> {
-    offer_with(folder, PATIENCE)
-}
-
-/// As [`offer_in`]; a reader may take `patience` for all.
-pub(crate) fn offer_with(folder: &Path, patience: Duration) -> Result<Offer> {
+/// As [`offer`], in a folder that was checked; a reader may take `patience` for all.
+pub(crate) fn offer_in(folder: &Path, patience: Duration) -> Result<Offer> {
     let pid = std::process::id();
     // Another than the exporter's: a process may offer its ledger more than once.
     let instance = InstanceId::random()?;
@@ -164,10 +159,10 @@ fn serve(listener: &Listener, state: &Mutex<Answering>, patience: Duration) {
     let is_ended = |new| matches!(replace(state, new), Answering::Ended);
     while !is_ended(Answering::Nobody) {
         let sent = listener.accept().and_then(|channel| {
-            match is_ended(Answering::Process(channel.closer()?)) {
-                true => Ok(()),
-                false => answer(channel, patience),
+            if is_ended(Answering::Process(channel.closer()?)) {
+                return Ok(());
             }
+            answer(channel, patience)
         });
         let Err(error) = sent else { continue };
         if is_ended(Answering::Nobody) {
@@ -322,9 +317,8 @@ fn leaks(ledger: &Ledger) -> String {
     if entries.is_empty() {
         return String::new();
     }
-    let bytes = entries
-        .iter()
-        .fold(0_u64, |sum, entry| sum.saturating_add(entry.bytes));
+    let bytes = entries.iter().map(|entry| entry.bytes);
+    let bytes = bytes.fold(0, u64::saturating_add);
     let mut text = format!(
         "egmem: still allocated at exit: {}, {}\n{}",
         count(entries.len() as u64, "allocation"),

@@ -57,19 +57,8 @@ struct Waiting {
     waker: Waker,
 }
 
-/// The oldest mark of a stream.
-struct Head {
-    place: (Order, u64),
-    event: Arc<Event>,
-}
-
-/// The driver's answer about a head.
-enum Answer {
-    Ahead,
-    Passed,
-    /// The task queries the driver itself and gets the error.
-    Refused,
-}
+/// A place in the order of work, and the event there.
+type Head = ((Order, u64), Arc<Event>);
 
 impl Poller {
     fn with_stack(stack: usize) -> Self {
@@ -166,13 +155,13 @@ impl Poller {
             let mut wakers = Vec::new();
             let mut refused = false;
             let mut passed = Vec::new();
-            for head in heads {
-                match head.ask() {
-                    Answer::Ahead => {}
-                    Answer::Passed => passed.push(head.place),
-                    Answer::Refused => {
+            for (place, event) in heads {
+                match has_passed(&event) {
+                    Some(true) => passed.push(place),
+                    Some(false) => {}
+                    None => {
                         refused = true;
-                        wakers.extend(lock(&self.state).remove(head.place));
+                        wakers.extend(lock(&self.state).remove(place));
                     }
                 }
             }
@@ -194,6 +183,7 @@ impl Poller {
 }
 
 impl State {
+    /// Returns the oldest mark of each stream.
     fn heads(&self) -> Vec<Head> {
         let orders = self.waiting.keys();
         orders.filter_map(|&order| self.head(order)).collect()
@@ -201,10 +191,7 @@ impl State {
 
     fn head(&self, order: Order) -> Option<Head> {
         let (&number, waiting) = self.waiting.get(&order)?.first_key_value()?;
-        Some(Head {
-            place: (order, number),
-            event: Arc::clone(&waiting.event),
-        })
+        Some(((order, number), Arc::clone(&waiting.event)))
     }
 
     fn remove(&mut self, (order, number): (Order, u64)) -> Option<Waiting> {
@@ -217,18 +204,16 @@ impl State {
     }
 }
 
-impl Head {
-    fn ask(&self) -> Answer {
-        let _relaxed = Relaxed::new(self.event.driver());
-        match self.event.is_done() {
-            Ok(true) => Answer::Passed,
-            Ok(false) => Answer::Ahead,
-            // Nothing runs there any more.
-            Err(Error::ContextLost { .. }) => Answer::Passed,
-            Err(error) => {
-                tracing::warn!(%error, "the driver refuses to report GPU work that a task waits for");
-                Answer::Refused
-            }
+/// Asks the driver; if it refuses, the task asks itself and gets the error.
+fn has_passed(event: &Event) -> Option<bool> {
+    let _relaxed = Relaxed::new(event.driver());
+    match event.is_done() {
+        Ok(has_passed) => Some(has_passed),
+        // Nothing runs there any more.
+        Err(Error::ContextLost { .. }) => Some(true),
+        Err(error) => {
+            tracing::warn!(%error, "the driver refuses to report GPU work that a task waits for");
+            None
         }
     }
 }

@@ -137,6 +137,21 @@ impl Stream {
         // SAFETY: the operand is the memory of the fill.
         unsafe { Transfer::start(self, prepared, to.0) }
     }
+
+    /// Submits many copies, and returns a ticket that owns the destination and the source. Otherwise as
+    /// [`copy_batch`](Self::copy_batch) and [`start_copy`](Self::start_copy).
+    ///
+    /// # Errors
+    /// As `copy_batch`. The error contains the operands.
+    pub fn start_copy_batch<D, S>(&self, to: D, from: S, copies: &[BatchCopy]) -> Started<(D, S)>
+    where
+        D: Memory + 'static,
+        S: Memory + 'static,
+    {
+        let prepared = self.prepare_copies(&to, &from, copies, true);
+        // SAFETY: the operands are the memory of the copies.
+        unsafe { Transfer::start(self, prepared, (to, from)) }
+    }
 }
 
 impl<T> Transfer<T> {
@@ -147,11 +162,8 @@ impl<T> Transfer<T> {
         prepared: Result<Option<Prepared>>,
         operands: T,
     ) -> Started<T> {
-        let begun = prepared.and_then(|work| match work {
-            Some(work) => Ok(Some((work, stream.spare_event()?))),
-            None => Ok(None),
-        });
-        let begun = match begun {
+        let with_event = |work| Ok((work, stream.spare_event()?));
+        let begun = match prepared.and_then(|work| work.map(with_event).transpose()) {
             Ok(begun) => begun,
             Err(error) => return Err(NotStarted::new(error, operands)),
         };

@@ -1,6 +1,6 @@
 //! Copies and fills of safe callers, checked before submission, and many copies in one call.
 
-use super::{Started, Stream, Transfer};
+use super::Stream;
 use crate::driver::{Access, Code, MemcpyDesc};
 use crate::memory::{Engine, GrantUse, Memory, expect_gpu_access, expect_no_cpu_fault};
 use crate::{Error, Result};
@@ -48,6 +48,51 @@ pub struct BatchCopy {
 }
 
 impl Stream {
+    /// Copies between two memories and waits for the end. If pool memory belongs to another stream, the copy
+    /// runs after its allocation and after all work submitted to that stream so far.
+    /// [`start_copy`](Self::start_copy) does not wait.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; [`Error::InvalidArgument`] for another driver's memory, for a stream that is
+    /// being captured into a graph, and in a forked child; [`Error::NotAccessible`] if the GPU may not write
+    /// the destination or not read the source, and if the source is host memory and the CPU may read the
+    /// destination but not write it (the driver makes such copies with the CPU); the error of earlier work on
+    /// the stream.
+    pub fn copy(
+        &self,
+        to: &impl Memory,
+        to_offset: u64,
+        from: &impl Memory,
+        from_offset: u64,
+        bytes: u64,
+    ) -> Result<()> {
+        let copy = BatchCopy {
+            to: to_offset,
+            from: from_offset,
+            bytes,
+        };
+        let Some(copy) = self.prepare_copies(to, from, &[copy], false)? else {
+            return Ok(());
+        };
+        // SAFETY: both ranges are borrowed until the copy is done, which is before this returns.
+        let put = unsafe { self.put(&copy) };
+        put.and(self.finish())
+    }
+
+    /// Sets `bytes` bytes from `offset` on to `byte` with the GPU, and waits for the end.
+    /// [`start_fill`](Self::start_fill) does not wait.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    pub fn fill(&self, to: &impl Memory, offset: u64, bytes: u64, byte: u8) -> Result<()> {
+        let Some(fill) = self.prepare_fill((to, offset), bytes, byte)? else {
+            return Ok(());
+        };
+        // SAFETY: the range is borrowed until the work is done, which is before this returns.
+        let put = unsafe { self.put(&fill) };
+        put.and(self.finish())
+    }
+
     /// Makes many copies from one memory to another and waits for their end. They run in any order: where the
     /// destinations of two overlap, or one reads bytes that another writes, the bytes are those of either.
     ///
@@ -86,21 +131,6 @@ impl Stream {
         // SAFETY: both memories are borrowed until the copies are done, which is before this returns.
         let put = unsafe { self.put(&batch) };
         put.and(self.finish())
-    }
-
-    /// Submits many copies, and returns a ticket that owns the destination and the source. Otherwise as
-    /// [`copy_batch`](Self::copy_batch) and [`start_copy`](Self::start_copy).
-    ///
-    /// # Errors
-    /// As `copy_batch`. The error contains the operands.
-    pub fn start_copy_batch<D, S>(&self, to: D, from: S, copies: &[BatchCopy]) -> Started<(D, S)>
-    where
-        D: Memory + 'static,
-        S: Memory + 'static,
-    {
-        let prepared = self.prepare_copies(&to, &from, copies, true);
-        // SAFETY: the operands are the memory of the copies.
-        unsafe { Transfer::start(self, prepared, (to, from)) }
     }
 
     /// Submits many copies of memory that the caller keeps allocated, none of which reaches over a border of two

@@ -256,28 +256,20 @@ impl MemInfo {
         let files = self.0.get("FilePages").copied();
         let files = files.unwrap_or_else(|| sum(&["Cached", "Buffers", "SwapCached"]));
         let shared = self.get("Shmem");
-        let mut counts = NodeCounts {
+        let (anonymous, cache) = (self.get("AnonPages"), files.saturating_sub(shared));
+        let kernel = sum(&["Slab", "PageTables", "KernelStack"]);
+        let huge_pages = self.get("HugePages_Total").saturating_mul(huge_page);
+        let parts = [anonymous, cache, shared, kernel, huge_pages];
+        Some(NodeCounts {
             total: self.total()?,
             free: self.get("MemFree"),
-            ordinary: 0,
-            anonymous: self.get("AnonPages"),
-            cache: files.saturating_sub(shared),
-            shared,
-            kernel: sum(&["Slab", "PageTables", "KernelStack"]),
-            huge_pages: self.get("HugePages_Total").saturating_mul(huge_page),
-        };
-        let NodeCounts {
+            ordinary: parts.into_iter().fold(0, u64::saturating_add),
             anonymous,
             cache,
             shared,
             kernel,
             huge_pages,
-            ..
-        } = counts;
-        counts.ordinary = [anonymous, cache, shared, kernel, huge_pages]
-            .into_iter()
-            .fold(0, u64::saturating_add);
-        Some(counts)
+        })
     }
 
     /// Returns the bytes that an allocation could get without killing a process: the kernel's `MemAvailable`.

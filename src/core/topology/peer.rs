@@ -1,13 +1,9 @@
 //! Links between two GPUs, as the driver reports them.
 
-use std::collections::BTreeSet;
-
 use serde::{Deserialize, Serialize};
 
-use super::Topology;
 use crate::Result;
 use crate::driver::{Code, Driver, P2pAttribute};
-use crate::text::grouped;
 
 /// The way from a GPU to the memory of another one.
 ///
@@ -75,7 +71,7 @@ impl PeerLink {
     }
 
     /// Describes the link in a few words.
-    fn words(&self) -> String {
+    pub(super) fn words(&self) -> String {
         match (self.access, self.native_atomics) {
             (false, _) => "no access".into(),
             (true, Some(true)) => format!("{}, native atomics", self.kind),
@@ -128,59 +124,6 @@ crate::driver::display_texts! {
         Self::Pcie => "PCIe",
         Self::Unknown => "unknown link",
     }
-}
-
-/// GPUs that all have the same kind of link to each other.
-pub(super) struct PeerGroup {
-    /// Ordinals: at least two.
-    pub(super) gpus: BTreeSet<i32>,
-    pub(super) kind: PeerLinkKind,
-    /// The kind and the abilities of the links.
-    pub(super) words: String,
-}
-
-impl Topology {
-    /// Groups the links by which memory can be accessed: GPUs that all have links of one kind to each other are a
-    /// group, and so is each other pair. A link that differs by direction counts as the lower GPU's.
-    pub(super) fn peer_groups(&self) -> Vec<PeerGroup> {
-        let links = self.gpus.iter().flat_map(|gpu| {
-            let up = gpu.peer_links.iter();
-            let up = up.filter(|link| link.access && link.gpu > gpu.ordinal);
-            up.map(|link| ((link.kind, link.words()), [gpu.ordinal, link.gpu]))
-        });
-        let mut groups = Vec::new();
-        for ((kind, words), pairs) in grouped(links) {
-            for gpus in connected(&pairs) {
-                let own = pairs.iter().filter(|[gpu, _]| gpus.contains(gpu));
-                let own: Vec<BTreeSet<i32>> = own.map(|pair| (*pair).into()).collect();
-                let is_complete = own.len() == gpus.len() * (gpus.len() - 1) / 2;
-                let sets = if is_complete { vec![gpus] } else { own };
-                groups.extend(sets.into_iter().map(|gpus| PeerGroup {
-                    gpus,
-                    kind,
-                    words: words.clone(),
-                }));
-            }
-        }
-        groups
-    }
-
-    /// Returns whether no GPU of several can access another's memory.
-    pub(super) fn has_no_peers(&self) -> bool {
-        self.gpus.len() > 1 && self.gpus.iter().all(|gpu| gpu.peers.is_empty())
-    }
-}
-
-/// Returns the sets of GPUs that the links connect, over any number of links.
-fn connected(pairs: &[[i32; 2]]) -> Vec<BTreeSet<i32>> {
-    let mut sets: Vec<BTreeSet<i32>> = Vec::new();
-    for pair in pairs {
-        let joined = sets.extract_if(.., |set| pair.iter().any(|gpu| set.contains(gpu)));
-        let joined: BTreeSet<i32> = joined.flatten().chain(*pair).collect();
-        sets.push(joined);
-    }
-    sets.sort();
-    sets
 }
 
 #[cfg(test)]

@@ -140,6 +140,23 @@ fn a_setting_is_the_word_in_brackets() {
     assert_eq!(chosen("always"), None);
 }
 
+#[test]
+fn files_tell_it_where_groups_do_not() {
+    let tree = Tree::new();
+    assert_eq!(container(&tree.kernel()), None);
+    tree.file("run/systemd/container", "systemd-nspawn\n");
+    assert_eq!(
+        container(&tree.kernel()).unwrap().to_string(),
+        "systemd-nspawn"
+    );
+    tree.file("run/.containerenv", "");
+    assert_eq!(container(&tree.kernel()), Some(Container::Podman));
+    tree.file(".dockerenv", "");
+    assert_eq!(container(&tree.kernel()), Some(Container::Docker));
+    tree.file("var/run/secrets/kubernetes.io/serviceaccount/token", "");
+    assert_eq!(container(&tree.kernel()), Some(Container::Kubernetes));
+}
+
 proptest::proptest! {
     #[test]
     fn damaged_texts_never_panic(text in "(CapEff|NVRM version)?:?[ -~\n]{0,60}") {

@@ -1,8 +1,6 @@
 //! The kinds of host memory that are proved and measured, and the proofs: memory of every path on every node, seen by the CPU
 //! and by every GPU.
 
-use std::fmt::Display;
-
 use serde::{Deserialize, Serialize};
 
 use super::{Proof, Step};
@@ -164,20 +162,14 @@ pub(crate) struct Pageable {
 
 impl Pageable {
     fn new(driver: &Driver, bytes: u64) -> Result<Self> {
-        let failed = |error: &dyn Display| {
-            Error::failed(
-                "allocating pageable memory",
-                format!("{bytes} bytes: {error}"),
-            )
-        };
         let count = bytes.div_ceil(size_of::<Page>() as u64);
-        let count = usize::try_from(count).map_err(|error| failed(&error))?;
         let mut pages = Vec::new();
-        pages
-            .try_reserve_exact(count)
-            .map_err(|error| failed(&error))?;
+        pages.try_reserve_exact(count as usize).map_err(|error| {
+            let why = format!("{bytes} bytes: {error}");
+            Error::failed("allocating pageable memory", why)
+        })?;
         // The first touch puts it on this thread's node.
-        pages.resize(count, Page([1; 4096]));
+        pages.resize(count as usize, Page([1; 4096]));
         Ok(Self {
             driver: driver.clone(),
             start: DevicePtr(pages.as_mut_ptr().expose_provenance() as u64),

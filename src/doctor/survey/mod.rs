@@ -5,7 +5,6 @@
 
 mod private;
 
-use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use egmem_core::table::Table;
@@ -94,7 +93,8 @@ impl Survey {
             }
         };
         let private = Private::of_this_process();
-        let mut doctor = as_json(report)?;
+        let doctor = serde_json::to_value(report);
+        let mut doctor = doctor.map_err(|error| Error::invalid("report", error.to_string()))?;
         private.clean_json(&mut doctor);
         let topology = doctor
             .as_object_mut()
@@ -140,25 +140,26 @@ struct Parts<'a> {
 impl Parts<'_> {
     fn run<R: DeserializeOwned>(&mut self, part: Part) -> Section<R> {
         let began = Instant::now();
-        let mut said = Vec::new();
-        if let Err(reason) = self.try_run(part, &mut said) {
-            said.push(Said::Problem(Problem::of_part(reason)));
-        }
         let mut section = Section {
-            seconds: match self.report.simulated {
-                Some(_) => Figure::Simulated,
-                None => Figure::Measured(began.elapsed().as_secs_f64()),
-            },
+            seconds: Figure::Simulated,
             rows: Vec::new(),
             problems: Vec::new(),
         };
-        for said in said {
-            self.take(said, &mut section);
+        if let Err(reason) = self.try_run(part, &mut section) {
+            let problem = Said::Problem(Problem::of_part(reason));
+            section.take(problem, self.private);
+        }
+        if self.report.simulated.is_none() {
+            section.seconds = Figure::Measured(began.elapsed().as_secs_f64());
         }
         section
     }
 
-    fn try_run(&mut self, part: Part, said: &mut Vec<Said>) -> std::result::Result<(), Reason> {
+    fn try_run<R: DeserializeOwned>(
+        &mut self,
+        part: Part,
+        section: &mut Section<R>,
+    ) -> std::result::Result<(), Reason> {
         if let Some(problem) = &self.report.driver.problem {
             return Err(problem.clone());
         }
@@ -169,35 +170,32 @@ impl Parts<'_> {
         let gpus = self.gpus.clone();
         let ask = Ask { part, gpus };
         self.children
-            .run_part(&ask, limit, |heard| said.push(heard))
+            .run_part(&ask, limit, |said| section.take(said, self.private))
     }
+}
 
+impl<R: DeserializeOwned> Section<R> {
     /// Adds what a child said, cleaned. A row of another form is a problem.
-    fn take<R: DeserializeOwned>(&self, said: Said, section: &mut Section<R>) {
-        let row = match said {
+    fn take(&mut self, said: Said, private: &Private) {
+        match said {
             Said::Row(mut row) => {
-                self.private.clean_json(&mut row);
-                serde_json::from_value(row)
-            }
-            Said::Problem(problem) => {
-                let mut problem = problem;
-                for text in [
-                    &mut problem.what,
-                    &mut problem.reason.message,
-                    &mut problem.reason.remedy,
-                ] {
-                    *text = self.private.clean(text);
+                private.clean_json(&mut row);
+                match serde_json::from_value(row) {
+                    Ok(row) => self.rows.push(row),
+                    Err(error) => {
+                        let error = Error::invalid("row", error.to_string());
+                        self.problems.push(Problem::of_part(error.into()));
+                    }
                 }
-                return section.problems.push(problem);
             }
-            Said::End => return,
-        };
-        match row {
-            Ok(row) => section.rows.push(row),
-            Err(error) => {
-                let error = Error::invalid("row", error.to_string());
-                section.problems.push(Problem::of_part(error.into()));
+            Said::Problem(mut problem) => {
+                let reason = &mut problem.reason;
+                for text in [&mut problem.what, &mut reason.message, &mut reason.remedy] {
+                    *text = private.clean(text);
+                }
+                self.problems.push(problem);
             }
+            Said::End => {}
         }
     }
 }
@@ -211,45 +209,40 @@ fn limit(part: Part, left: Duration) -> Duration {
     left * own.unwrap_or(1) / all.max(1)
 }
 
-fn as_json(report: &Report) -> Result<Value> {
-    serde_json::to_value(report).map_err(|error| Error::invalid("report", error.to_string()))
-}
-
 /// The most rows of a table that shows all kinds of memory.
 const MANY: usize = 20;
 
 fn page(survey: &Survey) -> String {
-    let mut text = format!(
-        "egmem {} report, version {}\n\n",
+    let findings = survey.findings.trim_end();
+    let text = format!(
+        "egmem {} report, version {}\n\n{findings}\n\n",
         survey.egmem, survey.version
     );
-    text += survey.findings.trim_end();
     if !survey.doctor["driver"]["problem"].is_null() {
-        return text + "\n\nNothing is proved and measured without a driver.\n";
+        return text + "Nothing is proved and measured without a driver.\n";
     }
-    text += "\n\nProofs: the CPU writes, the GPU checks and rewrites, the CPU checks\n";
-    text += &proofs(survey);
-    text += &section("Bandwidth in GB/s, medians", &survey.bandwidth, |rows| {
-        rates(rows, 1)
-    });
-    let title = "Latency of 8 bytes in µs, medians";
-    text += &section(title, &survey.latency, |rows| rates(rows, 2));
-    text += &section("Pinning cold memory", &survey.pinning, |rows| {
-        rows.iter().map(pinned).collect()
-    });
-    text += &section("Placement", &survey.placement, |rows| {
-        rows.iter().map(placed).collect()
-    });
-    text += &section("Fabric handles", &survey.fabric, fabric);
-    text
+    let latency = "Latency of 8 bytes in µs, medians";
+    [
+        text + "Proofs: the CPU writes, the GPU checks and rewrites, the CPU checks\n",
+        proofs(survey),
+        section("Bandwidth in GB/s, medians", &survey.bandwidth, |rows| {
+            rates(rows, 1)
+        }),
+        section(latency, &survey.latency, |rows| rates(rows, 2)),
+        section("Pinning cold memory", &survey.pinning, |rows| {
+            rows.iter().map(pinned).collect()
+        }),
+        section("Placement", &survey.placement, |rows| {
+            rows.iter().map(placed).collect()
+        }),
+        section("Fabric handles", &survey.fabric, fabric),
+    ]
+    .concat()
 }
 
 fn section<R>(title: &str, section: &Section<R>, rows: impl FnOnce(&[R]) -> String) -> String {
-    let rows = if section.rows.is_empty() {
-        String::new()
-    } else {
-        rows(&section.rows)
-    };
+    let rows = (!section.rows.is_empty()).then(|| rows(&section.rows));
+    let rows = rows.unwrap_or_default();
     format!("\n{title}\n{rows}{}", problems(&section.problems))
 }
 
@@ -324,45 +317,32 @@ fn median(figure: Option<Figure>, digits: usize) -> String {
 }
 
 fn pinned(row: &Pinned) -> String {
-    let mut text = format!(
-        "  node {}, {}, {}: ",
-        row.node,
-        row.backing.name(),
-        Bytes(row.bytes)
-    );
-    match (row.allocate_s, row.release_s) {
+    let (node, kind, bytes) = (row.node, row.backing.name(), Bytes(row.bytes));
+    let figures = match (row.allocate_s, row.release_s) {
         (Figure::Measured(allocate), Figure::Measured(release)) => {
             let rate = row.bytes as f64 / allocate / 1e9;
-            writeln!(
-                text,
-                "{allocate:.3} s ({rate:.1} GB/s), released in {release:.3} s"
-            )
-            .ok();
+            format!("{allocate:.3} s ({rate:.1} GB/s), released in {release:.3} s")
         }
-        _ => text += "simulated\n",
-    }
-    text
+        _ => "simulated".into(),
+    };
+    format!("  node {node}, {kind}, {bytes}: {figures}\n")
 }
 
 fn placed(row: &Placed) -> String {
     let verdict = match row.on_node {
-        Some(true) => "on the node".to_owned(),
-        Some(false) => "NOT on the node".to_owned(),
-        None => "unclear".to_owned(),
+        Some(true) => "on the node",
+        Some(false) => "NOT on the node",
+        None => "unclear",
     };
     let taken = row.taken.iter().filter(|of| of.bytes > 0);
     let taken = taken.map(|of| format!("{} less on node {}", Bytes(of.bytes), of.node));
-    let taken: Vec<_> = taken.collect();
-    let taken = if taken.is_empty() {
-        "no node has less".to_owned()
-    } else {
-        taken.join(", ")
+    let taken = match taken.collect::<Vec<_>>() {
+        none if none.is_empty() => "no node has less".into(),
+        taken => taken.join(", "),
     };
     let (node, kind, bytes) = (row.node, row.backing.name(), Bytes(row.bytes));
-    hanging(
-        "  ",
-        &format!("node {node}, {kind}, {bytes}: {verdict} ({taken})"),
-    )
+    let text = format!("node {node}, {kind}, {bytes}: {verdict} ({taken})");
+    hanging("  ", &text)
 }
 
 /// Formats one line for each node.

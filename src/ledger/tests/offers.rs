@@ -7,8 +7,11 @@ use std::time::Duration;
 use super::*;
 use crate::ask::Found;
 use crate::ledger::Process;
-use crate::offer::{encode, offer_in, offer_in_one_of, offer_with};
+use crate::offer::{encode, offer_in, offer_in_one_of};
 use crate::{Ledger, Silent};
+
+/// Longer than any test.
+const LONG: Duration = Duration::from_secs(3600);
 
 /// Keeps tests apart that would disturb each other: by many entries, or by a fork, whose child has the sockets that
 /// are open meanwhile.
@@ -58,7 +61,7 @@ fn files(folder: &Path) -> usize {
 fn a_ledger_is_offered_until_the_offer_ends() {
     let (driver, folder) = (machine(), folder());
     let kept = buffer(&driver, "offered <1>", 3 * MIB);
-    let offer = offer_in(folder.path()).unwrap();
+    let offer = offer_in(folder.path(), LONG).unwrap();
     for _ in 0..3 {
         let (ledgers, silent) = ask(folder.path());
         assert!(silent.is_empty(), "{silent:?}");
@@ -83,7 +86,7 @@ fn all_ledgers_together_are_bounded() {
     let driver = machine();
     let entries = Many::of(&driver);
     let own = encode(Ledger::of(&driver), usize::MAX).unwrap().len();
-    let offers = [(); 3].map(|()| offer_in(folder.path()).unwrap());
+    let offers = [(); 3].map(|()| offer_in(folder.path(), LONG).unwrap());
     // Room for one ledger, not for two.
     let mut found = Found::new(own * 3 / 2);
     found.look_in(folder.path()).unwrap();
@@ -204,7 +207,7 @@ fn an_offer_ends_while_a_process_reads_nothing() {
     // More than a socket's buffer keeps.
     let entries = Many::of(&driver);
     // Longer than any test may take.
-    let offer = offer_with(folder.path(), Duration::from_secs(3600)).unwrap();
+    let offer = offer_in(folder.path(), LONG).unwrap();
     let reader = UnixStream::connect(offer.path()).unwrap();
     // The first bytes show that it answers.
     let bytes = || rustix::io::ioctl_fionread(&reader).unwrap();
@@ -221,7 +224,7 @@ fn an_offer_ends_while_a_process_reads_nothing() {
 #[test]
 fn a_forked_child_leaves_its_parents_offer_alone() {
     let (folder, _alone) = (folder(), alone());
-    let offer = offer_in(folder.path()).unwrap();
+    let offer = offer_in(folder.path(), LONG).unwrap();
     // SAFETY: the child drops a value and ends at once.
     let child = unsafe { libc::fork() };
     if child == 0 {
