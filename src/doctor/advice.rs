@@ -1,5 +1,7 @@
 //! Finds settings of this machine that should change, and says what to do.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 
 use crate::backing::Why;
@@ -123,12 +125,11 @@ fn on_nodes(advice: &mut Vec<Advice>, report: &Report) {
 fn on_access_to_gpus(advice: &mut Vec<Advice>, report: &Report) {
     let host = &report.host;
     // Device nodes of GPUs are named nvidia0, nvidia1, …
-    let nodes = host
-        .device_nodes
-        .iter()
-        .filter_map(|path| path.file_name()?.to_str()?.strip_prefix("nvidia"))
-        .filter(|number| number.parse::<u32>().is_ok())
-        .count();
+    let number = |path: &PathBuf| -> Option<u32> {
+        let name = path.file_name()?.to_str()?;
+        name.strip_prefix("nvidia")?.parse().ok()
+    };
+    let nodes = host.device_nodes.iter().filter_map(number).count();
     let gpus = report.topology.gpus().len();
     advise! { advice;
         report.driver.problem.is_some() && host.driver_module.is_some() => "container",

@@ -209,11 +209,8 @@ fn huge_pages(kernel: &Kernel) -> Vec<HugePages> {
     let folder = "/sys/kernel/mm/hugepages";
     let pool = |name: &String| {
         let number = |file: &str| kernel.number(&format!("{folder}/{name}/{file}"));
-        let kib: u64 = name
-            .strip_prefix("hugepages-")?
-            .strip_suffix("kB")?
-            .parse()
-            .ok()?;
+        let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
+        let kib: u64 = kib.parse().ok()?;
         Some(HugePages {
             page_bytes: kib.checked_mul(1024)?,
             total: number("nr_hugepages")?,
@@ -229,10 +226,8 @@ fn huge_pages(kernel: &Kernel) -> Vec<HugePages> {
 fn preloaded_libraries(text: &str) -> Vec<String> {
     let lines = text.lines().filter_map(|line| line.split('#').next());
     let names = lines.flat_map(|line| line.split([' ', '\t', ':']));
-    names
-        .filter(|name| !name.is_empty())
-        .map(str::to_owned)
-        .collect()
+    let names = names.filter(|name| !name.is_empty());
+    names.map(str::to_owned).collect()
 }
 
 /// Returns whether a capability is in the effective set.

@@ -148,10 +148,10 @@ impl Work<'_> {
     }
 
     fn figure<R>(&self, figure: R) -> Figure<R> {
-        match self.driver.is_simulated() {
-            true => Figure::Simulated,
-            false => Figure::Measured(figure),
+        if self.driver.is_simulated() {
+            return Figure::Simulated;
         }
+        Figure::Measured(figure)
     }
 
     fn proofs(&self, node: NodeId, gpu: i32) -> Vec<Proof> {
@@ -173,19 +173,20 @@ impl Work<'_> {
         // Memory of all kinds is there at once.
         let kinds = Kind::ALL.len() as u64;
         let bytes = (self.bytes(node, bytes.map(|bytes| kinds * bytes)) / kinds) & !7;
+        let is_simulated = self.driver.is_simulated();
+        let repeats = if is_simulated { 1 } else { REPEATS };
         let rows = measure(Rates {
             driver: self.driver,
             topology: self.topology,
             nodes: &[node],
             gpus: &[gpu],
             bytes,
-            repeats: if self.driver.is_simulated() {
-                1
-            } else {
-                REPEATS
-            },
+            repeats,
         })?;
-        let figures = |row: BandwidthRow| row.map(|rate| self.figure(rate));
+        let figures = |row: BandwidthRow| {
+            let figures = row.rates().map(|rate| Some(self.figure(rate?)));
+            BandwidthRow::new((row.node, row.gpu, row.memory), figures)
+        };
         Ok(rows.into_iter().map(figures).collect())
     }
 

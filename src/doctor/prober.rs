@@ -90,10 +90,8 @@ impl Prober for InProcess {
     }
 
     fn try_all(&mut self, trials: &[Trial]) -> Vec<Answer> {
-        trials
-            .iter()
-            .map(|&trial| self.0.trial(trial).into())
-            .collect()
+        let answer = |&trial| self.0.trial(trial).into();
+        trials.iter().map(answer).collect()
     }
 
     fn choose_all(&mut self, sites: &[(Location, HandleTypes)]) -> Vec<Result<Chosen, Reason>> {
@@ -197,25 +195,21 @@ impl Libraries {
     }
 
     fn of_maps(maps: &str) -> Self {
-        let paths = || {
-            maps.lines()
-                .filter_map(|line| line.find('/').map(|at| &line[at..]))
+        let named = |name: &str| {
+            let paths = maps.lines();
+            let paths = paths.filter_map(|line| line.find('/').map(|at| &line[at..]));
+            let is_it = |path: &&str| {
+                path.rsplit('/')
+                    .next()
+                    .is_some_and(|file| file.starts_with(name))
+            };
+            let mut named: Vec<String> = paths.filter(is_it).map(str::to_owned).collect();
+            named.dedup();
+            named
         };
-        let named = |path: &&str, name: &str| {
-            path.rsplit('/')
-                .next()
-                .is_some_and(|file| file.starts_with(name))
-        };
-        let mut shims: Vec<String> = paths()
-            .filter(|path| named(path, "libvgpu.so"))
-            .map(str::to_owned)
-            .collect();
-        shims.dedup();
         Self {
-            driver: paths()
-                .find(|path| named(path, "libcuda.so"))
-                .map(str::to_owned),
-            shims,
+            driver: named("libcuda.so").into_iter().next(),
+            shims: named("libvgpu.so"),
         }
     }
 
@@ -224,11 +218,8 @@ impl Libraries {
         let path = self.driver.as_deref()?;
         let (folder, file) = path.rsplit_once('/')?;
         let version = file.strip_prefix("libcuda.so.");
-        Some((
-            path,
-            folder,
-            version.filter(|version| version.contains('.')),
-        ))
+        let version = version.filter(|version| version.contains('.'));
+        Some((path, folder, version))
     }
 }
 

@@ -46,19 +46,11 @@ pub(crate) fn command_in(process: &Path) -> Option<String> {
 
 /// Joins arguments, each of which ends with a zero byte.
 fn joined(arguments: &[u8]) -> Option<String> {
-    let end = arguments
-        .split_last()
-        .map_or(arguments, |(last, rest)| match last {
-            0 => rest,
-            _ => arguments,
-        });
+    let end = arguments.strip_suffix(&[0]).unwrap_or(arguments);
     let program = end.split(|&byte| byte == 0).next()?;
     let folder = program.iter().rposition(|&byte| byte == b'/');
-    let shown: Vec<u8> = end[folder.map_or(0, |slash| slash + 1)..]
-        .iter()
-        .map(|&byte| if byte == 0 { b' ' } else { byte })
-        .collect();
-    let text = String::from_utf8_lossy(&shown);
+    let shown = &end[folder.map_or(0, |slash| slash + 1)..];
+    let text = String::from_utf8_lossy(shown).replace('\0', " ");
     let text = crate::texts::cut(text.trim(), COMMAND as usize);
     (!text.is_empty()).then(|| text.to_owned())
 }

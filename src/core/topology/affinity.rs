@@ -29,7 +29,7 @@ impl ThreadBinding {
     ///
     /// # Errors
     /// [`Error::System`] if the system refuses, in particular if none of the CPUs is online, or if the control
-    /// group (cpuset) allows none of them.
+    /// group (cpuset) allows none of them; and on a machine with more than 1024 CPUs.
     pub fn to(cpus: &CpuSet) -> Result<Self> {
         let what = || format!("binding the thread to CPUs {cpus}");
         let earlier = affinity().map_err(|error| Error::system(what(), &error))?;

@@ -4,7 +4,7 @@
 //! not needed (`HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES`, an environment variable that versions before 2.11 read at
 //! discovery): setting it here would race with other threads that read the environment.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::CStr;
 use std::path::Path;
 
@@ -75,75 +75,61 @@ impl Machine {
     ///
     /// hwloc does not report free memory: it is `None`.
     pub(super) fn nodes(&self, gpu_memory: &BTreeSet<NodeId>) -> Vec<NumaNode> {
-        let hosts: Vec<&TopologyObject> = self
-            .0
-            .objects_with_type(ObjectType::NUMANode)
-            .filter(|object| !is_gpu_memory(object))
-            .filter(|object| id(object).is_some_and(|id| !gpu_memory.contains(&id)))
+        let is_host = |id: NodeId| !gpu_memory.contains(&id);
+        let hosts = self.0.objects_with_type(ObjectType::NUMANode);
+        let hosts: Vec<&TopologyObject> = hosts
+            .filter(|object| !is_gpu_memory(object) && id(object).is_some_and(is_host))
             .collect();
-        let mut nodes: Vec<NumaNode> = hosts
-            .iter()
-            .filter_map(|&object| {
-                let own = own_cpus(object, &hosts);
-                Some(NumaNode {
-                    cpus_known: own.is_some(),
-                    cpus: own.unwrap_or_default(),
-                    memory_total: local_memory(object),
-                    ..NumaNode::new(id(object)?)
-                })
+        let node = |&object: &&TopologyObject| {
+            let own = own_cpus(object, &hosts);
+            Some(NumaNode {
+                cpus_known: own.is_some(),
+                cpus: own.unwrap_or_default(),
+                memory_total: local_memory(object),
+                ..NumaNode::new(id(object)?)
             })
-            .filter(|node| node.memory_total > 0 || !node.lacks_cpus())
-            .collect();
+        };
+        let mut nodes: Vec<NumaNode> = hosts.iter().filter_map(node).collect();
+        nodes.retain(|node| node.memory_total > 0 || !node.lacks_cpus());
         self.add_distances(&mut nodes);
         nodes
     }
 
     fn add_distances(&self, nodes: &mut [NumaNode]) {
-        let matrices = self
-            .0
-            .distances_with_name("NUMALatency")
-            .unwrap_or_default();
-        let Some(matrix) = matrices.first() else {
-            return;
-        };
-        let mut all: BTreeMap<NodeId, BTreeMap<NodeId, u32>> = BTreeMap::new();
-        for ((from, to), distance) in matrix.object_distances() {
+        let matrices = self.0.distances_with_name("NUMALatency");
+        let matrices = matrices.unwrap_or_default();
+        let all = matrices.first().map(|matrix| matrix.object_distances());
+        for ((from, to), distance) in all.into_iter().flatten() {
             if let (Some(from), Some(to)) = (from.and_then(id), to.and_then(id))
                 && let Ok(distance) = u32::try_from(distance)
+                && let Some(node) = nodes.iter_mut().find(|node| node.id == from)
             {
-                all.entry(from).or_default().insert(to, distance);
+                node.distances.insert(to, distance);
             }
-        }
-        for node in nodes {
-            node.distances = all.remove(&node.id).unwrap_or_default();
         }
     }
 
     /// Returns the host node of a PCI device, if there is only one.
     pub(super) fn pci_node(&self, bus_id: &str, hosts: &[NumaNode]) -> Option<NodeId> {
         let address = super::kernel::sysfs_pci_address(bus_id)?;
-        let device = self
-            .0
-            .pci_devices()
-            .find(|device| pci(device).is_some_and(|pci| pci_address(pci) == address))?;
-        only_host_node(device, hosts)
+        let is_it =
+            |device: &&TopologyObject| pci(device).map(pci_address) == Some(address.clone());
+        only_host_node(self.0.pci_devices().find(is_it)?, hosts)
     }
 
     /// Returns NVIDIA's GPUs, by CUDA ordinal if hwloc knows it, otherwise in the order of their PCI
     /// addresses, which is CUDA's order for GPUs of one kind.
     pub(super) fn gpus(&self, hosts: &[NumaNode]) -> Vec<Gpu> {
-        let memory_nodes: Vec<&TopologyObject> = self
-            .0
-            .objects_with_type(ObjectType::NUMANode)
-            .filter(|object| is_gpu_memory(object))
-            .collect();
-        let mut found: Vec<(Option<i32>, Gpu)> = self
-            .0
-            .pci_devices()
-            .filter_map(|device| Some((device, pci(device)?)))
-            .filter(|(_, pci)| pci.vendor_id() == NVIDIA && pci.class_id() >> 8 == DISPLAY)
-            .map(|(device, pci)| gpu(device, pci, hosts, &memory_nodes))
-            .collect();
+        let nodes = self.0.objects_with_type(ObjectType::NUMANode);
+        let memory_nodes: Vec<&TopologyObject> =
+            nodes.filter(|object| is_gpu_memory(object)).collect();
+        let is_gpu =
+            |pci: &PCIDeviceAttributes| pci.vendor_id() == NVIDIA && pci.class_id() >> 8 == DISPLAY;
+        let found = self.0.pci_devices().filter_map(|device| {
+            let pci = pci(device).filter(|pci| is_gpu(pci))?;
+            Some(gpu(device, pci, hosts, &memory_nodes))
+        });
+        let mut found: Vec<(Option<i32>, Gpu)> = found.collect();
         found.sort_by_key(|(ordinal, gpu)| (ordinal.unwrap_or(i32::MAX), gpu.pci_bus_id.clone()));
         let count = found.len() as i32;
         let others = |ordinal| (0..count).filter(move |peer| *peer != ordinal);

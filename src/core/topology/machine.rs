@@ -90,12 +90,12 @@ impl Topology {
 
     /// Returns the pairs of GPUs with such links. One GPU alone is as in [`Machine::default`].
     fn pairs(&self, is_such: impl Fn(&PeerLink) -> bool) -> PeerAccess {
-        let mut pairs = Vec::new();
-        for gpu in &self.gpus {
-            let links = gpu.peer_links.iter().filter(|link| is_such(link));
-            let up = links.filter(|link| gpu.ordinal < link.gpu);
-            pairs.extend(up.map(|link| (gpu.ordinal, link.gpu)));
-        }
+        let pairs = self.gpus.iter().flat_map(|gpu| {
+            let up = gpu.peer_links.iter();
+            let up = up.filter(|link| is_such(link) && gpu.ordinal < link.gpu);
+            up.map(|link| (gpu.ordinal, link.gpu))
+        });
+        let pairs: Vec<(i32, i32)> = pairs.collect();
         let all = self.gpus.len() * self.gpus.len().saturating_sub(1) / 2;
         match pairs.len() {
             count if count == all => PeerAccess::All,

@@ -128,16 +128,17 @@ impl<R: Copy> BandwidthRow<R> {
 }
 
 impl<R> BandwidthRow<R> {
-    /// Returns the same row with other figures, made of these.
-    pub(crate) fn map<S>(self, figure: impl Fn(R) -> S) -> BandwidthRow<S> {
-        BandwidthRow {
-            node: self.node,
-            gpu: self.gpu,
-            memory: self.memory,
-            copy_to_gpu: self.copy_to_gpu.map(&figure),
-            copy_to_host: self.copy_to_host.map(&figure),
-            kernel_read: self.kernel_read.map(&figure),
-            kernel_write: self.kernel_write.map(&figure),
+    /// Returns a row of a node, a GPU and a kind of memory, with the four figures in the order of [`OPERATIONS`].
+    pub(crate) fn new((node, gpu, memory): (i32, i32, Kind), figures: [Option<R>; 4]) -> Self {
+        let [copy_to_gpu, copy_to_host, kernel_read, kernel_write] = figures;
+        Self {
+            node,
+            gpu,
+            memory,
+            copy_to_gpu,
+            copy_to_host,
+            kernel_read,
+            kernel_write,
         }
     }
 }

@@ -114,17 +114,8 @@ impl Rates<'_> {
                 progress(Step::Done);
             }
             for ((memory, _), times) in memories.iter().zip(times) {
-                let [copy_to_gpu, copy_to_host, kernel_read, kernel_write] =
-                    times.map(|ms| figure(&ms));
-                rows.push(BandwidthRow {
-                    node: node.0,
-                    gpu,
-                    memory: *memory,
-                    copy_to_gpu,
-                    copy_to_host,
-                    kernel_read,
-                    kernel_write,
-                });
+                let figures = times.map(|ms| figure(&ms));
+                rows.push(BandwidthRow::new((node.0, gpu, *memory), figures));
             }
         }
         Ok(rows)
@@ -152,19 +143,13 @@ impl Rates<'_> {
 
 /// The least of the library's medians over cudaHostAlloc's, among all pairs and operations.
 fn worst_ratio(rows: &[BandwidthRow]) -> Option<f64> {
-    let mut worst: Option<f64> = None;
-    for row in rows.iter().filter(|row| row.is_compared()) {
-        let Some(base) = row.beside(rows) else {
-            continue;
-        };
-        for (own, base) in row.rates().into_iter().zip(base.rates()) {
-            if let (Some(own), Some(base)) = (own, base) {
-                let ratio = own.median / base.median;
-                worst = Some(worst.map_or(ratio, |worst| worst.min(ratio)));
-            }
-        }
-    }
-    worst
+    let compared = rows.iter().filter(|row| row.is_compared());
+    let pairs =
+        compared.filter_map(|row| Some(row.rates().into_iter().zip(row.beside(rows)?.rates())));
+    let ratios = pairs
+        .flatten()
+        .filter_map(|(own, base)| Some(own?.median / base?.median));
+    ratios.min_by(f64::total_cmp)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -116,6 +116,7 @@ impl Holders {
         processes.sort_by_key(|holder| (std::cmp::Reverse(holder.bytes()), holder.pid));
         let omitted = processes.len().saturating_sub(MAX_HOLDERS) as u64;
         processes.truncate(MAX_HOLDERS);
+        let shared = files.values().map(|size| size.bytes);
         let notes = gpus.iter().find_map(|gpu| gpu.why.clone());
         Self {
             processes,
@@ -126,9 +127,7 @@ impl Holders {
             in_namespace: found.in_namespace,
             nvml: why_not.or(notes),
             gpus,
-            shared_found: files
-                .values()
-                .fold(0, |sum, size| sum.saturating_add(size.bytes)),
+            shared_found: shared.fold(0, u64::saturating_add),
             tmpfs: None,
         }
     }
@@ -175,13 +174,11 @@ const OTHER_OF_CONTEXT: u64 = 16 << 20;
 fn judge(holder: &mut Holder, own: u32, ledgers: &[u32], gpus: &[NvmlGpu]) {
     let user = rustix::process::geteuid().as_raw();
     let is_hidden = !holder.is_listed;
+    let in_vain = [Why::Waiting, Why::NotLookedAt];
+    let has_asked_in_vain = in_vain.iter().any(|why| holder.why.contains(why));
     let uses_gpus = !holder.gpus.is_empty();
     // Without NVML it is not known who has contexts.
-    let contexts = if gpus.is_empty() {
-        1
-    } else {
-        holder.gpus.len() as u64
-    };
+    let contexts = holder.gpus.len().max(gpus.is_empty().into()) as u64;
     let exceeds = |bytes: u64, of_context: u64| bytes >= LEAST.max(contexts * of_context);
     let driver = holder.driver_mapped.unwrap_or(0);
     let managed = holder.managed_mapped.unwrap_or(0);
@@ -208,12 +205,7 @@ fn judge(holder: &mut Holder, own: u32, ledgers: &[u32], gpus: &[NvmlGpu]) {
         (
             Why::Unreadable,
             // One that did not answer, or was not asked, may be permitted.
-            !is_hidden
-                && !holder.has_ended
-                && holder.device_fds.is_none()
-                && ![Why::Waiting, Why::NotLookedAt]
-                    .iter()
-                    .any(|why| holder.why.contains(why)),
+            !is_hidden && !holder.has_ended && holder.device_fds.is_none() && !has_asked_in_vain,
         ),
         (Why::InFlight, holder.fds_in_flight > Some(0)),
         (Why::OnGpus, uses_gpus || gpus.is_empty() && driver >= LEAST),
@@ -233,11 +225,8 @@ fn judge(holder: &mut Holder, own: u32, ledgers: &[u32], gpus: &[NvmlGpu]) {
             holder.device_fds > Some(0) && !uses_gpus && driver < LEAST && managed < LEAST,
         ),
     ];
-    holder.why.extend(
-        all.into_iter()
-            .filter(|(_, is_so)| *is_so)
-            .map(|(why, _)| why),
-    );
+    let reasons = all.into_iter().filter(|(_, is_so)| *is_so);
+    holder.why.extend(reasons.map(|(why, _)| why));
     holder.why.sort_unstable();
     holder.why.dedup();
 }

@@ -276,9 +276,8 @@ impl Inside {
             holder.files.insert(inode, Size { is_estimate, bytes });
         }
         let counted = &self.tmpfs.devices;
-        holder
-            .files
-            .retain(|(device, _), _| !counted.contains(device));
+        let files = &mut holder.files;
+        files.retain(|(device, _), _| !counted.contains(device));
     }
 }
 
@@ -294,11 +293,8 @@ fn living(process: &Path, stat: &ProcessStat<'_>) -> PathBuf {
         let state = text.as_deref().and_then(ProcessStat::parse);
         state.is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
     };
-    let mut threads = threads
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|thread| thread.path());
+    let threads = threads.into_iter().flatten().flatten();
+    let mut threads = threads.map(|thread| thread.path());
     threads.find(lives).unwrap_or_else(|| process.to_owned())
 }
 
