@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use super::kernel::Kernel;
 use super::{Gpu, Live, NumaNode, Topology, TopologySource};
 use crate::Result;
-use crate::driver::{Driver, NodeId, SimulatedHost, SimulatedNode};
+use crate::driver::{Driver, NodeId, SimulatedNode};
 use crate::per_driver::PerDriver;
 
 impl Topology {
@@ -25,10 +25,14 @@ impl Topology {
         let gpus = (0..count)
             .map(|ordinal| Gpu::of_driver(driver, ordinal, count))
             .collect::<Result<Vec<_>>>()?;
-        match driver.simulated_host() {
-            Some(host) => Self::on_host(host, gpus, Some(Live::of(driver))),
-            None => Ok(Self::here(gpus)),
-        }
+        let Some(host) = driver.simulated_host() else {
+            return Ok(Self::here(gpus));
+        };
+        let nodes: Vec<NumaNode> = host.nodes.iter().map(node).collect::<Result<_>>()?;
+        #[cfg(feature = "hwloc")]
+        let gpus = super::hwloc::locate_by_xml(host.topology_xml.as_deref(), &nodes, gpus)?;
+        let (source, name) = (TopologySource::Simulated, Some(host.machine));
+        Ok(Self::new(source, name, gpus, nodes, Some(Live::of(driver))))
     }
 
     /// Returns the topology of the machine of `driver`, which the first call for the driver [discovers](Self::discover).
@@ -58,15 +62,6 @@ impl Topology {
     /// Returns this machine's host nodes without GPUs, for machines without a driver.
     pub fn of_host() -> Self {
         Self::here(Vec::new())
-    }
-
-    /// Returns the topology of a simulated host with these GPUs.
-    pub(super) fn on_host(host: SimulatedHost, gpus: Vec<Gpu>, live: Option<Live>) -> Result<Self> {
-        let nodes: Vec<NumaNode> = host.nodes.iter().map(node).collect::<Result<_>>()?;
-        #[cfg(feature = "hwloc")]
-        let gpus = super::hwloc::locate_by_xml(host.topology_xml.as_deref(), &nodes, gpus)?;
-        let (source, name) = (TopologySource::Simulated, Some(host.machine));
-        Ok(Self::new(source, name, gpus, nodes, live))
     }
 
     /// Returns this machine's topology with these GPUs.

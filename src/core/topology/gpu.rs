@@ -131,7 +131,7 @@ impl Gpu {
             memory: driver.device_total_mem(ordinal)?,
             compute_capability,
             host_numa,
-            host_numa_source: Locality::of_driver(host_numa),
+            host_numa_source: host_numa.map_or(Locality::Unknown, |_| Locality::Driver),
             memory_node,
             coherent: coherent == Some(true),
             link: LinkKind::guess(coherent, integrated, major),
@@ -161,15 +161,6 @@ pub enum Locality {
     Unknown,
 }
 
-impl Locality {
-    pub(super) fn of_driver(told: Option<NodeId>) -> Self {
-        match told {
-            Some(_) => Self::Driver,
-            None => Self::Unknown,
-        }
-    }
-}
-
 crate::driver::display_texts! {
     Locality {
         Self::Driver => "driver",
@@ -196,7 +187,7 @@ impl LinkKind {
     /// Derives the link, for which CUDA has no attribute. NVLink-C2C means a discrete GPU of Hopper or later
     /// that uses the host's page tables: POWER9 machines did the same with Volta over NVLink 2. An integrated
     /// GPU shares the CPU's memory and has no link.
-    pub(super) fn guess(coherent: Option<bool>, integrated: bool, major: Option<i32>) -> Self {
+    fn guess(coherent: Option<bool>, integrated: bool, major: Option<i32>) -> Self {
         match (coherent, integrated) {
             (None, _) | (_, true) => Self::Unknown,
             (Some(false), false) => Self::Pcie,

@@ -190,10 +190,7 @@ fn gpu(
         uuid: info("NVIDIAUUID").and_then(|uuid| uuid.parse::<GpuUuid>().ok()),
         memory,
         host_numa,
-        host_numa_source: match host_numa {
-            Some(_) => Locality::Pci,
-            None => Locality::Unknown,
-        },
+        host_numa_source: host_numa.map_or(Locality::Unknown, |_| Locality::Pci),
         memory_node: memory_node.and_then(|node| id(node)),
         coherent,
         link: if coherent {

@@ -2,21 +2,24 @@
 
 use std::collections::BTreeMap;
 
-use super::{Gpu, GpuUuid, LinkKind, Locality, NumaNode, PeerLink, PeerLinkKind, Topology};
+use super::{NumaNode, PeerLink, PeerLinkKind, Topology};
 use crate::Result;
-use crate::driver::NodeId;
 use crate::driver::sim::{GpuSpec, Machine, NodeSpec, PeerAccess};
+use crate::driver::{Driver, NodeId};
 
 impl Topology {
-    /// Returns the topology of a described machine, without a driver that simulates it.
+    /// Returns the topology of a described machine: what [`discover`](Self::discover) finds on a driver that simulates it,
+    /// without such a driver.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an invalid list of CPUs ·
-    /// [`Error::Topology`](crate::Error::Topology) if the description names an XML file that cannot be read.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the description contradicts itself ·
+    /// [`Error::Topology`](crate::Error::Topology) if it names an XML file that cannot be read.
     pub fn of_machine(machine: &Machine) -> Result<Self> {
-        let gpus = (0..).zip(&machine.gpus);
-        let gpus = gpus.map(|(ordinal, spec)| Gpu::of_spec(machine, spec, ordinal));
-        Self::on_host(machine.host(), gpus.collect(), None)
+        let topology = Self::discover(&Driver::simulated(machine.clone())?)?;
+        Ok(Self {
+            live: None,
+            ..topology
+        })
     }
 
     /// Returns a description of the machine for the simulator:
@@ -101,52 +104,6 @@ impl Topology {
             count if count == all => PeerAccess::All,
             0 => PeerAccess::None,
             _ => PeerAccess::Pairs(pairs),
-        }
-    }
-}
-
-impl Gpu {
-    /// Returns GPU `ordinal` of a machine description.
-    fn of_spec(machine: &Machine, spec: &GpuSpec, ordinal: i32) -> Self {
-        let known_node = |id: i32| (id >= 0).then_some(NodeId(id));
-        let host_numa = known_node(spec.host_numa);
-        let others = (0..machine.gpus.len() as i32).filter(|other| *other != ordinal);
-        let peer_links: Vec<PeerLink> = others
-            .map(|other| PeerLink::of_machine(machine, ordinal, other))
-            .collect();
-        Self {
-            ordinal,
-            name: spec.name.clone(),
-            pci_bus_id: machine.pci_bus_id(ordinal).unwrap_or_default(),
-            uuid: machine
-                .uuid(ordinal)
-                .map(|bytes| GpuUuid::of_device(bytes, &spec.name)),
-            memory: spec.memory,
-            compute_capability: Some(spec.compute_capability),
-            host_numa,
-            host_numa_source: Locality::of_driver(host_numa),
-            memory_node: known_node(spec.numa_id),
-            coherent: spec.coherent,
-            link: LinkKind::guess(Some(spec.coherent), false, Some(spec.compute_capability.0)),
-            peer_links,
-            ..Self::default()
-        }
-    }
-}
-
-impl PeerLink {
-    /// Returns the link of two GPUs of a machine description, as the simulator's driver reports it.
-    fn of_machine(machine: &Machine, ordinal: i32, other: i32) -> Self {
-        if !machine.peers(ordinal, other) {
-            return Self::none(other);
-        }
-        let nvlink = machine.linked(ordinal, other);
-        Self {
-            kind: PeerLinkKind::guess(Some(nvlink), None),
-            native_atomics: Some(nvlink),
-            array_access: Some(true),
-            performance_rank: Some(i32::from(!nvlink)),
-            ..Self::unknown(other)
         }
     }
 }

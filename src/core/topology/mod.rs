@@ -194,13 +194,12 @@ impl Topology {
 ///
 /// `None` if unknown, or if there is no such node.
 pub fn free_now(driver: &Driver, node: NodeId) -> Option<u64> {
-    match driver.simulated_host() {
-        Some(host) => {
-            let found = host.nodes.iter().find(|of_host| of_host.id == node);
-            found.map(|of_host| of_host.free)
-        }
-        None => Kernel::here().free_memory(node),
-    }
+    let Some(host) = driver.simulated_host() else {
+        return Kernel::here().free_memory(node);
+    };
+    let mut nodes = host.nodes.iter();
+    let found = nodes.find(|of_host| of_host.id == node);
+    found.map(|of_host| of_host.free)
 }
 
 /// Returns the bytes that the control groups leave to this process, on all nodes of `driver`'s machine together; `None` if

@@ -34,7 +34,10 @@ impl PeerLink {
     pub(super) fn of_driver(driver: &Driver, device: i32, peer: i32) -> Result<Self> {
         let access = driver.device_can_access_peer(device, peer)?;
         if !access {
-            return Ok(Self::none(peer));
+            return Ok(Self {
+                access,
+                ..Self::unknown(peer)
+            });
         }
         let ask = |attribute| known(driver.device_p2p_attribute(device, peer, attribute));
         let flag = |attribute| ask(attribute).map(|told| told.map(|value| value != 0));
@@ -48,14 +51,6 @@ impl PeerLink {
             array_access: flag(P2pAttribute::CUDA_ARRAY_ACCESS_SUPPORTED)?,
             performance_rank: ask(P2pAttribute::PERFORMANCE_RANK)?,
         })
-    }
-
-    /// Returns the link to a GPU whose memory cannot be accessed.
-    pub(super) const fn none(gpu: i32) -> Self {
-        Self {
-            access: false,
-            ..Self::unknown(gpu)
-        }
     }
 
     /// Returns a link about which only its existence is known.
