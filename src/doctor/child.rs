@@ -42,26 +42,28 @@ impl Guarded {
         questions: &[impl Serialize],
         patience: Duration,
     ) -> Result<Self, Problem> {
-        let not_started = |why: String| Problem::Died(format!("it could not be started: {why}"));
-        let of_file = |error: io::Error| not_started(error.to_string());
+        let failed = |why| Problem::Died(format!("it could not be started: {why}"));
+        Self::try_start(command, questions, patience).map_err(failed)
+    }
+
+    fn try_start(
+        command: &[OsString],
+        questions: &[impl Serialize],
+        patience: Duration,
+    ) -> io::Result<Self> {
         let (program, args) = command
             .split_first()
-            .ok_or_else(|| not_started("no command".into()))?;
-        let input =
-            serde_json::to_vec(questions).map_err(|error| not_started(error.to_string()))?;
-        let stdin = in_memory().map_err(of_file)?;
-        stdin.write_all_at(&input, 0).map_err(of_file)?;
-        let (stdout, of_stdout) = Output::new().map_err(of_file)?;
-        let (stderr, of_stderr) = Output::new().map_err(of_file)?;
-        let child = Command::new(program)
-            .args(args)
-            .stdin(stdin)
-            .stdout(of_stdout)
-            .stderr(of_stderr)
-            .spawn()
-            .map_err(|error| not_started(format!("{}: {error}", program.display())))?;
+            .ok_or_else(|| io::Error::other("no command"))?;
+        let stdin = in_memory()?;
+        stdin.write_all_at(&serde_json::to_vec(questions)?, 0)?;
+        let (stdout, of_stdout) = Output::new()?;
+        let (stderr, of_stderr) = Output::new()?;
+        let mut child = Command::new(program);
+        child.args(args).stdin(stdin);
+        let child = child.stdout(of_stdout).stderr(of_stderr).spawn();
         Ok(Self {
-            child,
+            child: child
+                .map_err(|error| io::Error::other(format!("{}: {error}", program.display())))?,
             patience,
             stdout,
             stderr,

@@ -78,52 +78,45 @@ impl Kernel {
             .read("/sys/devices/system/node/online")
             .and_then(|list| list.parse().ok());
         let Some(online) = online else {
-            return self.single_node().into_iter().collect();
+            let only = NodeId(0);
+            let node = self.node(only, &[], "/sys/devices/system/cpu/online");
+            let node = NumaNode {
+                distances: BTreeMap::from([(only, 10)]),
+                ..node
+            };
+            return Vec::from_iter(Some(node).filter(|node| node.memory_total > 0));
         };
         // The columns of a node's distances are the online nodes, in order.
         let ids: Vec<NodeId> = online.iter().filter_map(node_id).collect();
         ids.iter()
             .filter(|id| !gpu_memory.contains(id))
-            .map(|id| self.node(*id, &ids))
+            .map(|id| {
+                let cpus = format!("/sys/devices/system/node/node{id}/cpulist");
+                self.node(*id, &ids, &cpus)
+            })
             .filter(|node| node.memory_total > 0 || !node.cpus.is_empty())
             .collect()
     }
 
-    fn node(&self, id: NodeId, columns: &[NodeId]) -> NumaNode {
-        let folder = format!("/sys/devices/system/node/node{id}");
-        let file = |name: &str| self.read(&format!("{folder}/{name}")).unwrap_or_default();
-        let distances: Vec<u32> = file("distance")
-            .split_ascii_whitespace()
+    /// Returns a node whose CPUs are in the file `cpus`.
+    fn node(&self, id: NodeId, columns: &[NodeId], cpus: &str) -> NumaNode {
+        let distances = self.read(&format!("/sys/devices/system/node/node{id}/distance"));
+        let distances: Vec<u32> = distances
+            .iter()
+            .flat_map(|text| text.split_ascii_whitespace())
             .filter_map(|word| word.parse().ok())
             .collect();
-        let cpus = self.read(&format!("{folder}/cpulist"));
-        let cpus = cpus.and_then(|list| list.parse().ok());
+        let is_known = distances.len() == columns.len();
+        let distances = columns.iter().copied().zip(distances);
+        let cpus = self.read(cpus).and_then(|list| list.parse().ok());
         NumaNode {
             cpus_known: cpus.is_some(),
             cpus: cpus.unwrap_or_default(),
             memory_total: self.counts(id).map_or(0, |counts| counts.total),
             memory_free: self.free_memory(id),
-            distances: if distances.len() == columns.len() {
-                columns.iter().copied().zip(distances).collect()
-            } else {
-                BTreeMap::new()
-            },
+            distances: distances.filter(|_| is_known).collect(),
             ..NumaNode::new(id)
         }
-    }
-
-    fn single_node(&self) -> Option<NumaNode> {
-        let meminfo = self.whole_machine()?;
-        let cpus = self.read("/sys/devices/system/cpu/online");
-        let cpus = cpus.and_then(|list| list.parse().ok());
-        Some(NumaNode {
-            cpus_known: cpus.is_some(),
-            cpus: cpus.unwrap_or_default(),
-            memory_total: meminfo.total()?,
-            memory_free: self.bound_by_cgroup(meminfo.available()),
-            distances: BTreeMap::from([(NodeId(0), 10)]),
-            ..NumaNode::new(NodeId(0))
-        })
     }
 
     /// Returns the nodes that this process may allocate on (`cpuset.mems`), if the kernel reports them.
