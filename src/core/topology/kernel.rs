@@ -106,15 +106,15 @@ impl Kernel {
             .flat_map(|text| text.split_ascii_whitespace())
             .filter_map(|word| word.parse().ok())
             .collect();
-        let is_known = distances.len() == columns.len();
-        let distances = columns.iter().copied().zip(distances);
+        let is_whole = distances.len() == columns.len();
+        let columns = if is_whole { columns } else { &[] };
         let cpus = self.read(cpus).and_then(|list| list.parse().ok());
         NumaNode {
             cpus_known: cpus.is_some(),
             cpus: cpus.unwrap_or_default(),
             memory_total: self.counts(id).map_or(0, |counts| counts.total),
             memory_free: self.free_memory(id),
-            distances: distances.filter(|_| is_known).collect(),
+            distances: columns.iter().copied().zip(distances).collect(),
             ..NumaNode::new(id)
         }
     }

@@ -138,10 +138,10 @@ impl HostMemory {
     /// Returns whether a GPU's kernels can use it: pageable memory they reach on coherent machines, and with HMM.
     pub(super) fn reached_by_kernels_of(&self, gpu: i32) -> Result<bool> {
         match self {
-            Self::Pageable(memory) => memory
-                .driver
-                .device_attribute(gpu, DeviceAttribute::PAGEABLE_MEMORY_ACCESS)
-                .map(|answer| answer == 1),
+            Self::Pageable(memory) => {
+                let reaches = DeviceAttribute::PAGEABLE_MEMORY_ACCESS;
+                Ok(memory.driver.device_attribute(gpu, reaches)? == 1)
+            }
             _ => Ok(true),
         }
     }
@@ -218,11 +218,8 @@ impl Proofs<'_> {
     /// Proves every pair of node and GPU by every path.
     pub fn prove(&self, progress: &mut dyn FnMut(Step<'_>)) -> Vec<Proof> {
         // One for each GPU, or why it has none.
-        let provers: Vec<(i32, Result<Prover>)> = self
-            .gpus
-            .iter()
-            .map(|&gpu| (gpu, Prover::new(self.driver, gpu)))
-            .collect();
+        let prover = |&gpu: &i32| (gpu, Prover::new(self.driver, gpu));
+        let provers: Vec<(i32, Result<Prover>)> = self.gpus.iter().map(prover).collect();
         let mut proofs = Vec::new();
         for &node in self.nodes {
             for (path, api) in self.ways() {

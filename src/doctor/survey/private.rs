@@ -45,28 +45,23 @@ impl Private {
     pub(super) fn of_this_process() -> Self {
         let user = rustix::process::getuid().as_raw().to_string();
         let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
-        let of_user = passwd
-            .lines()
-            .map(|line| line.split(':').collect::<Vec<_>>())
-            .find(|fields| fields.get(2) == Some(&user.as_str()));
+        let mut users = passwd.lines().map(|line| line.split(':'));
+        let of_user = users.find_map(|mut fields| {
+            let name = fields.next()?;
+            (fields.nth(1)? == user).then(|| name.to_owned())
+        });
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = host.trim().to_owned();
         let short = host.split('.').next().map(str::to_owned);
         let environment = ["USER", "LOGNAME", "HOSTNAME", "SUDO_USER"];
-        let names = environment
-            .iter()
-            .filter_map(|name| std::env::var(name).ok());
-        let names = names
-            .chain(of_user.and_then(|fields| fields.first().map(|&name| name.to_owned())))
-            .chain(short)
-            .chain([host]);
-        Self::of_names(names)
+        let names = environment.into_iter().map(|name| std::env::var(name).ok());
+        let names = names.chain([of_user, short, Some(host)]);
+        Self::of_names(names.flatten())
     }
 
     fn of_names(names: impl Iterator<Item = String>) -> Self {
-        let mut names: Vec<String> = names
-            .filter(|name| !name.is_empty() && name != "root")
-            .collect();
+        let mut names: Vec<String> = names.collect();
+        names.retain(|name| !name.is_empty() && name != "root");
         // A host's full name before its first part.
         names.sort_by_key(|name| std::cmp::Reverse(name.len()));
         Self { names }
@@ -152,9 +147,9 @@ fn pattern(previous: &str, word: &str) -> Option<&'static str> {
         groups.iter().all(|group| is_hex(group)) && lengths.eq([8, 4, 4, 4, 12])
     });
     // A UUID may be shortened.
-    let short = groups
-        .windows(2)
-        .any(|pair| matches!(pair, ["gpu" | "mig", id] if id.len() >= 4 && is_hex(id)));
+    let is_short =
+        |pair: &[&str]| matches!(pair, ["gpu" | "mig", id] if id.len() >= 4 && is_hex(id));
+    let short = groups.windows(2).any(is_short);
     // Between `::` IPv6 has nothing.
     let colons: Vec<&str> = lower.split([':', '.']).collect();
     let pci = lower.matches(':').count() >= if lower.contains('.') { 1 } else { 2 }
@@ -174,10 +169,8 @@ fn pattern(previous: &str, word: &str) -> Option<&'static str> {
         Some("<path>")
     } else if lower.starts_with('/') {
         // Each part of a path that many machines have, too.
-        let parts: Vec<&str> = lower
-            .split(['/', ':'])
-            .filter(|part| !part.is_empty())
-            .collect();
+        let parts = lower.split(['/', ':']).filter(|part| !part.is_empty());
+        let parts: Vec<&str> = parts.collect();
         parts.windows(2).find_map(|pair| match pair {
             ["proc", id] if is_number(id) => Some("<path>"),
             pair => pattern("", pair[1]),
@@ -196,10 +189,8 @@ fn is_number(text: &str) -> bool {
 /// Returns whether a word is a process id: `pid 12`, `PID: 12`, `pid:12`.
 fn is_pid(previous: &str, word: &str) -> bool {
     let previous = previous.trim_end_matches(':').to_ascii_lowercase();
-    let number = word
-        .strip_prefix("pid:")
-        .or_else(|| matches!(&*previous, "pid" | "process").then_some(word));
-    number.is_some_and(is_number)
+    let follows = matches!(&*previous, "pid" | "process").then_some(word);
+    word.strip_prefix("pid:").or(follows).is_some_and(is_number)
 }
 
 /// Returns whether a word with a slash is a path that many machines have, or none.
