@@ -7,7 +7,7 @@ use serde::de::value::StringDeserializer;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::driver::{Driver, Location};
-use crate::entries::{self, AllocPath, Allocation, TierUse};
+use crate::entries::{self, AllocPath, Allocation, MappedAt, TierUse};
 use crate::procs;
 use crate::vmm::identity::{Identity, InstanceId};
 
@@ -41,10 +41,7 @@ impl Process {
 
     /// Returns the command line, or else the program's name.
     pub fn title(&self) -> &str {
-        match self.command.as_str() {
-            "" => &self.name,
-            command => command,
-        }
+        procs::title(&self.command, &self.name)
     }
 }
 
@@ -132,13 +129,9 @@ impl Ledger {
 
     fn from_parts(allocations: Vec<Allocation>, mut tiers: Vec<TierUse>) -> Self {
         for tier in &mut tiers {
-            let is_memory = |entry: &&Allocation| {
-                entry
-                    .mapped
-                    .iter()
-                    .any(|at| at.offset_of(tier.address).is_some())
-            };
-            let memory = allocations.iter().find(is_memory);
+            let has_tier = |at: &MappedAt| at.offset_of(tier.address).is_some();
+            let mut entries = allocations.iter();
+            let memory = entries.find(|entry| entry.mapped.iter().any(has_tier));
             tier.label = memory.and_then(|entry| entry.label.clone());
         }
         Self {

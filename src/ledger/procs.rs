@@ -23,6 +23,11 @@ pub(crate) fn name(pid: u32) -> Option<String> {
     Some(name.trim_end().to_owned())
 }
 
+/// Returns a command line, or else the program's name.
+pub(crate) const fn title<'a>(command: &'a str, name: &'a str) -> &'a str {
+    if command.is_empty() { name } else { command }
+}
+
 /// Reads at most `most` bytes.
 pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::{fs, io};
 
+use egmem_core::host::status_field;
 use rustix::fs::MemfdFlags;
 
 use crate::driver::NodeId;
@@ -86,10 +87,8 @@ pub(super) fn is_shared(path: &[u8]) -> bool {
 /// Returns how many file descriptors wait in a Unix socket, from its `fdinfo`. Linux tells it since version 5.6.
 fn in_flight(info: &[u8]) -> u64 {
     let info = String::from_utf8_lossy(info);
-    let value = info.lines().find_map(|line| line.strip_prefix("scm_fds:"));
-    value
-        .and_then(|value| value.trim().parse().ok())
-        .unwrap_or(0)
+    let count = status_field(&info, "scm_fds").and_then(|value| value.parse().ok());
+    count.unwrap_or(0)
 }
 
 const DRIVER: &[u8] = b"/dev/nvidiactl";

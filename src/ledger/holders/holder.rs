@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::files::{Inode, Size};
 use crate::driver::NodeId;
+use crate::procs;
 
 /// The shared memory in bytes from which on a process without a GPU is in the report.
 const LEAST_SHARED: u64 = 4 << 20;
@@ -90,10 +91,7 @@ impl Holder {
 
     /// Returns the command line, or else the program's name.
     pub(crate) fn title(&self) -> &str {
-        match self.command.as_str() {
-            "" => &self.name,
-            command => command,
-        }
+        procs::title(&self.command, &self.name)
     }
 
     pub(super) fn has_gpu(&self) -> bool {
