@@ -1,6 +1,6 @@
 //! The bytes of a heap's memory, as the heap itself reads and writes them.
 
-use super::inner::Facts;
+use super::facts::Facts;
 use crate::driver::{Access, DevicePtr, Driver, Location, Relaxed};
 use crate::error::WrongBytes;
 use crate::memory::CpuView;

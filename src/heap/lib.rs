@@ -212,6 +212,7 @@ mod cache;
 mod classes;
 pub mod debug;
 mod deferred;
+mod facts;
 mod grower;
 mod growth;
 mod heap;

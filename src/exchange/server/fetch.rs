@@ -10,12 +10,12 @@ use tokio::time::timeout_at;
 use tokio_util::task::TaskTracker;
 
 use super::ServerCore;
+use super::allocate::{Refused, invalid, not_found};
 use super::audit::audit;
 use super::publication::Publication;
 use super::quota::{Counted, CountedFds, What};
 use super::requests::{Build, Reply, is_large};
 use super::sessions::{Link, elsewhere};
-use super::{Refused, invalid, not_found};
 use crate::driver::{Access, HandleType};
 use crate::ledger::Party;
 use crate::limits::deadline;

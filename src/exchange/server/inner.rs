@@ -9,6 +9,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::allocate::{Allocate, Refused};
 use super::audit::{Audit, audit};
 use super::leases::EndedSession;
 use super::newcomers::Newcomers;
@@ -16,7 +17,6 @@ use super::process::{HolderState, Process, describe};
 use super::publication::Registered;
 use super::quota::{Quota, What};
 use super::registry::ServerState;
-use super::{Allocate, Refused};
 use crate::per_driver::lock;
 use crate::share::{BootId, InstanceId};
 use crate::transport::SharedPeers;

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use super::Refused;
+use super::allocate::Refused;
 use super::process::{Holder, HolderState, PeerProcess, Process};
 use super::quota::{Counted, Quota, What, shrink};
 use crate::numbers::Numbers;

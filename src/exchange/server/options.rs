@@ -8,8 +8,8 @@ use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::Allocate;
 use super::accept;
+use super::allocate::Allocate;
 use super::audit::Audit;
 use super::inner::Counters;
 use super::newcomers::Newcomers;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::Refused;
+use super::allocate::Refused;
 use super::audit::{Audit, audit};
 use super::leases::{Deadlines, LeaseRecord, Leases};
 use super::publication::{Publication, Registered};

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
+use super::allocate::{Refused, invalid, not_found};
 use super::audit::audit;
 use super::publication::Publication;
 use super::quota::{Counted, CountedFds, What};
 use super::registry::ServerState;
 use super::sessions::Link;
 use super::{Allocation, ServerCore};
-use super::{Refused, invalid, not_found};
 use crate::access::MAX_SPIFFE;
 use crate::driver::random;
 use crate::protocol::{

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use tokio_util::sync::CancellationToken;
 
-use super::Refused;
 use super::ServerCore;
+use super::allocate::Refused;
 use super::audit::audit;
 use super::process::PeerProcess;
 use super::quota::{Counted, What};

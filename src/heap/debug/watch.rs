@@ -9,7 +9,7 @@ use super::site::Origin;
 use super::state::State;
 use super::{BlockInfo, DamageKind, DamageReport, DebugOptions, LeakReport, Seen};
 use crate::bytes::ByteAccess;
-use crate::inner::Facts;
+use crate::facts::Facts;
 use crate::per_driver::lock;
 use crate::piece::Piece;
 use crate::reports::Reports;
