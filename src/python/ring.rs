@@ -1,7 +1,7 @@
 //! `egmem.ring`: queues of records between threads and processes.
 
 use std::sync::{Arc, Mutex, TryLockError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use egmem::driver::Driver as Native;
 use egmem::shapes::ring::{RingOptions, Untyped};
@@ -48,6 +48,10 @@ impl Side {
         }
     }
 }
+
+/// How much longer a wait lasts that finds its side in use: other threads hold one for microseconds, but for a thread that sends
+/// one to a slow process.
+const GRACE: Duration = Duration::from_millis(10);
 
 /// The sides of a ring that this process has: the producer's and the consumer's. Each lock is held for a look at the ring, or
 /// while a side is sent, which waits for the process that gets it: a thread that waits in `send` or `receive` does not block on
@@ -136,8 +140,10 @@ impl RingSide {
             let is_over = end.is_some_and(|end| Instant::now() >= end);
             let mut side = match side.try_lock() {
                 Ok(side) => side,
-                // The process that gets the other side may be slow.
-                Err(TryLockError::WouldBlock) => return is_over.then_some(Some(Ok(None))),
+                Err(TryLockError::WouldBlock) => {
+                    let gives_up = end.is_some_and(|end| Instant::now() >= end + GRACE);
+                    return gives_up.then_some(Some(Ok(None)));
+                }
                 Err(TryLockError::Poisoned(error)) => error.into_inner(),
             };
             let Some(side) = side.as_mut() else {

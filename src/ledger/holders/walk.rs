@@ -180,8 +180,10 @@ impl Walk {
         if has_driver || holder.managed_mapped > Some(0) {
             let key = (pages.clone(), stat.started);
             let pages = move || read(&pages, MAPPINGS).unwrap_or_default();
-            if let Ok(pages) = LATE.within(key, PAGES_LIMIT, pages) {
-                holder.by_node = by_node(&pages);
+            match LATE.within(key, PAGES_LIMIT, pages) {
+                Ok(pages) => holder.by_node = by_node(&pages),
+                Err(Unanswered::Late) => holder.why.push(Why::Waiting),
+                Err(Unanswered::NotAsked) => holder.why.push(Why::NotLookedAt),
             }
         }
     }
