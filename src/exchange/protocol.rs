@@ -7,12 +7,8 @@
 mod tests;
 
 use std::collections::BTreeSet;
-use std::convert::Infallible;
-use std::fmt;
+use std::{fmt, io};
 
-use cbor4ii::core::dec::Read;
-use cbor4ii::core::{enc, utils::SliceReader};
-use cbor4ii::serde::{Deserializer as CborDeserializer, Serializer as CborSerializer};
 use serde::de::{self, DeserializeOwned, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use subtle::ConstantTimeEq;
@@ -340,7 +336,7 @@ impl Serialize for FromServer {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Reply(id, answer) => (id, answer).serialize(serializer),
-            Self::Event(event) => (None::<u64>, event).serialize(serializer),
+            Self::Event(event) => ((), event).serialize(serializer),
         }
     }
 }
@@ -479,34 +475,34 @@ const MAX_DETAIL: usize = 160;
 ///
 /// Returns no bytes for a type that CBOR cannot represent; this protocol has none.
 pub fn encode<T: Serialize + ?Sized>(message: &T) -> Zeroizing<Vec<u8>> {
-    let written = |room| {
-        let bytes = Zeroizing::new(Vec::with_capacity(room));
-        let mut fitting = Fitting { bytes, count: 0 };
-        let result = message.serialize(&mut CborSerializer::new(&mut fitting));
-        (fitting, result.is_ok())
-    };
-    let (mut fitting, mut is_ok) = written(SHORT);
-    if fitting.count > SHORT {
-        (fitting, is_ok) = written(fitting.count);
+    let bytes = Zeroizing::new(Vec::with_capacity(SHORT));
+    let mut first = First { bytes, count: 0 };
+    let mut written = ciborium::into_writer(message, &mut first);
+    let First { mut bytes, count } = first;
+    if count > SHORT {
+        bytes = Zeroizing::new(Vec::with_capacity(count));
+        written = ciborium::into_writer(message, &mut *bytes);
     }
-    if !is_ok {
-        fitting.bytes.clear();
+    if written.is_err() {
+        bytes.clear();
     }
-    fitting.bytes
+    bytes
 }
 
 /// Decodes a message from exactly these bytes.
 ///
-/// The result takes at most a small multiple of the input's size, for any lengths that the input claims. No copy of a
-/// string of a definite length is left elsewhere.
+/// The result takes at most a small multiple of the input's size, for any lengths that the input claims. The decoder's
+/// scratch memory is wiped.
 ///
 /// # Errors
 /// [`Protocol`](crate::ShareError::Protocol) of `peer` for anything else.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
-    let mut decoder = CborDeserializer::new(SliceReader::new(bytes));
-    let message = T::deserialize(&mut decoder).map_err(|error| fault(&error.to_string()))?;
-    let mut rest = decoder.into_inner();
-    if !rest.fill(1).is_ok_and(|rest| rest.as_ref().is_empty()) {
+    // As long as the input, so that every string goes through it and no copy is left elsewhere.
+    let mut scratch = Zeroizing::new(vec![0; bytes.len().max(64)]);
+    let mut rest = bytes;
+    let message = ciborium::de::from_reader_with_buffer(&mut rest, &mut scratch)
+        .map_err(|error| fault(&error.to_string()))?;
+    if !rest.is_empty() {
         return Err(fault("bytes after the message"));
     }
     Ok(message)
@@ -519,20 +515,22 @@ fn fault(detail: &str) -> Error {
 /// The bytes of most messages.
 const SHORT: usize = 512;
 
-/// Keeps the bytes that fit, and counts all: a vector that grows leaves its bytes behind in freed memory.
-struct Fitting {
+/// Keeps what fits, and counts all bytes: a vector that grows leaves its bytes behind in freed memory.
+struct First {
     bytes: Zeroizing<Vec<u8>>,
     count: usize,
 }
 
-impl enc::Write for Fitting {
-    type Error = Infallible;
-
-    fn push(&mut self, bytes: &[u8]) -> Result<(), Infallible> {
+impl io::Write for First {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.count += bytes.len();
-        if self.count <= self.bytes.capacity() {
+        if self.count <= SHORT {
             self.bytes.extend_from_slice(bytes);
         }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }

@@ -61,7 +61,7 @@ impl<T> Growable<T> {
     /// [`Mapping::set_access`](crate::vmm::Mapping::set_access).
     ///
     /// # Errors
-    /// [`Error::StillHeld`] while a [`Prefix`](super::Prefix) or an export exists; as `Mapping::set_access`. All chunks have
+    /// [`Error::StillHeld`] while a [`Prefix`] or an export exists; as `Mapping::set_access`. All chunks have
     /// their access from before then, as memory that is added later, unless the driver refuses that too.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
         let mut chunks = Vec::with_capacity(self.chunks.len());
