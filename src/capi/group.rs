@@ -109,11 +109,12 @@ impl AllGather for Ranks {
 pub unsafe extern "C" fn egm_group_gather(
     driver: Option<&egm_driver>,
     buffer: Option<&egm_buffer>,
-    ranks: Option<&egm_ranks>,
+    ranks: *const egm_ranks,
     out: *mut *mut egm_buffer,
 ) -> egm_status {
     let gather = |driver: &egm_driver| {
-        let ranks = *object(ranks, "ranks")?;
+        // SAFETY: the caller's promise. It is copied, because the program's function may change its own.
+        let ranks = *object(unsafe { ranks.as_ref() }, "ranks")?;
         if out.is_null() {
             return Err(Failure::invalid("out", "it is a null pointer"));
         }

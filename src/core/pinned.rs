@@ -118,7 +118,8 @@ const fn location_of(path: AllocPath, device: i32) -> Location {
 }
 
 impl Drop for Owned {
-    /// Pages that the driver does not let go stay mapped, and so do those of a forked child, which the kernel unmaps.
+    /// Pages that the driver does not let go stay mapped, and so do registered ones in a forked child, where the driver's state is
+    /// the parent's.
     fn drop(&mut self) {
         let what = match self.path {
             AllocPath::Pinned => "pinned host memory",
@@ -131,7 +132,8 @@ impl Drop for Owned {
             is_lost = give_back_or_log(&self.driver, what, || self.free());
             is_lost
         });
-        if is_lost || !self.driver.is_of_this_process() {
+        let is_parents = !self.driver.is_of_this_process() && self.path == AllocPath::Registered;
+        if is_lost || is_parents {
             mem::forget(self.pages.take());
         }
     }

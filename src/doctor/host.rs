@@ -1,6 +1,6 @@
 //! Facts about the host that decide what works: device nodes, limits, containers, kernel settings.
 //!
-//! They come only from the kernel's files, so they are available without a driver and without permissions. A
+//! They come from the kernel's files and calls, so they are available without a driver and without permissions. A
 //! fact that cannot be read is `None`, which does not mean "no".
 
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub struct HostFacts {
     pub device_nodes: Vec<PathBuf>,
     /// The IMEX channels that this process can see.
     pub imex_channels: Vec<DeviceNode>,
-    /// The kernel's page size in bytes: 65 536 on many Grace machines. Source: `AT_PAGESZ`.
+    /// The kernel's page size in bytes: 65 536 on many Grace machines. Source: sysconf(3).
     pub page_size: Option<u64>,
     /// The pools of huge pages. Source: `/sys/kernel/mm/hugepages`.
     pub huge_pages: Vec<HugePages>,
@@ -39,9 +39,9 @@ pub struct HostFacts {
     pub shared_huge_pages: Option<String>,
     /// The most mappings that a process may have (`vm.max_map_count`).
     pub max_mappings: Option<u64>,
-    /// How many bytes this process may lock (RLIMIT_MEMLOCK). Source: `/proc/self/limits`.
+    /// How many bytes this process may lock (RLIMIT_MEMLOCK). Source: getrlimit(2).
     pub memlock: Option<Limit>,
-    /// How many bytes of addresses this process may have (RLIMIT_AS). Source: `/proc/self/limits`.
+    /// How many bytes of addresses this process may have (RLIMIT_AS). Source: getrlimit(2).
     pub address_space: Option<Limit>,
     /// The smallest memory limit of the control groups over this process, in bytes; `None`: none.
     pub cgroup_memory_limit: Option<u64>,

@@ -108,6 +108,8 @@ impl Report {
             Ok((topology, driver)) => (topology, Some(driver), None),
             Err(problem) => (Topology::of_host(), None, Some(problem)),
         };
+        // Before the trials, which take memory.
+        let host = HostFacts::read();
         let capabilities = try_all(&topology, prober);
         let gpus = || topology.gpus().iter().map(|gpu| gpu.ordinal);
         let works = |tried: &Tried, gpu| tried.trial.gpu == gpu && tried.answer.is_yes();
@@ -128,7 +130,7 @@ impl Report {
                 Some((_, present)) => ImexChannel::Simulated { present },
                 None => ImexChannel::find(),
             },
-            host: HostFacts::read(),
+            host,
             backings: choose_all(&topology, &capabilities, prober),
             driver: DriverFacts {
                 backend: simulated.map_or("cuda", |_| "simulated"),

@@ -1,6 +1,7 @@
 //! Changes of a tier's keys, for those who watch them.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -103,7 +104,6 @@ impl Iterator for Events {
 }
 
 /// The events that a subscriber has not taken yet.
-#[derive(Debug)]
 struct Queue {
     /// The most keys.
     capacity: usize,
@@ -111,7 +111,17 @@ struct Queue {
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the queue's lock, which threads that change the tier need.
+        let mut queue = f.debug_struct("Queue");
+        queue
+            .field("capacity", &self.capacity)
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
 struct Queued {
     events: VecDeque<TierEvent>,
     /// Of all events.

@@ -202,7 +202,6 @@ pub unsafe extern "C" fn egm_heap_backing(
     out: Option<&mut MaybeUninit<i32>>,
     reason: Option<&mut MaybeUninit<*mut c_char>>,
 ) -> egm_status {
-    // SAFETY: the caller's promise.
     ask(heap, "heap", out, |heap| {
         Ok(backing(heap.heap().backing(), reason))
     })

@@ -13,7 +13,7 @@ use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::growth::{GrowthState, Pace, Progress};
 use crate::memory::{AccessChecks, CpuView, Engine, check_range, impl_cpu_memory, impl_memory};
 use crate::per_driver::lock;
-use crate::vmm::{Adjacent, Mapped, MappedPart, MappedRange, Mapping};
+use crate::vmm::{Adjacent, Mapped, MappedPart, MappedRange, Mapping, Reservation};
 use crate::{Error, Result, ledger};
 
 impl BufferOptions {
@@ -51,8 +51,7 @@ impl BufferOptions {
         progress: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
     ) -> Result<GrowingBuffer> {
         let mut plan = self.plan(driver, ledger::Site::here())?;
-        let start = plan.reserve(driver)?.start();
-        let shared = Arc::new(Shared::new(start));
+        let shared = Arc::new(Shared::new(plan.reserve(driver)?));
         let resting = Arc::clone(&shared);
         let rest = move |time| resting.rest(time);
         let mut pace = Pace::new(plan.options.growth, plan.padded, progress, rest);
@@ -108,6 +107,8 @@ struct Shared {
     start: DevicePtr,
     /// Parts are only added, and their access does not change. Locked for moments, and for one query of the driver.
     range: RwLock<MappedRange>,
+    /// Keeps the addresses, also while there are no parts.
+    _addresses: Arc<Reservation>,
     /// Bytes that have parts, mapped and granted.
     done: AtomicU64,
     /// The flags of the least that the host may do with a part. Stored before `done`.
@@ -124,10 +125,11 @@ struct State {
 }
 
 impl Shared {
-    fn new(start: DevicePtr) -> Self {
+    fn new(addresses: Arc<Reservation>) -> Self {
         Self {
-            start,
+            start: addresses.start(),
             range: RwLock::new(MappedRange::new()),
+            _addresses: addresses,
             done: AtomicU64::new(0),
             host: AtomicU32::new(Access::ReadWrite.flags()),
             state: Mutex::default(),

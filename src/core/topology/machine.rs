@@ -8,8 +8,8 @@ use crate::driver::sim::{GpuSpec, Machine, NodeSpec, PeerAccess};
 use crate::driver::{Driver, NodeId};
 
 impl Topology {
-    /// Returns the topology of a described machine: what [`discover`](Self::discover) finds on a driver that simulates it,
-    /// without such a driver.
+    /// Returns the topology of a described machine: what [`discover`](Self::discover) finds on a driver that simulates
+    /// it.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the description contradicts itself ·

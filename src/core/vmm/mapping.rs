@@ -151,14 +151,19 @@ impl Mapping {
             size += mapping.size.padded();
         }
         let own = first.in_own_terms(access);
-        let result = if first.pages.is_some() {
-            let mut pages = mappings.iter().filter_map(|mapping| mapping.pages.as_ref());
-            pages.try_for_each(|pages| pages.grant(driver, &own))
-        } else {
-            // SAFETY: the mappings are exclusively borrowed, so they have no views; as just checked they are the
-            // whole range.
-            unsafe { driver.mem_set_access(start, size, &own) }
-        };
+        if first.pages.is_some() {
+            // Each by calls of its own, so that each has noted its access when a later one is refused.
+            return mappings.iter_mut().try_for_each(|mapping| {
+                let granted = match &mapping.pages {
+                    Some(pages) => pages.grant(mapping.driver(), &own),
+                    None => Ok(()),
+                };
+                mapping.note_grants(&own, granted.is_ok());
+                granted
+            });
+        }
+        // SAFETY: the mappings are exclusively borrowed, so they have no views; as just checked they are the whole range.
+        let result = unsafe { driver.mem_set_access(start, size, &own) };
         for mapping in mappings {
             mapping.note_grants(&own, result.is_ok());
         }

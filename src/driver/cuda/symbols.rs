@@ -1,4 +1,4 @@
-//! The functions of libcuda that this crate uses, under the names that CUDA's headers map them to.
+//! The functions of libcuda and libcudart that this crate uses, under the names that CUDA's headers map them to.
 //!
 //! A suffix (`_v2`) is the version of a function's signature. The numbers are the CUDA versions that first
 //! had the symbol; docs/driver-versions.md contains the same table.

@@ -99,8 +99,11 @@ impl OpenTier {
 
     /// Ends the tier, which may wait.
     pub fn close(&self, py: Python<'_>) {
-        self.offered.close(py);
-        self.inner.close(py);
+        let (offered, tier) = (self.offered.take(), self.inner.take());
+        py.detach(|| {
+            drop(offered);
+            drop(tier);
+        });
     }
 
     /// Returns Python's `repr`.

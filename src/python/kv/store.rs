@@ -2,7 +2,7 @@
 //! them.
 
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
 
 use egmem::driver::{Driver, Location};
 use egmem::kv::{self, CopyMethod, PageId};
@@ -329,7 +329,8 @@ impl Job {
 impl Drop for Job {
     /// Waits without the GIL, which other threads may need for the copies to go on.
     fn drop(&mut self) {
-        drop_detached(self.copies.get_mut().map_or(None, Option::take));
+        let copies = self.copies.get_mut();
+        drop_detached(copies.unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 

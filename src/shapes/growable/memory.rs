@@ -159,7 +159,6 @@ fn held() -> Error {
 ///
 /// It keeps their memory mapped, also after the vector is dropped; clones share it. It is the same memory, not a
 /// copy: elements that the vector changes, or truncates and appends again, change here too.
-#[derive(Clone)]
 pub struct Prefix<T> {
     pub(super) chunks: Arc<[Arc<MappedPart>]>,
     pub(super) driver: Driver,
@@ -167,6 +166,16 @@ pub struct Prefix<T> {
     pub(super) start: DevicePtr,
     pub(super) len: usize,
     pub(super) elements: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for Prefix<T> {
+    fn clone(&self) -> Self {
+        Self {
+            chunks: Arc::clone(&self.chunks),
+            driver: self.driver.clone(),
+            ..*self
+        }
+    }
 }
 
 impl<T> Prefix<T> {

@@ -16,13 +16,22 @@ use crate::{Error, Result};
 /// A clone has the elements that were there when it was made, mapped for a GPU or another thread, while the original
 /// follows. The other process may change elements at any time. GPU work that uses the memory must have finished
 /// before the last clone is dropped. [`GrowableExport`](super::GrowableExport) has an example.
-#[derive(Clone)]
 pub struct GrowableView<T> {
     memory: GrowingImport,
     options: ImportOptions,
     max_len: u64,
     len: usize,
     elements: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for GrowableView<T> {
+    fn clone(&self) -> Self {
+        Self {
+            memory: self.memory.clone(),
+            options: self.options.clone(),
+            ..*self
+        }
+    }
 }
 
 impl<T: AnyBitPattern + NoUninit> GrowableView<T> {

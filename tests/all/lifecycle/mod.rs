@@ -59,6 +59,7 @@ on_both! {
         registered_chunks_are_one_range,
         copies_end_at_borders_of_registrations,
         private_pages_have_one_mapping,
+        each_of_several_mappings_has_the_access_that_was_granted,
         shareable_pages_have_many_mappings_and_importers,
         what_registered_memory_cannot_be_is_refused,
         registered_memory_that_is_not_wanted_is_given_back,

@@ -8,7 +8,7 @@ use egmem::driver::{Access, AccessDesc, Call, Code, HandleType, HandleTypes, Loc
 use egmem::ledger::{AllocPath, Located, locate};
 use egmem::pinned::DeviceMemory;
 use egmem::proof::{Prover, check_pattern, write_pattern};
-use egmem::vmm::{PhysicalMemory, Reservation};
+use egmem::vmm::{Mapping, PhysicalMemory, Reservation};
 use egmem::{Backing, Buffer, BufferOptions, Driver, Error, Growth, Machine, Memory, Stream};
 
 use crate::lifecycle::{MIB, last, node, nothing_held};
@@ -88,6 +88,26 @@ pub fn private_pages_have_one_mapping(driver: &Driver) {
     mapping.set_access(&open_to_all(driver)).unwrap();
     mapping.cpu().unwrap().put(0, 1_u64).unwrap();
     drop(mapping);
+    nothing_held(driver);
+}
+
+pub fn each_of_several_mappings_has_the_access_that_was_granted(driver: &Driver) {
+    let place = node(driver, 0);
+    let addresses = Reservation::options().backing(Backing::Registered);
+    let addresses = Arc::new(addresses.reserve(driver, 4 * MIB).unwrap());
+    let options = PhysicalMemory::options(place).backing(Backing::Registered);
+    let [a, b] = [(); 2].map(|()| options.clone().create(driver, 2 * MIB).unwrap());
+    let mut a = addresses.map(0, &a).unwrap();
+    let mut b = addresses.map(2 * MIB, &b).unwrap();
+    let host = AccessDesc::read_write(Location::Host);
+    a.set_access(&[host]).unwrap();
+    b.set_access(&open_to_all(driver)).unwrap();
+    let none = [Location::Host, Location::Device(0)].map(|at| AccessDesc::new(at, Access::None));
+    // Refused for the second one, because a GPU has it, after the first one was changed.
+    Mapping::set_access_together(&mut [&mut a, &mut b], &none).unwrap_err();
+    assert!(a.cpu().is_err(), "its pages may not be read");
+    b.cpu().unwrap().put(0, 1_u64).unwrap();
+    drop((a, b, addresses));
     nothing_held(driver);
 }
 

@@ -243,7 +243,8 @@ fn dropped_while_it_grows_it_gives_everything_back() {
 /// A rest of up to a second ends with the growth.
 #[test]
 fn a_rest_is_broken_off() {
-    let shared = Shared::new(DevicePtr(0));
+    let addresses = Reservation::options().reserve(&driver(), 2 * MIB);
+    let shared = Shared::new(Arc::new(addresses.unwrap()));
     assert!(shared.rest(Duration::ZERO).is_continue());
     thread::scope(|scope| {
         let resting = scope.spawn(|| shared.rest(Duration::MAX));

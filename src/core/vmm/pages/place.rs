@@ -123,24 +123,60 @@ fn touch(page: u64) {
     let _ = unsafe { (*byte).compare_exchange(0, 0, Relaxed, Relaxed) };
 }
 
-/// Refuses pages that are on another node, or may be: of the mappings that the range has a part of, which the kernel's file
-/// does not tell apart further.
+/// Refuses pages that are on another node, or may be. Source: `move_pages(2)`, or a file where that is forbidden.
 pub(super) fn expect_on(node: NodeId, range: &Range<u64>) -> Result<()> {
-    let found = pages_by_node(range);
+    let pages: Vec<u64> = range.clone().step_by(SMALL).collect();
+    let mut nodes = vec![-1_i32; pages.len()];
+    // SAFETY: without nodes to move to, the kernel only writes where each page is, into a list as long as that of pages.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            0,
+            pages.len(),
+            pages.as_ptr(),
+            ptr::null::<i32>(),
+            nodes.as_mut_ptr(),
+            0,
+        )
+    };
+    if result != 0 {
+        let error = io::Error::last_os_error();
+        tracing::debug!(%error, "the kernel does not tell where pages are");
+        return expect_by_mapping(node, range);
+    }
+    match nodes.iter().position(|&found| found != node.0) {
+        None => Ok(()),
+        Some(at) => {
+            let (byte, found) = (at * SMALL, nodes[at]);
+            Err(misplaced(
+                node,
+                format!(
+                    "byte {byte} is on node {found}, and this process may not choose nodes (set_mempolicy)"
+                ),
+            ))
+        }
+    }
+}
+
+/// As [`expect_on`], by the mappings that the range has a part of: one with pages on other nodes too is refused, because the
+/// kernel's file does not tell them apart further.
+fn expect_by_mapping(node: NodeId, range: &Range<u64>) -> Result<()> {
+    let found = bytes_by_node(range);
     let found = found.map_err(|error| failed(node, "checking whether pages are on", &error))?;
     let here = found.get(&node.0).copied().unwrap_or(0);
-    let wanted = (range.end - range.start) / SMALL as u64;
+    let wanted = range.end - range.start;
     let why = match found.iter().find(|&(&other, _)| other != node.0) {
         None if here >= wanted => return Ok(()),
-        None => format!("{here} of {wanted} pages are"),
-        Some((other, pages)) => format!(
-            "{pages} pages are on node {other}, and this process may not choose nodes (set_mempolicy)"
+        None => format!("{here} of {wanted} bytes are"),
+        Some((other, bytes)) => format!(
+            "{bytes} bytes are on node {other}, and this process may not choose nodes (set_mempolicy)"
         ),
     };
-    Err(Error::failed(
-        format!("placing pages on NUMA node {node}"),
-        why,
-    ))
+    Err(misplaced(node, why))
+}
+
+fn misplaced(node: NodeId, why: String) -> Error {
+    Error::failed(format!("placing pages on NUMA node {node}"), why)
 }
 
 /// Returns how many bytes of a range of addresses are mapped in huge pages.
@@ -194,23 +230,23 @@ fn addresses(line: &str) -> Option<Range<u64>> {
     Some(number(start)?..number(end)?)
 }
 
-/// Returns how many pages of 4 KiB lie on each node, of all mappings that a range has a part of: the kernel does not tell the
-/// range's pages from others of a mapping.
+/// Returns how many bytes of pages lie on each node, of all mappings that a range has a part of: the kernel does not tell the
+/// range's pages from others of a mapping. It counts pages of its own size, 64 KiB on many Grace machines.
 ///
 /// Source: `/proc/self/numa_maps`.
 ///
 /// # Errors
 /// Those of reading the file.
-fn pages_by_node(range: &Range<u64>) -> io::Result<BTreeMap<i32, u64>> {
+fn bytes_by_node(range: &Range<u64>) -> io::Result<BTreeMap<i32, u64>> {
     let maps = BufReader::new(File::open("/proc/self/numa_maps")?);
-    pages_of(maps.lines(), range)
+    bytes_of(maps.lines(), range)
 }
 
-fn pages_of(
+fn bytes_of(
     lines: impl Iterator<Item = io::Result<String>>,
     range: &Range<u64>,
 ) -> io::Result<BTreeMap<i32, u64>> {
-    let mut pages = BTreeMap::new();
+    let mut bytes = BTreeMap::new();
     for line in lines {
         let line = line?;
         let mut words = line.split_ascii_whitespace();
@@ -223,16 +259,20 @@ fn pages_of(
         }
         if start <= range.start {
             // A mapping before this one ends before the range.
-            pages.clear();
+            bytes.clear();
         }
-        let counts = words.filter_map(|word| word.strip_prefix('N')?.split_once('='));
+        let (counts, sizes) = (words.clone(), words);
+        let mut sizes = sizes.filter_map(|word| word.strip_prefix("kernelpagesize_kB="));
+        let kib = sizes.next().and_then(|kib| kib.parse().ok()).unwrap_or(4);
+        let counts = counts.filter_map(|word| word.strip_prefix('N')?.split_once('='));
         for (node, count) in counts {
             if let (Ok(node), Ok(count)) = (node.parse(), count.parse::<u64>()) {
-                *pages.entry(node).or_default() += count;
+                let size = count.saturating_mul(kib << 10);
+                *bytes.entry(node).or_default() += size;
             }
         }
     }
-    Ok(pages)
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -305,15 +345,15 @@ mod tests {
             100000 default file=/N9=9 mapped=1 N7=1 kernelpagesize_kB=4\n\
             200000 default anon=1024 dirty=1024 active=0 N0=512 N1=512 kernelpagesize_kB=4\n\
             600000 bind:1 file=/memfd:x\\040y\\040(deleted) dirty=512 N1=512 kernelpagesize_kB=4\n\
-            800000 default anon=3 N12=3 kernelpagesize_kB=4\n";
+            800000 default anon=3 N12=3 kernelpagesize_kB=64\n";
         let found = |range| {
             let lines = maps.lines().map(|line| Ok(line.to_owned()));
-            Vec::from_iter(pages_of(lines, &range).unwrap())
+            Vec::from_iter(bytes_of(lines, &range).unwrap())
         };
-        assert_eq!(found(0x40_0000..0x60_0000), [(0, 512), (1, 512)]);
-        assert_eq!(found(0x60_0000..0x80_0000), [(1, 512)]);
-        assert_eq!(found(0x40_0000..0x80_0000), [(0, 512), (1, 1024)]);
-        assert_eq!(found(0x80_0000..0xa0_0000), [(12, 3)]);
+        assert_eq!(found(0x40_0000..0x60_0000), [(0, 2 * MIB), (1, 2 * MIB)]);
+        assert_eq!(found(0x60_0000..0x80_0000), [(1, 2 * MIB)]);
+        assert_eq!(found(0x40_0000..0x80_0000), [(0, 2 * MIB), (1, 4 * MIB)]);
+        assert_eq!(found(0x80_0000..0xa0_0000), [(12, 3 << 16)]);
         assert_eq!(found(0..0x10_0000), []);
     }
 }

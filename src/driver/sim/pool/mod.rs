@@ -196,7 +196,7 @@ impl State {
             // None: later work in its stream has taken all of it.
             && let Some(index) = pool.freed.iter().position(|freed| freed.point == point)
         {
-            let freed = pool.freed.swap_remove(index);
+            let freed = pool.freed.remove(index);
             self.give_back(handle, freed.start, freed.allocation);
         }
         self.reap(handle);
