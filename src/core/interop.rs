@@ -5,7 +5,7 @@
 //! This crate chooses neither: it compiles with every CUDA version of cudarc. If no crate of the build
 //! selects a version, cudarc takes that of `nvcc`, or its newest if there is no `nvcc`.
 //!
-//! - [`DevicePtr`](crate::driver::DevicePtr) is a kernel argument: `builder.arg(&buffer.device_ptr())`, kept in a variable.
+//! - [`DevicePtr`] is a kernel argument: `builder.arg(&buffer.device_ptr())`, kept in a variable.
 //! - [`EgmSlice`] and [`EgmSliceMut`] are memory seen as elements, which cudarc copies from and to
 //!   (`memcpy_dtoh`, `memcpy_htod`, `memcpy_dtod`, …), and kernel arguments too.
 //!
