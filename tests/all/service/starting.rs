@@ -17,9 +17,12 @@ async fn a_start_that_fails_and_a_service_that_is_dropped_leave_nothing() {
         ),
         "{error}"
     );
-    let mut large = twice.clone();
-    large.buffers[0].bytes = 1 << 50;
-    assert!(Service::start(large, &driver).await.is_err());
+    if driver.is_simulated() {
+        // Of a real machine it would pin all that is free first, chunk by chunk: 21 s for 128 GB.
+        let mut large = twice.clone();
+        large.buffers[0].bytes = 1 << 50;
+        assert!(Service::start(large, &driver).await.is_err());
+    }
     let service = Service::start(twice, &driver).await.unwrap();
     service.ready().await;
     assert!(service.is_ready());
