@@ -63,6 +63,19 @@ impl Served {
         Raw::open_at(&self.server.addresses()[0], &security, &hello()).await
     }
 
+    /// Returns a client whose request to wait for the name `b` has been read.
+    async fn waiting(&self) -> Raw {
+        let tls = load(&self.authority, &issue(&self.authority, "peer.test"));
+        let mut raw = self.raw(&tls).await;
+        let wait = Wait {
+            name: "b".into(),
+            ms: 300_000,
+        };
+        raw.send(Ask::Wait(wait)).await;
+        until("it has been read", || self.server.stats().requests == 1).await;
+        raw
+    }
+
     async fn client(&self, tls: &Tls) -> Client {
         let options = Client::options(self.server.addresses().remove(0));
         let options = options.security(Security::Tls(tls.clone())).timeout(LONG);
@@ -294,14 +307,7 @@ async fn sessions_of_a_peer_are_ended() {
 #[tokio::test]
 async fn an_answer_that_is_ready_when_its_session_ends_is_not_sent() {
     let served = Served::start(|options| options).await;
-    let tls = load(&served.authority, &issue(&served.authority, "peer.test"));
-    let mut raw = served.raw(&tls).await;
-    let wait = Wait {
-        name: "b".into(),
-        ms: 300_000,
-    };
-    raw.send(Ask::Wait(wait)).await;
-    until("it has been read", || served.server.stats().requests == 1).await;
+    let mut raw = served.waiting().await;
     // In this one thread the answer is ready before the connection's task runs, and the session has ended.
     let later = served.server.publish("b", memory(&served.driver)).now();
     let peer = PeerName::certificate("peer.test").unwrap();
@@ -314,14 +320,7 @@ async fn an_answer_that_is_ready_when_its_session_ends_is_not_sent() {
 #[tokio::test]
 async fn an_answer_that_is_ready_after_its_certificate_has_expired_is_not_sent() {
     let served = Served::start(|options| options.wall_clock(clock::<3>)).await;
-    let tls = load(&served.authority, &issue(&served.authority, "peer.test"));
-    let mut raw = served.raw(&tls).await;
-    let wait = Wait {
-        name: "b".into(),
-        ms: 300_000,
-    };
-    raw.send(Ask::Wait(wait)).await;
-    until("it has been read", || served.server.stats().requests == 1).await;
+    let mut raw = served.waiting().await;
     // The machine was suspended, so that no timer has ended.
     AHEAD[3].store(2 * DAY, Relaxed);
     let later = served.server.publish("b", memory(&served.driver)).now();
