@@ -191,7 +191,7 @@ impl HeapInner {
         let Kind::Range(node) = piece.key.kind() else {
             return;
         };
-        self.pages.set(piece.offset, Owner::Range(node));
+        self.slabs.pages.set(piece.offset, Owner::Range(node));
     }
 
     /// Returns the block that begins at an address and was [named](Self::name), for callers that know only
@@ -207,7 +207,7 @@ impl HeapInner {
             return Ok(Piece::small(offset, bytes, class));
         }
         // Other small blocks may be ranges.
-        let node = match (self.pages.get(offset), class) {
+        let node = match (self.slabs.pages.get(offset), class) {
             (Some(Owner::Range(node)), _) => node,
             (_, Some(class)) => return Ok(Piece::small(offset, bytes, class)),
             (_, None) => {

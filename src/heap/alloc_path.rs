@@ -4,12 +4,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::sync::tell_refusal;
 use super::cache::{
-    CacheBound, Contents, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member,
+    CacheBound, Contents, Local, MAX_CACHED, Magazine, Medium, Visitor, member,
 };
 use super::classes::Class;
 use super::inner::HeapInner;
 use super::piece::{Key, Kind, Piece};
-use super::ranges::{Core, Extent, GRANULE, RangeId};
+use super::ranges::{Core, Extent, GRANULE, OwnStripe, RangeId};
 use crate::Result;
 
 /// After so many ranges from the core, a thread looks for classes that it does not use any more.
@@ -85,8 +85,10 @@ impl HeapInner {
             None => {
                 let mut magazine = shelf.take_empty();
                 let refill = local.refills[class.index()].next(class);
-                self.with_core(&mut local.visitor, |core| {
-                    magazine.fill(refill, |out| core.fill(class, out));
+                let (own, visitor) = (&mut local.stripe, &mut local.visitor);
+                magazine.fill(refill, |out| match self.slabs.take(own, class, out) {
+                    0 => self.with_core(visitor, |core| core.fill(own, class, out)),
+                    taken => taken,
                 });
                 shelf.load(magazine);
             }
@@ -139,8 +141,7 @@ impl HeapInner {
             let waiting = std::iter::from_fn(|| self.front.depots[class.index()].take());
             self.with_core(visitor, |core| {
                 for full in waiting.chain([full]) {
-                    let strays = full.offsets().iter().filter(|&&at| !core.give_last(at));
-                    self.reports.count_unknown_frees(strays.count());
+                    self.count_unknown(core.give(full.offsets(), 0));
                 }
             });
         });
@@ -191,7 +192,7 @@ impl HeapInner {
             let piece = match class {
                 Some(class) => {
                     let mut offset = [0];
-                    match core.fill(class, &mut offset) {
+                    match core.fill(&OwnStripe::default(), class, &mut offset) {
                         0 if class.may_be_range(align) => {
                             Piece::range(core.allocate(bytes, align)?, bytes)
                         }
@@ -271,15 +272,11 @@ impl HeapInner {
         let Err(full) = self.front.depots[class.index()].put(full) else {
             return;
         };
-        let mut full = Some(full);
-        let give = |core: &mut Core| {
-            let full = full.take();
-            full.into_iter()
-                .for_each(|full| self.take_in(core, Load::Small(full)));
-        };
-        self.core.try_with(visitor, give);
-        if let Some(full) = full {
-            self.front.inbox.push(Load::Small(full));
+        let mut empty = Vec::new();
+        self.count_unknown(self.slabs.give(full.offsets(), &mut empty));
+        if !empty.is_empty() {
+            // One slab stays, so that a block that is allocated and freed repeatedly does not create and destroy slabs.
+            self.with_core(visitor, |core| core.end_slabs(&empty, 1));
         }
     }
 
@@ -292,9 +289,7 @@ impl HeapInner {
         let medium = &mut local.medium;
         let give = |core: &mut Core| self.take_leaving(core, medium);
         if self.core.try_with(&mut local.visitor, give).is_none() {
-            self.front
-                .inbox
-                .push(Load::Ranges(local.medium.take_leaving()));
+            self.front.inbox.push(local.medium.take_leaving());
         }
     }
 
@@ -302,7 +297,7 @@ impl HeapInner {
     pub(super) fn take_back(&self, piece: Piece) {
         let mut core = self.core();
         match piece.key.kind() {
-            Kind::Small(_) => self.give(&mut core, piece.offset),
+            Kind::Small(_) => self.give(&mut core, &[piece.offset]),
             Kind::Range(node) => {
                 let extent = Extent::new(piece.offset, node, piece.key.granules());
                 self.give_or_send(&mut core, extent);
@@ -316,7 +311,7 @@ impl HeapInner {
             self.dissolve(core, own);
         }
         for magazine in contents.small {
-            self.take_in(core, Load::Small(magazine));
+            self.give(core, magazine.offsets());
         }
         if self.front.shards.are_used() {
             let ranges = contents.ranges.into_iter();
@@ -331,37 +326,28 @@ impl HeapInner {
     /// Returns the depots' blocks to the core.
     pub(super) fn empty_depots(&self, core: &mut Core) {
         for full in self.front.take_magazines() {
-            self.take_in(core, Load::Small(full));
+            self.give(core, full.offsets());
         }
     }
 
-    /// Returns a load to the core.
-    pub(super) fn take_in(&self, core: &mut Core, load: Load) {
-        match load {
-            Load::Small(full) => full.offsets().iter().for_each(|&at| self.give(core, at)),
-            Load::Ranges(ranges) => self.give_ranges(core, &ranges),
-        }
+    fn give(&self, core: &mut Core, offsets: &[u64]) {
+        self.count_unknown(core.give(offsets, 1));
     }
 
-    fn give(&self, core: &mut Core, offset: u64) {
-        if !core.give(offset) {
-            self.reports.count_unknown_frees(1);
+    fn count_unknown(&self, unknown: usize) {
+        if unknown > 0 {
+            self.reports.count_unknown_frees(unknown);
         }
     }
 
     #[inline]
     pub(super) fn give_range(&self, core: &mut Core, node: RangeId) {
-        if !core.free(node) {
-            self.reports.count_unknown_frees(1);
-        }
+        self.count_unknown(usize::from(!core.free(node)));
     }
 
     #[inline]
-    fn give_ranges(&self, core: &mut Core, ranges: &[Extent]) {
-        let strays = ranges.len() - core.free_all(ranges);
-        if strays > 0 {
-            self.reports.count_unknown_frees(strays);
-        }
+    pub(super) fn give_ranges(&self, core: &mut Core, ranges: &[Extent]) {
+        self.count_unknown(ranges.len() - core.free_all(ranges));
     }
 
     /// Returns the blocks that leave a cache to the core. They were [sorted](Self::sort_leaving).

@@ -11,7 +11,7 @@ use super::facts::Facts;
 use super::grower::Signal;
 use super::options::HeapOptions;
 use super::piece::Piece;
-use super::ranges::{Core, PageMap};
+use super::ranges::{Core, Stripes};
 use super::reports::{Counters, Reports};
 use crate::Result;
 use crate::driver::Driver;
@@ -34,12 +34,8 @@ pub(super) struct HeapInner {
     pub(super) closed: AtomicBool,
     pub(super) handles: Apart<AtomicUsize>,
     pub(super) core: Reserved<Core>,
-    /// The core's table, to look up named blocks.
-    #[cfg_attr(
-        not(any(feature = "allocator-api2", feature = "nightly")),
-        allow(dead_code, reason = "for collections")
-    )]
-    pub(super) pages: Arc<PageMap>,
+    /// The core's slabs, and the table that finds blocks by their offsets.
+    pub(super) slabs: Arc<Stripes>,
     pub(super) front: Front,
     pub(super) supply: Supply,
     pub(super) deferral: Deferral<Piece>,
@@ -67,7 +63,7 @@ impl HeapInner {
             watch,
             closed: AtomicBool::new(false),
             handles: Apart(AtomicUsize::new(1)),
-            pages: Arc::clone(core.pages()),
+            slabs: Arc::clone(core.slabs()),
             core: Reserved::new(core),
             front: Front::new(options.thread_cache, facts.limit),
             supply: Supply::new(backing, options.plan.growth.unwrap_or_default()),
@@ -127,8 +123,8 @@ impl HeapInner {
     #[inline]
     fn drain(&self, core: &mut Core) {
         if !self.front.inbox.is_empty() {
-            for load in self.front.inbox.take_all() {
-                self.take_in(core, load);
+            for ranges in self.front.inbox.take_all() {
+                self.give_ranges(core, &ranges);
             }
         }
     }

@@ -167,7 +167,7 @@ impl HeapInner {
             local.each(|offset, bytes| cached.push(offset..offset + bytes));
         }
         let out: Vec<Range<u64>> = core.used_ranges().collect();
-        let free: Vec<Range<u64>> = core.free_in_slabs().collect();
+        let free: Vec<Range<u64>> = self.slabs.hold().free_ranges().collect();
         drop(core);
         // Free blocks of slabs lie in ranges that are out, and the others do, too.
         let layers = layers([&free, &cached, &waiting, &out]);

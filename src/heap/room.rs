@@ -124,14 +124,22 @@ impl HeapInner {
             if let Some(found) = attempt(&mut core) {
                 return Some(found);
             }
+            // While no block moves between a slab and a cache.
+            let slabs = self.slabs.hold();
             let outside = self.front.cached_bound(&members, &request);
-            if core.rules_out(&request, outside) {
+            if core.rules_out(&request, outside, &slabs) {
                 return None;
             }
+            drop(slabs);
             if request.class().is_none() {
                 let found = core.exhaustively(attempt);
-                if found.is_some() || core.slabs_cannot_serve(&request, outside) {
+                if found.is_some() {
                     return found;
+                }
+                let slabs = self.slabs.hold();
+                let outside = self.front.cached_bound(&members, &request);
+                if core.slabs_cannot_serve(&request, outside, &slabs) {
+                    return None;
                 }
             }
         }
@@ -145,10 +153,11 @@ impl HeapInner {
         let quarantined = self.watch.as_ref().map_or(0, |watch| watch.quarantined());
         // Held while the caches are counted: blocks that leave them meanwhile would count in neither place.
         let core = self.core();
+        let slabs = self.slabs.hold();
         let outside = self
             .front
             .cached_bound(&members, &Request::new(MAX_RANGE, 1));
-        let (free_in_slabs, ends) = core.slab_bytes();
+        let (free_in_slabs, ends) = slabs.bytes();
         let most = core.free_bytes() + outside.bytes + quarantined + free_in_slabs + ends;
         bytes <= addable.saturating_add(most)
     }

@@ -40,7 +40,7 @@ pub struct HeapStats {
     pub backed: u64,
     /// The most memory that the heap ever had.
     pub backed_high_water: u64,
-    /// The most bytes that were ever in use or in caches outside the core.
+    /// The most bytes that were ever in use, in caches or in slabs at once.
     pub used_high_water: u64,
     /// The most memory that the heap may have: the addresses reserved.
     pub limit: u64,
@@ -94,11 +94,12 @@ impl HeapInner {
         let deferred = self.deferral.pending();
         let core = self.core();
         let (free, backed) = (core.free_bytes(), core.total());
-        let (free_in_slabs, slab_ends) = core.slab_bytes();
+        let slabs = self.slabs.hold();
+        let (free_in_slabs, slab_ends) = slabs.bytes();
         let out = backed.saturating_sub(free + free_in_slabs + slab_ends);
         let cached = (kept + self.front.waiting_bytes()).min(out);
         let quarantined = quarantined.min(out - cached);
-        let classes = Class::all().zip(core.class_counts());
+        let classes = Class::all().zip(slabs.class_counts());
         let classes = classes.filter(|(_, (_, blocks))| *blocks > 0);
         HeapStats {
             live_blocks: tally.live(),
@@ -115,7 +116,7 @@ impl HeapInner {
             backed_high_water: core.total_high_water(),
             used_high_water: core.used_high_water(),
             limit: self.facts.limit,
-            metadata: core.metadata() as u64,
+            metadata: (core.metadata() + slabs.metadata()) as u64,
             allocated_blocks: tally.allocated,
             freed_blocks: tally.freed,
             failed: self.counters.failed.load(Relaxed),

@@ -23,9 +23,9 @@ const DEPOT: usize = 4;
 /// The depots, the inbox and the shards' posts have no lock: any thread may use them under any of these.
 pub(crate) struct Front {
     pub(crate) budget: Budget,
-    /// Frees that found the core busy: the next thread that enters the core applies them first.
+    /// Ranges whose frees found the core busy: the next thread that enters the core applies them first.
     // On a cache line of its own, as its type is, because all threads write to it.
-    pub(crate) inbox: Inbox<Load>,
+    pub(crate) inbox: Inbox<Vec<Extent>>,
     /// Full magazines, from threads that free to threads that allocate.
     pub(crate) depots: [Depot<Magazine>; CLASSES],
     pub(crate) shards: Shards,
@@ -162,10 +162,4 @@ impl Budget {
     pub(super) fn most_ever(&self) -> u64 {
         (self.most_alone.load(Relaxed).max(self.shared) + self.shared) * GRANULE
     }
-}
-
-/// Blocks that are being returned to the core.
-pub(crate) enum Load {
-    Small(Box<Magazine>),
-    Ranges(Vec<Extent>),
 }

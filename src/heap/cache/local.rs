@@ -7,7 +7,7 @@ use super::medium::Medium;
 use super::reserved::Visitor;
 use super::shards::Own;
 use crate::classes::{CLASSES, Class};
-use crate::ranges::Extent;
+use crate::ranges::{Extent, OwnStripe};
 
 /// Counts one thread's allocations and frees. Either may exceed the other: another thread may free.
 #[derive(Clone, Copy, Debug, Default)]
@@ -127,6 +127,8 @@ pub(crate) struct Local {
     pub(crate) fetched: u32,
     pub(crate) medium: Medium,
     pub(crate) shard: Option<Box<Own>>,
+    /// Where the thread takes small blocks from.
+    pub(crate) stripe: OwnStripe,
     /// This thread's identity to the core's lock.
     pub(crate) visitor: Visitor,
     /// The upper bound of the contents, for other threads.
@@ -145,6 +147,7 @@ impl Local {
             shard: None,
             crowded: 0,
             fetched: 0,
+            stripe: OwnStripe::default(),
             bound,
             visitor: Visitor::new(),
             tally: Tally::default(),

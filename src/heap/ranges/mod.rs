@@ -9,6 +9,7 @@ mod refusals;
 mod shard;
 mod slabs;
 mod spans;
+mod stripes;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -19,14 +20,15 @@ use std::sync::Arc;
 pub(super) use bins::bin_of;
 pub(super) use extents::{Extent, GRANULE, MAX_RANGE};
 pub(super) use nodes::RangeId;
-pub(super) use pages::{Owner, PageMap};
+pub(super) use pages::Owner;
 pub(super) use refusals::{CachedBound, Request};
 pub(super) use shard::Shard;
+pub(super) use slabs::SlabId;
+pub(super) use stripes::{HeldSlabs, OwnStripe, Stripes};
 
 use self::extents::Ranges;
 use self::refusals::Refusals;
-use self::slabs::Slabs;
-use super::classes::{CLASSES, Class, PAGE};
+use super::classes::{Class, PAGE};
 use crate::{Error, Result};
 
 /// How many free ranges are searched before the heap grows: some 10 µs. It searches all before it refuses.
@@ -49,8 +51,7 @@ pub(super) struct Core {
     /// The most that was not free before.
     earlier_high_water: u64,
     ranges: Ranges,
-    slabs: Slabs,
-    pages: Arc<PageMap>,
+    slabs: Arc<Stripes>,
     refusals: Refusals,
     /// Shards that ended.
     shards: Vec<Shard>,
@@ -76,8 +77,7 @@ impl Core {
             high_water: (0, 0),
             earlier_high_water: 0,
             ranges,
-            slabs: Slabs::new(),
-            pages: Arc::new(PageMap::new(limit)),
+            slabs: Arc::new(Stripes::new(limit)),
             refusals: Refusals::default(),
             shards: Vec::new(),
             limit,
@@ -101,8 +101,8 @@ impl Core {
     }
 
     /// Returns the bytes that were ever freed, or more.
-    fn given(&self) -> u64 {
-        (self.ranges.given << extents::LOG_GRANULE).wrapping_add(self.slabs.given)
+    fn given(&self, slabs: &HeldSlabs<'_>) -> u64 {
+        (self.ranges.given << extents::LOG_GRANULE).wrapping_add(slabs.given())
     }
 
     /// Returns the granules that a range for `bytes` takes.
@@ -161,9 +161,9 @@ impl Core {
         shard.give_back(&mut self.ranges, number)
     }
 
-    /// Returns the table that finds blocks without the core.
-    pub(super) fn pages(&self) -> &Arc<PageMap> {
-        &self.pages
+    /// Returns the slabs, which have locks of their own.
+    pub(super) fn slabs(&self) -> &Arc<Stripes> {
+        &self.slabs
     }
 
     /// Grows a range in use to at least `bytes` in place; returns whether there was room behind it.
@@ -212,9 +212,8 @@ impl Core {
 
     /// Writes the offsets of blocks of `class` to `out`; returns their number. It is smaller only if memory
     /// runs out. Outside of [`exhaustively`](Self::exhaustively) it may be smaller although single pages are free.
-    pub(super) fn fill(&mut self, class: Class, out: &mut [u64]) -> usize {
-        let Self { ranges, pages, .. } = self;
-        let filled = self.slabs.fill(class, ranges, pages, out, self.exhaustive);
+    pub(super) fn fill(&mut self, own: &OwnStripe, class: Class, out: &mut [u64]) -> usize {
+        let filled = (self.slabs).fill(own, class, &mut self.ranges, out, self.exhaustive);
         self.mark_high_water();
         filled
     }
@@ -224,14 +223,13 @@ impl Core {
         self.high_water.1 = self.high_water.1.max(self.used());
     }
 
-    /// Returns the bytes that are in use, including blocks in caches.
+    /// Returns the bytes that are in use, including blocks in caches and slabs.
     #[inline]
     pub(super) fn used(&self) -> u64 {
-        let free = self.ranges.free_bytes() + self.slabs.free;
-        self.ranges.total().saturating_sub(free)
+        self.ranges.total().saturating_sub(self.ranges.free_bytes())
     }
 
-    /// Returns the most bytes that were in use at once since the last call, including blocks in caches.
+    /// Returns the most bytes that were in use at once since the last call, including blocks in caches and slabs.
     pub(super) fn take_peak(&mut self) -> u64 {
         let peak = self.high_water.1;
         self.high_water.1 = self.used();
@@ -244,35 +242,31 @@ impl Core {
         self.high_water.0
     }
 
-    /// Returns the most bytes that were ever in use at once, including blocks in caches.
+    /// Returns the most bytes that were ever in use at once, including blocks in caches and slabs.
     pub(super) fn used_high_water(&self) -> u64 {
         self.high_water.1.max(self.earlier_high_water)
     }
 
-    /// Frees a small block; returns whether it was in use.
-    pub(super) fn give(&mut self, offset: u64) -> bool {
-        // One slab stays, so that a block that is allocated and freed repeatedly does not create and destroy slabs.
-        self.give_but(1, offset)
+    /// Frees small blocks; returns how many were not in use. Slabs without a block in use end, unless they are the last `kept` of
+    /// their class in their stripe that have free blocks.
+    pub(super) fn give(&mut self, offsets: &[u64], kept: usize) -> usize {
+        let mut empty = Vec::new();
+        let unknown = self.slabs.give(offsets, &mut empty);
+        self.end_slabs(&empty, kept);
+        unknown
     }
 
-    /// As [`give`](Self::give), but ends the block's slab even if it is the class's last one with free blocks.
-    pub(super) fn give_last(&mut self, offset: u64) -> bool {
-        self.give_but(0, offset)
-    }
-
-    fn give_but(&mut self, kept: usize, offset: u64) -> bool {
-        match self.pages.get(offset) {
-            Some(Owner::Slab(slab)) => self.slabs.give(slab, offset, &mut self.ranges, kept),
-            _ => false,
-        }
+    /// Ends those of the slabs that have no block in use, but for `kept` of a class.
+    pub(super) fn end_slabs(&mut self, empty: &[SlabId], kept: usize) {
+        self.slabs.end(empty, kept, &mut self.ranges);
     }
 
     /// Returns the block in use, or the range in use and named in the page map, that begins at `offset`. Blocks
     /// in caches count as in use here.
     #[cfg(test)]
     pub(super) fn at(&self, offset: u64) -> Option<Found> {
-        match self.pages.get(offset)? {
-            Owner::Slab(slab) => self.slabs.block_at(slab, offset).map(Found::Small),
+        match self.slabs.pages.get(offset)? {
+            Owner::Slab(slab) => self.slabs.hold().block_at(slab, offset).map(Found::Small),
             Owner::Range(node) => {
                 let bytes = self.ranges.used_at(node, offset)?;
                 Some(Found::Range(node, bytes))
@@ -300,25 +294,10 @@ impl Core {
         self.ranges.free_bytes()
     }
 
-    /// Returns the bytes of slabs' free blocks, and of their unusable ends.
-    pub(super) fn slab_bytes(&self) -> (u64, u64) {
-        (self.slabs.free, self.slabs.ends)
-    }
-
-    /// Returns, for each class, how many blocks are free in slabs and how many there are.
-    pub(super) fn class_counts(&self) -> [(u64, u64); CLASSES] {
-        self.slabs.counts()
-    }
-
     /// Iterates over the ranges in use, including slabs, in the order of offsets.
     pub(super) fn used_ranges(&self) -> impl Iterator<Item = Range<u64>> {
         let all = self.ranges.all();
         all.filter_map(|(range, node)| node.map(|_| range))
-    }
-
-    /// Iterates over the parts of slabs outside blocks in use.
-    pub(super) fn free_in_slabs(&self) -> impl Iterator<Item = Range<u64>> {
-        self.slabs.free_ranges()
     }
 
     /// Iterates over all ranges in the order of offsets, and whether each is in use, including slabs.
@@ -328,8 +307,8 @@ impl Core {
         all.map(|(range, node)| (range, node.is_some()))
     }
 
-    /// Returns the size of the tables, in bytes.
+    /// Returns the size of the tables of ranges and pages, in bytes.
     pub(super) fn metadata(&self) -> usize {
-        self.ranges.metadata() + self.slabs.metadata() + self.pages.metadata()
+        self.ranges.metadata() + self.slabs.pages.metadata()
     }
 }

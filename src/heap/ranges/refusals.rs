@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::extents;
 use super::nodes::{Node, NodeState};
-use super::{Class, Core, GRANULE, Owner, PAGE, RangeId};
+use super::{Class, Core, GRANULE, HeldSlabs, Owner, PAGE, RangeId};
 
 /// Searching this many ranges takes about a millisecond.
 const MOST_RANGES: usize = 1 << 17;
@@ -94,16 +94,21 @@ impl Core {
     /// It would need a range of its size. Every byte of that range is free here or kept outside. Bytes that
     /// were in use at the last full search have each been freed to the core since, or are kept outside. Where memory does not
     /// join, a range may take the place of several, and of addresses without memory.
-    pub(crate) fn rules_out(&mut self, request: &Request, outside: CachedBound) -> bool {
+    pub(crate) fn rules_out(
+        &mut self,
+        request: &Request,
+        outside: CachedBound,
+        slabs: &HeldSlabs<'_>,
+    ) -> bool {
         if outside.of_class {
             return false;
         }
-        let idle = self.free_bytes() + self.slabs.free + self.slabs.ends + outside.bytes;
-        let idle = idle + self.replaceable();
+        let (free, ends) = slabs.bytes();
+        let idle = self.free_bytes() + free + ends + outside.bytes + self.replaceable();
         if request.size > idle {
             return true;
         }
-        let given = self.given();
+        let given = self.given(slabs);
         let Some(refusal) = &mut self.refusals.last else {
             return false;
         };
@@ -118,33 +123,46 @@ impl Core {
     /// Returns whether a request for a range, which the core has just refused [after a search of all
     /// ranges](Self::exhaustively), would still fail if all small blocks kept outside returned, and only such blocks are:
     /// they can free whole slabs alone.
-    pub(crate) fn slabs_cannot_serve(&self, request: &Request, outside: CachedBound) -> bool {
+    pub(crate) fn slabs_cannot_serve(
+        &self,
+        request: &Request,
+        outside: CachedBound,
+        slabs: &HeldSlabs<'_>,
+    ) -> bool {
         if outside.larger || request.class.is_some() || self.replaces {
             return false;
         }
-        let nodes = self.slabs.nodes_with_at_most(outside.bytes, MOST_SLABS);
+        let nodes = slabs.nodes_with_at_most(outside.bytes, MOST_SLABS);
         nodes.is_some_and(|mut nodes| {
-            nodes.all(|node| self.free_around(node, outside.bytes, request.size) < request.size)
+            nodes.all(|node| {
+                self.free_around(node, outside.bytes, request.size, slabs) < request.size
+            })
         })
     }
 
     /// Returns the bytes around a range, up to `enough`, that are free or in slabs with at most `in_use` bytes in
     /// use.
-    fn free_around(&self, node: RangeId, in_use: u64, enough: u64) -> u64 {
+    fn free_around(
+        &self,
+        node: RangeId,
+        in_use: u64,
+        enough: u64,
+        slabs: &HeldSlabs<'_>,
+    ) -> u64 {
         let nodes = &self.ranges.nodes;
         let bytes = |node: RangeId| u64::from(nodes.get(node).size) << extents::LOG_GRANULE;
         let may_be_free = |&node: &RangeId| match nodes.get(node).state {
             NodeState::Free => true,
-            _ => match self
-                .pages
-                .get(nodes.get(node).start << extents::LOG_GRANULE)
-            {
-                Some(Owner::Slab(slab)) => {
-                    let used = self.slabs.in_use(slab, node);
-                    used.is_some_and(|used| used <= in_use)
+            _ => {
+                let start = nodes.get(node).start << extents::LOG_GRANULE;
+                match self.slabs.pages.get(start) {
+                    Some(Owner::Slab(slab)) => {
+                        let used = slabs.in_use(slab, node);
+                        used.is_some_and(|used| used <= in_use)
+                    }
+                    _ => false,
                 }
-                _ => false,
-            },
+            }
         };
         let mut sum = bytes(node);
         let side = |step: fn(&Node) -> RangeId| {
@@ -180,14 +198,17 @@ impl Core {
         if self.ranges.nodes.count > MOST_RANGES {
             return;
         }
+        let slabs = self.slabs.hold();
         let lacks = if self.replaces {
-            self.lacks_in(std::iter::once(self.with_holes()), &request)
+            self.lacks_in(std::iter::once(self.with_holes()), &request, &slabs)
         } else {
-            self.lacks_in(self.ranges.each_span(), &request)
+            self.lacks_in(self.ranges.each_span(), &request, &slabs)
         };
+        let given = self.given(&slabs);
+        drop(slabs);
         self.refusals.last = Some(Refusal {
             request,
-            given: self.given(),
+            given,
             lacks,
             uses: 0,
             worthwhile: (self.ranges.nodes.count / RANGES_PER_USE).max(1),
@@ -224,18 +245,23 @@ impl Core {
 
     /// Returns the fewest bytes in use within adjacent ranges of a span that the request could lie in: as many must be freed,
     /// as whole blocks, before it can succeed.
-    fn lacks_in<S>(&self, spans: impl Iterator<Item = S>, request: &Request) -> u64
+    fn lacks_in<S>(
+        &self,
+        spans: impl Iterator<Item = S>,
+        request: &Request,
+        slabs: &HeldSlabs<'_>,
+    ) -> u64
     where
         S: Iterator<Item = (Range<u64>, Option<RangeId>)> + Clone,
     {
         let mut least = u64::MAX;
         let in_use = |(range, node): &(Range<u64>, Option<RangeId>)| match (
             node,
-            self.pages.get(range.start),
+            self.slabs.pages.get(range.start),
         ) {
             (None, _) => 0,
             (Some(node), Some(Owner::Slab(slab))) => {
-                self.slabs.in_use(slab, *node).unwrap_or(len(range))
+                slabs.in_use(slab, *node).unwrap_or(len(range))
             }
             (Some(_), _) => len(range),
         };

@@ -7,9 +7,31 @@ use super::nodes::RangeId;
 use super::pages::{Owner, PageMap};
 use crate::classes::{CLASSES, Class, PAGE};
 
-/// The index of a slab.
+/// How many stripes a heap can have.
+pub(super) const STRIPES: usize = 64;
+
+/// A slab: the number of its stripe, and its index there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlabId(pub(super) u32);
+
+impl SlabId {
+    /// Bits of the index. With those of the stripe they are one fewer than an entry of the page map has.
+    const INDEX_BITS: u32 = 31 - STRIPES.ilog2();
+    /// How many slabs a stripe can have, but for the last number, which an entry of the page map cannot name.
+    const MOST: usize = (1 << Self::INDEX_BITS) - 1;
+
+    const fn new(stripe: u8, index: u32) -> Self {
+        Self((stripe as u32) << Self::INDEX_BITS | index)
+    }
+
+    pub(super) const fn stripe(self) -> u8 {
+        (self.0 >> Self::INDEX_BITS) as u8
+    }
+
+    const fn index(self) -> usize {
+        (self.0 & ((1 << Self::INDEX_BITS) - 1)) as usize
+    }
+}
 
 struct Slab {
     /// Bytes from the heap's start.
@@ -26,12 +48,25 @@ struct Slab {
     words: Box<[u64]>,
 }
 
-/// All slabs.
+/// What became of a block that was freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Given {
+    /// It is free.
+    Free,
+    /// It is free, and no block of its slab is in use, which the class can do without.
+    Last,
+    /// No block in use begins there.
+    Unknown,
+}
+
+/// The slabs of one stripe.
 pub(super) struct Slabs {
+    /// The stripe's number.
+    pub(super) stripe: u8,
     slabs: Vec<Slab>,
-    vacant: Vec<SlabId>,
+    vacant: Vec<u32>,
     /// For each class, the slabs with free blocks. The last one is used first.
-    partial: [Vec<SlabId>; CLASSES],
+    partial: [Vec<u32>; CLASSES],
     /// For each class, the bytes of its slabs.
     totals: [u64; CLASSES],
     /// Bytes in free blocks.
@@ -46,8 +81,9 @@ pub(super) struct Slabs {
 const LOOKS: usize = 32;
 
 impl Slabs {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(stripe: u8) -> Self {
         Self {
+            stripe,
             slabs: Vec::new(),
             vacant: Vec::new(),
             partial: std::array::from_fn(|_| Vec::new()),
@@ -58,39 +94,35 @@ impl Slabs {
         }
     }
 
-    /// Writes the offsets of free blocks to `out`; returns their number. It is smaller only if memory runs
-    /// out. Unless `exhaustive`, it may be smaller although single pages are free.
-    pub(super) fn fill(
-        &mut self,
-        class: Class,
-        ranges: &mut Ranges,
-        pages: &PageMap,
-        out: &mut [u64],
-        exhaustive: bool,
-    ) -> usize {
-        let mut filled = 0;
-        while filled < out.len() {
-            let last = self.partial[class.index()].last().copied();
-            let Some(id) = last.or_else(|| self.add(class, ranges, pages, exhaustive)) else {
-                break;
-            };
-            filled += self.slabs[id.0 as usize].take(&mut out[filled..]);
-            if self.slabs[id.0 as usize].free == 0 {
+    /// Writes the offsets of free blocks to `out`; returns their number, which is smaller if there are no more.
+    pub(super) fn take(&mut self, class: Class, out: &mut [u64]) -> usize {
+        let mut taken = 0;
+        while taken < out.len()
+            && let Some(&index) = self.partial[class.index()].last()
+        {
+            let slab = &mut self.slabs[index as usize];
+            taken += slab.take(&mut out[taken..]);
+            if slab.free == 0 {
+                slab.place = None;
                 self.partial[class.index()].pop();
-                self.slabs[id.0 as usize].place = None;
             }
         }
-        self.free -= filled as u64 * class.bytes();
-        filled
+        self.free -= taken as u64 * class.bytes();
+        taken
     }
 
-    fn add(
+    /// Adds a slab of `class`; returns whether there was memory for it. Unless `exhaustive`, there may be none although single
+    /// pages are free.
+    pub(super) fn add(
         &mut self,
         class: Class,
         ranges: &mut Ranges,
         pages: &PageMap,
         exhaustive: bool,
-    ) -> Option<SlabId> {
+    ) -> bool {
+        if self.vacant.is_empty() && self.slabs.len() >= SlabId::MOST {
+            return false;
+        }
         // Falls back to smaller slabs if no range is large enough; the last is a page.
         for blocks in class.slabs(self.totals[class.index()]) {
             let bytes = class.slab_bytes(blocks);
@@ -100,13 +132,14 @@ impl Slabs {
                 LOOKS
             };
             if let Some(extent) = ranges.allocate_slowly(bytes, PAGE, looks) {
-                return Some(self.insert(class, blocks, extent, pages));
+                self.insert(class, blocks, extent, pages);
+                return true;
             }
         }
-        None
+        false
     }
 
-    fn insert(&mut self, class: Class, blocks: u32, extent: Extent, pages: &PageMap) -> SlabId {
+    fn insert(&mut self, class: Class, blocks: u32, extent: Extent, pages: &PageMap) {
         let used = u64::from(blocks) * class.bytes();
         let bytes = class.slab_bytes(blocks);
         let mut words = vec![u64::MAX; blocks.div_ceil(64) as usize].into_boxed_slice();
@@ -123,24 +156,24 @@ impl Slabs {
             hint: 0,
             words,
         };
-        let id = match self.vacant.pop() {
-            Some(id) => {
-                self.slabs[id.0 as usize] = slab;
-                id
+        let index = match self.vacant.pop() {
+            Some(index) => {
+                self.slabs[index as usize] = slab;
+                index
             }
             None => {
                 self.slabs.push(slab);
-                SlabId(self.slabs.len() as u32 - 1)
+                self.slabs.len() as u32 - 1
             }
         };
-        self.partial[class.index()].push(id);
+        self.partial[class.index()].push(index);
         self.free += used;
         self.ends += bytes - used;
         self.totals[class.index()] += bytes;
+        let owner = Owner::Slab(SlabId::new(self.stripe, index));
         for at in (extent.offset..extent.offset + bytes).step_by(PAGE as usize) {
-            pages.set(at, Owner::Slab(id));
+            pages.set(at, owner);
         }
-        id
     }
 
     fn there(&self) -> impl Iterator<Item = &Slab> {
@@ -150,81 +183,74 @@ impl Slabs {
     /// Returns the slab's class, if a block in use begins at `offset`.
     #[cfg(test)]
     pub(super) fn block_at(&self, id: SlabId, offset: u64) -> Option<Class> {
-        let slab = self.slabs.get(id.0 as usize)?;
+        let slab = self.slabs.get(id.index())?;
         let index = slab.index_of(offset)?;
         (slab.words[index as usize / 64] & (1 << (index % 64)) == 0).then_some(slab.class)
     }
 
     /// Returns the bytes of blocks in use in the slab, if the range in use `node` is this slab.
     pub(super) fn in_use(&self, id: SlabId, node: RangeId) -> Option<u64> {
-        let slab = self.slabs.get(id.0 as usize)?;
+        let slab = self.slabs.get(id.index())?;
         let same = slab.node == node && !slab.words.is_empty();
         same.then(|| slab.in_use())
     }
 
-    /// Iterates over the ranges of slabs with at most so many bytes in use. `None` if there are more slabs than
-    /// `most`, with or without blocks.
-    pub(super) fn nodes_with_at_most(
-        &self,
-        in_use: u64,
-        most: usize,
-    ) -> Option<impl Iterator<Item = RangeId>> {
-        let few = self.there().filter(move |slab| slab.in_use() <= in_use);
-        (self.slabs.len() <= most).then(|| few.map(|slab| slab.node))
+    /// Iterates over the slabs' ranges, and the bytes of blocks in use in each.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = (RangeId, u64)> {
+        self.there().map(|slab| (slab.node, slab.in_use()))
     }
 
-    /// Frees a block; returns whether it was in use. Frees its slab too if no block is in use there and `kept` slabs with free
-    /// blocks are left.
-    pub(super) fn give(
-        &mut self,
-        id: SlabId,
-        offset: u64,
-        ranges: &mut Ranges,
-        kept: usize,
-    ) -> bool {
-        let Some(slab) = self.slabs.get_mut(id.0 as usize) else {
-            return false;
+    /// Frees a block. The slab stays, also without a block in use.
+    pub(super) fn give(&mut self, id: SlabId, offset: u64) -> Given {
+        let Some(slab) = self.slabs.get_mut(id.index()) else {
+            return Given::Unknown;
         };
-        let Some(index) = slab.index_of(offset) else {
-            return false;
+        let Some(block) = slab.index_of(offset) else {
+            return Given::Unknown;
         };
-        let (word, bit) = (index / 64, 1 << (index % 64));
+        let (word, bit) = (block / 64, 1 << (block % 64));
         if slab.words[word as usize] & bit != 0 {
-            return false;
+            return Given::Unknown;
         }
         slab.words[word as usize] |= bit;
         slab.hint = slab.hint.min(word);
         slab.free += 1;
-        let class = slab.class;
-        self.free += class.bytes();
-        self.given = self.given.wrapping_add(class.bytes());
-        let partial = &mut self.partial[class.index()];
+        let bytes = slab.class.bytes();
+        self.free += bytes;
+        self.given = self.given.wrapping_add(bytes);
+        let partial = &mut self.partial[slab.class.index()];
         if slab.place.is_none() {
             slab.place = Some(partial.len() as u32);
-            partial.push(id);
+            partial.push(id.index() as u32);
         }
-        if slab.free == slab.blocks && partial.len() > kept {
-            self.end(id, ranges);
+        if slab.is_empty() {
+            Given::Last
+        } else {
+            Given::Free
         }
-        true
+    }
+
+    /// Frees the slab if it has no block in use and its class has more than `kept` slabs with free blocks.
+    pub(super) fn end_if_empty(&mut self, id: SlabId, kept: usize, ranges: &mut Ranges) {
+        let slab = self.slabs.get(id.index());
+        let class = slab.filter(|slab| slab.is_empty() && !slab.words.is_empty());
+        let class = class.map(|slab| slab.class.index());
+        if class.is_some_and(|class| self.partial[class].len() > kept) {
+            self.end(id.index() as u32, ranges);
+        }
     }
 
     /// Frees the slabs that have no block in use.
     pub(super) fn release_empty(&mut self, ranges: &mut Ranges) {
         for class in Class::all() {
-            let empty: Vec<SlabId> = self.partial[class.index()]
-                .iter()
-                .copied()
-                .filter(|id| self.slabs[id.0 as usize].is_empty())
-                .collect();
-            for id in empty {
-                self.end(id, ranges);
-            }
+            let mut empty = self.partial[class.index()].clone();
+            empty.retain(|&index| self.slabs[index as usize].is_empty());
+            empty.into_iter().for_each(|index| self.end(index, ranges));
         }
     }
 
-    fn end(&mut self, id: SlabId, ranges: &mut Ranges) {
-        let slab = &mut self.slabs[id.0 as usize];
+    fn end(&mut self, index: u32, ranges: &mut Ranges) {
+        let slab = &mut self.slabs[index as usize];
         let (class, node) = (slab.class, slab.node);
         let used = u64::from(slab.blocks) * class.bytes();
         let bytes = class.slab_bytes(slab.blocks);
@@ -233,15 +259,15 @@ impl Slabs {
         if let Some(place) = slab.place.take() {
             let partial = &mut self.partial[class.index()];
             partial.swap_remove(place as usize);
-            if let Some(moved) = partial.get(place as usize) {
-                self.slabs[moved.0 as usize].place = Some(place);
+            if let Some(&moved) = partial.get(place as usize) {
+                self.slabs[moved as usize].place = Some(place);
             }
         }
         self.free -= used;
         self.ends -= bytes - used;
         self.totals[class.index()] -= bytes;
         ranges.free(node);
-        self.vacant.push(id);
+        self.vacant.push(index);
     }
 
     /// Iterates over free blocks, and over the unusable ends.
@@ -258,15 +284,18 @@ impl Slabs {
         })
     }
 
-    /// Returns, for each class, how many blocks are free and how many there are.
-    pub(super) fn counts(&self) -> [(u64, u64); CLASSES] {
-        let mut counts = [(0, 0); CLASSES];
+    /// Returns the number of slabs that there are, or were at once.
+    pub(super) const fn count(&self) -> usize {
+        self.slabs.len()
+    }
+
+    /// Adds, for each class, how many blocks are free and how many there are.
+    pub(super) fn add_to(&self, counts: &mut [(u64, u64); CLASSES]) {
         for slab in self.there() {
             let (free, all) = &mut counts[slab.class.index()];
             *free += u64::from(slab.free);
             *all += u64::from(slab.blocks);
         }
-        counts
     }
 
     /// Returns the size of the tables, in bytes.

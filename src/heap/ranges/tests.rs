@@ -6,6 +6,7 @@ use std::ops::Range;
 use proptest::prelude::*;
 
 use super::*;
+use crate::classes::CLASSES;
 
 mod layout;
 mod refusals;
@@ -155,7 +156,7 @@ impl Both {
         };
         assert_eq!((extent.offset + self.origin) % align, 0);
         let owner = Owner::Range(extent.node());
-        self.core.pages().set(extent.offset, owner);
+        self.core.slabs().pages.set(extent.offset, owner);
         assert_eq!(
             self.core.at(extent.offset),
             Some(Found::Range(extent.node(), size))
@@ -165,8 +166,8 @@ impl Both {
     }
 
     fn fill(&mut self, class: Class, count: usize) {
-        let mut out = vec![0; count];
-        let filled = self.core.exhaustively(|core| core.fill(class, &mut out));
+        let (own, mut out) = (OwnStripe::default(), vec![0; count]);
+        let filled = self.core.exhaustively(|core| core.fill(&own, class, &mut out));
         for &offset in &out[..filled] {
             assert_eq!(self.core.at(offset), Some(Found::Small(class)));
             self.model.take(offset..offset + class.bytes());
@@ -227,8 +228,8 @@ impl Both {
     fn give_nth(&mut self, which: usize) {
         if !self.small.is_empty() {
             let (offset, _) = self.small.swap_remove(which % self.small.len());
-            assert!(self.core.give(offset));
-            assert!(!self.core.give(offset), "given back twice");
+            assert_eq!(self.core.give(&[offset], 1), 0);
+            assert_eq!(self.core.give(&[offset], 1), 1, "given back twice");
             self.model.used.remove(&offset);
         }
     }
@@ -237,8 +238,8 @@ impl Both {
         self.core.ranges.check(self.model.joins);
         let used: u64 = self.ranges.iter().map(|(_, size)| size).sum();
         let backed = self.model.backed.len() as u64 * CHUNK;
-        let (free_in_slabs, ends) = self.core.slab_bytes();
-        let counts = self.core.class_counts();
+        let slabs = self.core.slabs().hold();
+        let ((free_in_slabs, ends), counts) = (slabs.bytes(), slabs.class_counts());
         let in_slabs: u64 = Class::all()
             .zip(counts)
             .map(|(class, (_, all))| all * class.bytes())

@@ -131,7 +131,7 @@ fn small_blocks_use_every_hole_to_the_last_page() {
         // So many that the next slab would be large.
         let slab = class.slabs(u64::MAX).next().unwrap();
         let mut out = vec![0; 4 * slab as usize];
-        assert_eq!(core.fill(class, &mut out), out.len());
+        assert_eq!(core.fill(&OwnStripe::default(), class, &mut out), out.len());
         let holes: Vec<Extent> = std::iter::from_fn(|| core.allocate(hole, 1)).collect();
         for pair in holes.chunks(2) {
             core.free(pair[0].node());
@@ -143,7 +143,7 @@ fn small_blocks_use_every_hole_to_the_last_page() {
             holes.count()
         };
         assert!(pages(&core) > 40);
-        while core.exhaustively(|core| core.fill(class, &mut out[..1])) > 0 {}
+        while core.exhaustively(|core| core.fill(&OwnStripe::default(), class, &mut out[..1])) > 0 {}
         assert_eq!(pages(&core), 0, "{class:?}");
         core.ranges.check(true);
     }
@@ -155,14 +155,14 @@ fn blocks_that_are_none_are_not_taken_back() {
     core.add(0..CHUNK, true);
     let class = Class::of(48, 1).unwrap();
     let mut out = [0; 3];
-    assert_eq!(core.fill(class, &mut out), 3);
-    assert!(!core.give(out[0] + 1));
-    assert!(!core.give(CHUNK + 48));
-    assert!(core.give(out[1]));
-    assert!(!core.give(out[1]));
+    assert_eq!(core.fill(&OwnStripe::default(), class, &mut out), 3);
+    assert_eq!(core.give(&[out[0] + 1], 1), 1);
+    assert_eq!(core.give(&[CHUNK + 48], 1), 1);
+    assert_eq!(core.give(&[out[1]], 1), 0);
+    assert_eq!(core.give(&[out[1]], 1), 1);
     assert_eq!(core.at(out[1]), None);
     assert_eq!(core.at(out[2] + 16), None);
     let block = core.allocate(MAX_SMALL + 1, 1).unwrap();
-    assert!(!core.give(block.offset));
+    assert_eq!(core.give(&[block.offset], 1), 1);
     assert_eq!(core.at(block.offset + GRANULE), None);
 }

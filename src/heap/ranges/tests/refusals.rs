@@ -37,7 +37,7 @@ impl Kept {
             assert!(core.free(extent.node()));
         }
         for (offset, _) in self.small.drain(..) {
-            assert!(core.give(offset));
+            assert_eq!(core.give(&[offset], 1), 0);
         }
         core.release_empty_slabs();
     }
@@ -48,8 +48,8 @@ impl Kept {
         let met = |core: &mut Core| match Class::of(bytes, align) {
             Some(class) => {
                 let mut out = [0];
-                let filled = core.exhaustively(|core| core.fill(class, &mut out));
-                (filled == 1).then(|| assert!(core.give(out[0]))).is_some()
+                let filled = core.exhaustively(|core| core.fill(&OwnStripe::default(), class, &mut out));
+                (filled == 1).then(|| assert_eq!(core.give(&out, 1), 0)).is_some()
             }
             None => {
                 let found = core.exhaustively(|core| core.allocate(bytes, align));
@@ -62,8 +62,8 @@ impl Kept {
             return;
         }
         let outside = self.outside(request.class());
-        let ruled_out = core.rules_out(&request, outside)
-            || request.class().is_none() && core.slabs_cannot_serve(&request, outside);
+        let ruled_out = rules_out(core, &request, outside)
+            || request.class().is_none() && slabs_cannot_serve(core, &request, outside);
         self.ruled_out += u64::from(ruled_out);
         self.give_all(core);
         let found = met(core);
@@ -72,6 +72,15 @@ impl Kept {
             core.remember_refusal(request);
         }
     }
+}
+
+fn rules_out(core: &mut Core, request: &Request, outside: CachedBound) -> bool {
+    let slabs = Arc::clone(core.slabs());
+    core.rules_out(request, outside, &slabs.hold())
+}
+
+fn slabs_cannot_serve(core: &Core, request: &Request, outside: CachedBound) -> bool {
+    core.slabs_cannot_serve(request, outside, &core.slabs().hold())
 }
 
 #[derive(Clone, Debug)]
@@ -143,23 +152,23 @@ fn a_refusal_for_fragments_holds_until_enough_comes_free() {
         larger: true,
         of_class: false,
     };
-    assert!(!core.rules_out(&request, outside(0)), "nobody has looked");
+    assert!(!rules_out(&mut core, &request, outside(0)), "nobody has looked");
     core.remember_refusal(request);
     let larger = Request::new(100_000, 4096);
     for request in [request, larger] {
-        assert!(core.rules_out(&request, outside(60_000)));
-        assert!(!core.rules_out(&request, outside(65_536)));
+        assert!(rules_out(&mut core, &request, outside(60_000)));
+        assert!(!rules_out(&mut core, &request, outside(65_536)));
     }
     // A smaller request, a small block, and requests after memory was added.
-    assert!(!core.rules_out(&Request::new(65_000, 1), outside(0)));
-    assert!(!core.rules_out(&Request::new(1, 1), outside(0)));
+    assert!(!rules_out(&mut core, &Request::new(65_000, 1), outside(0)));
+    assert!(!rules_out(&mut core, &Request::new(1, 1), outside(0)));
     core.free(blocks[1].node());
-    assert!(!core.rules_out(&request, outside(0)));
+    assert!(!rules_out(&mut core, &request, outside(0)));
     assert!(core.allocate(65_537, 1).is_some());
     core.add(CHUNK..2 * CHUNK, true);
-    assert!(!core.rules_out(&larger, outside(0)));
+    assert!(!rules_out(&mut core, &larger, outside(0)));
     // A request beyond all memory needs no search.
-    assert!(core.rules_out(&Request::new(4 * CHUNK, 1), outside(60_000)));
+    assert!(rules_out(&mut core, &Request::new(4 * CHUNK, 1), outside(60_000)));
 }
 
 /// A slab between free ranges, one of whose blocks is in use or in a cache.
@@ -171,7 +180,7 @@ fn a_request_that_an_emptied_slab_could_serve_is_not_ruled_out() {
     let class = Class::of(500, 1).unwrap();
     let before = core.allocate(SIZE, 1).unwrap();
     let mut cached = [0];
-    assert_eq!(core.fill(class, &mut cached), 1);
+    assert_eq!(core.fill(&OwnStripe::default(), class, &mut cached), 1);
     let after: Vec<Extent> = std::iter::from_fn(|| core.allocate(SIZE, 1)).collect();
     while core.allocate(PAGE, 1).is_some() {}
     core.free(before.node());
@@ -183,7 +192,8 @@ fn a_request_that_an_emptied_slab_could_serve_is_not_ruled_out() {
     };
     let rules_out = |core: &mut Core, bytes, outside| {
         let request = Request::new(bytes, 1);
-        core.rules_out(&request, outside) || core.slabs_cannot_serve(&request, outside)
+        crate::ranges::tests::refusals::rules_out(core, &request, outside)
+            || slabs_cannot_serve(core, &request, outside)
     };
     assert!(core.allocate(2 * SIZE, 1).is_none());
     // The slab has a page.
@@ -198,7 +208,7 @@ fn a_request_that_an_emptied_slab_could_serve_is_not_ruled_out() {
     let two_pages = 2 * SIZE + 2 * PAGE;
     assert!(rules_out(&mut core, two_pages, outside(2 * PAGE, false)));
     assert!(!rules_out(&mut core, two_pages, outside(2 * PAGE, true)));
-    assert!(core.give(cached[0]));
+    assert_eq!(core.give(&cached, 1), 0);
     core.release_empty_slabs();
     assert!(core.allocate(2 * SIZE + PAGE, 1).is_some());
 }
@@ -236,9 +246,9 @@ fn a_refusal_for_the_alignment_holds_until_enough_comes_free() {
         larger: true,
         of_class: false,
     };
-    assert!(core.rules_out(&request, outside(SIZE - 1)));
-    assert!(!core.rules_out(&request, outside(SIZE)));
+    assert!(rules_out(&mut core, &request, outside(SIZE - 1)));
+    assert!(!rules_out(&mut core, &request, outside(SIZE)));
     core.free(blocks[1].node());
-    assert!(!core.rules_out(&request, outside(0)));
+    assert!(!rules_out(&mut core, &request, outside(0)));
     assert!(core.allocate(SIZE, 2 * SIZE).is_some());
 }
