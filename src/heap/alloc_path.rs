@@ -80,19 +80,14 @@ impl HeapInner {
         // Before the blocks leave their present place.
         local.bound.note(CacheBound::small(class));
         let shelf = &mut local.small[class.index()];
-        match self.front.depots[class.index()].take() {
-            Some(full) => shelf.load(full),
-            None => {
-                let mut magazine = shelf.take_empty();
-                let refill = local.refills[class.index()].next(class);
-                let (own, visitor) = (&mut local.stripe, &mut local.visitor);
-                magazine.fill(refill, |out| match self.slabs.take(own, class, out) {
-                    0 => self.with_core(visitor, |core| core.fill(own, class, out)),
-                    taken => taken,
-                });
-                shelf.load(magazine);
-            }
-        }
+        let mut magazine = shelf.take_empty();
+        let refill = local.refills[class.index()].next(class);
+        let (own, visitor) = (&mut local.stripe, &mut local.visitor);
+        magazine.fill(refill, |out| match self.slabs.take(own, class, out) {
+            0 => self.with_core(visitor, |core| core.fill(own, class, out)),
+            taken => taken,
+        });
+        shelf.load(magazine);
         Some((shelf.pop()?, Key::small(class)))
     }
 
@@ -137,13 +132,8 @@ impl HeapInner {
     #[cold]
     #[inline(never)]
     fn return_idle(&self, local: &mut Local) {
-        local.give_idle(|visitor, class, full| {
-            let waiting = std::iter::from_fn(|| self.front.depots[class.index()].take());
-            self.with_core(visitor, |core| {
-                for full in waiting.chain([full]) {
-                    self.count_unknown(core.give(full.offsets(), 0));
-                }
-            });
+        local.give_idle(|visitor, full| {
+            self.with_core(visitor, |core| self.count_unknown(core.give(full.offsets(), 0)));
         });
     }
 
@@ -226,7 +216,7 @@ impl HeapInner {
                 Kind::Small(class) => {
                     let shelf = &mut local.small[class.index()];
                     if let Some(full) = shelf.push(class, piece.offset, &local.bound) {
-                        self.hand_on(&mut local.visitor, class, full);
+                        self.hand_on(&mut local.visitor, &full);
                     }
                 }
                 Kind::Range(node) => self.keep(local, piece, node),
@@ -267,11 +257,9 @@ impl HeapInner {
         }
     }
 
+    /// Returns small blocks to their slabs.
     #[cold]
-    fn hand_on(&self, visitor: &mut Visitor, class: Class, full: Box<Magazine>) {
-        let Err(full) = self.front.depots[class.index()].put(full) else {
-            return;
-        };
+    fn hand_on(&self, visitor: &mut Visitor, full: &Magazine) {
         let mut empty = Vec::new();
         self.count_unknown(self.slabs.give(full.offsets(), &mut empty));
         if !empty.is_empty() {
@@ -321,13 +309,6 @@ impl HeapInner {
         }
         contents.bound.forget(u64::MAX);
         contents.bound.note_shard(0);
-    }
-
-    /// Returns the depots' blocks to the core.
-    pub(super) fn empty_depots(&self, core: &mut Core) {
-        for full in self.front.take_magazines() {
-            self.give(core, full.offsets());
-        }
     }
 
     fn give(&self, core: &mut Core, offsets: &[u64]) {

@@ -121,7 +121,6 @@ impl HeapInner {
                 self.take_back_all(&mut core, local.empty().0);
                 self.end_shard(&mut core, local);
             }
-            self.empty_depots(&mut core);
             self.open_posts(&mut core);
         }
         drop(held);

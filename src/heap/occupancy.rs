@@ -159,8 +159,6 @@ impl HeapInner {
         held.iter_mut().for_each(|local| self.open_post(local));
         let mut core = self.core();
         self.open_posts(&mut core);
-        // A thread that finds the depots empty allocates from the core.
-        self.empty_depots(&mut core);
         let mut cached = quarantine;
         for local in &mut held {
             self.take_leaving(&mut core, &mut local.medium);

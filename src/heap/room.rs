@@ -105,7 +105,7 @@ impl HeapInner {
 }
 
 impl HeapInner {
-    /// Empties all caches and depots if that can help, and returns the result of `attempt`.
+    /// Empties all caches if that can help, and returns the result of `attempt`.
     /// The request is for `bytes` at a multiple of `align`.
     pub(super) fn after_caches_of_use<R>(
         &self,
@@ -162,7 +162,7 @@ impl HeapInner {
         bytes <= addable.saturating_add(most)
     }
 
-    /// Returns all cached blocks, and those in depots, to the core.
+    /// Returns all cached blocks to the core.
     pub(crate) fn empty_all_caches(&self) {
         self.after_all_caches(None, &|_| None::<()>);
     }
@@ -184,7 +184,6 @@ impl HeapInner {
         for local in &mut held {
             self.take_back_all(&mut core, local.empty().0);
         }
-        self.empty_depots(&mut core);
         self.open_posts(&mut core);
         core.release_empty_slabs();
         let found = core.exhaustively(attempt);

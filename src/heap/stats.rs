@@ -21,7 +21,7 @@ pub struct HeapStats {
     /// Bytes taken by these blocks and the deferred ones, including rounding and, in [debug
     /// mode](super::debug), guards.
     pub used: u64,
-    /// Bytes in threads' caches and in the depots between threads.
+    /// Bytes in threads' caches, and on their way between threads.
     pub cached: u64,
     /// Bytes in the [debug mode](super::debug)'s quarantine: freed blocks, with their guards.
     #[serde(default)]
@@ -97,7 +97,7 @@ impl HeapInner {
         let slabs = self.slabs.hold();
         let (free_in_slabs, slab_ends) = slabs.bytes();
         let out = backed.saturating_sub(free + free_in_slabs + slab_ends);
-        let cached = (kept + self.front.waiting_bytes()).min(out);
+        let cached = (kept + self.front.posted()).min(out);
         let quarantined = quarantined.min(out - cached);
         let classes = Class::all().zip(slabs.class_counts());
         let classes = classes.filter(|(_, (_, blocks))| *blocks > 0);

@@ -4,30 +4,23 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::handover::Depot;
 use crate::cache::handover::Inbox;
 use crate::cache::local::Tally;
-use crate::cache::magazine::{CacheBound, Magazine};
+use crate::cache::magazine::CacheBound;
 use crate::cache::member::Members;
 use crate::cache::shards::{Post, Shards};
-use crate::classes::{CLASSES, Class};
 use crate::per_driver::lock;
 use crate::ranges::{CachedBound, Extent, GRANULE, Request};
-
-/// The most full magazines of a class that wait for a thread.
-const DEPOT: usize = 4;
 
 /// The threads of a heap and their common state outside the core.
 ///
 /// The only lock is `members`. It comes after `backing`, and before a cache, the debug mode's table and the core.
-/// The depots, the inbox and the shards' posts have no lock: any thread may use them under any of these.
+/// The inbox and the shards' posts have no lock: any thread may use them under any of these.
 pub(crate) struct Front {
     pub(crate) budget: Budget,
     /// Ranges whose frees found the core busy: the next thread that enters the core applies them first.
     // On a cache line of its own, as its type is, because all threads write to it.
     pub(crate) inbox: Inbox<Vec<Extent>>,
-    /// Full magazines, from threads that free to threads that allocate.
-    pub(crate) depots: [Depot<Magazine>; CLASSES],
     pub(crate) shards: Shards,
     pub(crate) members: Mutex<Members>,
 }
@@ -38,25 +31,9 @@ impl Front {
         Self {
             budget: Budget::new(thread_cache, limit),
             inbox: Inbox::new(),
-            depots: std::array::from_fn(|_| Depot::new(DEPOT)),
             shards: Shards::new(limit),
             members: Mutex::default(),
         }
-    }
-
-    /// Takes all magazines out of the depots.
-    pub(crate) fn take_magazines(&self) -> impl Iterator<Item = Box<Magazine>> {
-        let depots = self.depots.iter();
-        depots.flat_map(|depot| std::iter::from_fn(|| depot.take()))
-    }
-
-    /// Returns the bytes on their way between threads, or more.
-    pub(crate) fn waiting_bytes(&self) -> u64 {
-        // Counts full magazines, without those that a thread is about to take.
-        let depots = Class::all().zip(&self.depots);
-        let full = |class| Magazine::capacity(class) as u64 * class.bytes();
-        let small = depots.map(|(class, depot)| depot.len() as u64 * full(class));
-        small.sum::<u64>() + self.posted()
     }
 
     /// Returns the bytes in all posts, or more.
@@ -68,15 +45,13 @@ impl Front {
     pub(crate) fn cached_bound(&self, members: &Members, request: &Request) -> CachedBound {
         let larger = self.budget.most_ever();
         let class = request.class();
-        // First: a block that leaves a depot or a post meanwhile is in a thread's bound before.
-        let waiting = self.waiting_bytes();
-        let waits = class.is_some_and(|class| self.depots[class.index()].len() > 0);
-        let posted = self.shards.posts().any(|post| post.bytes() > 0);
+        // First: a block that leaves a post meanwhile is in a thread's bound before.
+        let posted = self.posted();
         let bound = members.bound(larger, class);
         CachedBound {
-            bytes: bound.bytes + waiting,
-            larger: bound.larger || posted,
-            of_class: bound.of_class || waits,
+            bytes: bound.bytes + posted,
+            larger: bound.larger || posted > 0,
+            of_class: bound.of_class,
         }
     }
 

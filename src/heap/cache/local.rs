@@ -168,7 +168,7 @@ impl Local {
 
     /// Calls `give` with the blocks that take a page each, of the classes that the thread has not used since the last
     /// call.
-    pub(crate) fn give_idle(&mut self, mut give: impl FnMut(&mut Visitor, Class, Box<Magazine>)) {
+    pub(crate) fn give_idle(&mut self, mut give: impl FnMut(&mut Visitor, &Magazine)) {
         for class in Class::all().filter(|class| class.takes_page()) {
             let shelf = &mut self.small[class.index()];
             let refill = &mut self.refills[class.index()];
@@ -179,7 +179,7 @@ impl Local {
             *refill = RefillSize::FIRST;
             shelf
                 .take_all()
-                .for_each(|full| give(&mut self.visitor, class, full));
+                .for_each(|full| give(&mut self.visitor, &full));
             self.bound.forget(CacheBound::small(class));
         }
     }
