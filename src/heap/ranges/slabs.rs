@@ -11,7 +11,7 @@ use crate::classes::{CLASSES, Class, PAGE};
 pub(super) const STRIPES: usize = 64;
 
 /// A slab: the number of its stripe, and its index there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SlabId(pub(super) u32);
 
 impl SlabId {
@@ -77,6 +77,10 @@ pub(super) struct Slabs {
     pub(super) ends: u64,
 }
 
+/// The slabs of a class in a claimed stripe are as large as if there were so many bytes of them: small ones, between ranges,
+/// would leave no room for segments of shards.
+const CLAIMED: u64 = 64 << 10;
+
 /// How many ranges are searched for a slab while memory can still be added.
 const LOOKS: usize = 32;
 
@@ -124,7 +128,8 @@ impl Slabs {
             return false;
         }
         // Falls back to smaller slabs if no range is large enough; the last is a page.
-        for blocks in class.slabs(self.totals[class.index()]) {
+        let least = if self.stripe == 0 { 0 } else { CLAIMED };
+        for blocks in class.slabs(self.totals[class.index()].max(least)) {
             let bytes = class.slab_bytes(blocks);
             let looks = if exhaustive && bytes == PAGE {
                 usize::MAX

@@ -20,6 +20,9 @@ use crate::per_driver::lock;
 /// A thread that found its stripe's lock taken so often claims a stripe.
 const OFTEN: u8 = 16;
 
+/// So many blocks are freed at a time: a magazine's.
+const PART: usize = 64;
+
 /// All slabs of a heap, and the table that finds the slab or the range of a block.
 pub(crate) struct Stripes {
     pub(crate) pages: PageMap,
@@ -70,9 +73,17 @@ impl Stripes {
         HeldSlabs(self.each().map(|(_, stripe)| lock(stripe)).collect())
     }
 
-    /// Writes the offsets of free blocks of the thread's stripe to `out`; returns their number.
+    /// Writes the offsets of free blocks to `out`, without new slabs; returns their number.
     pub(crate) fn take(&self, own: &mut OwnStripe, class: Class, out: &mut [u64]) -> usize {
-        self.enter(own).take(class, out)
+        let taken = self.enter(own).take(class, out);
+        if taken > 0 || own.number == 0 {
+            return taken;
+        }
+        // Blocks of threads that are gone or have claimed a stripe since, unless others are busy with them.
+        let claimed = self.claimed.load(Relaxed);
+        let idle = self.each().filter(|(number, _)| claimed >> number & 1 == 0);
+        let mut taken = idle.filter_map(|(_, stripe)| Some(stripe.try_lock().ok()?.take(class, out)));
+        taken.find(|&taken| taken > 0).unwrap_or(0)
     }
 
     fn enter(&self, own: &mut OwnStripe) -> MutexGuard<'_, Slabs> {
@@ -114,55 +125,56 @@ impl Stripes {
         out: &mut [u64],
         exhaustive: bool,
     ) -> usize {
-        let mut filled = self.lock(own.number).take(class, out);
-        let claimed = self.claimed.load(Relaxed);
-        self.steal(class, out, &mut filled, |number| claimed >> number & 1 == 0);
-        if filled < out.len() {
-            let mut slabs = self.lock(own.number);
-            while filled < out.len() && slabs.add(class, ranges, &self.pages, exhaustive) {
-                filled += slabs.take(class, &mut out[filled..]);
-            }
+        let mut slabs = self.lock(own.number);
+        let mut filled = slabs.take(class, out);
+        while filled < out.len() && slabs.add(class, ranges, &self.pages, exhaustive) {
+            filled += slabs.take(class, &mut out[filled..]);
         }
-        self.steal(class, out, &mut filled, |_| true);
+        drop(slabs);
+        for (_, stripe) in self.each() {
+            if filled == out.len() {
+                break;
+            }
+            filled += lock(stripe).take(class, &mut out[filled..]);
+        }
         filled
-    }
-
-    fn steal(
-        &self,
-        class: Class,
-        out: &mut [u64],
-        filled: &mut usize,
-        from: impl Fn(u8) -> bool,
-    ) {
-        for (_, stripe) in self.each().filter(|(number, _)| from(*number)) {
-            if *filled == out.len() {
-                return;
-            }
-            *filled += lock(stripe).take(class, &mut out[*filled..]);
-        }
     }
 
     /// Frees blocks, and adds slabs that have no block in use any more to `empty`. Returns how many blocks were not in use.
     pub(crate) fn give(&self, offsets: &[u64], empty: &mut Vec<SlabId>) -> usize {
-        let mut unknown = 0;
-        let mut held: Option<(u8, MutexGuard<'_, Slabs>)> = None;
+        let parts = offsets.chunks(PART);
+        parts.map(|part| self.give_part(part, empty)).sum()
+    }
+
+    /// Takes the lock of each stripe once.
+    fn give_part(&self, offsets: &[u64], empty: &mut Vec<SlabId>) -> usize {
+        let mut all = [(SlabId::default(), 0); PART];
+        let mut found = 0;
         for &offset in offsets {
-            let Some(Owner::Slab(id)) = self.pages.get(offset) else {
-                unknown += 1;
-                continue;
-            };
-            let slabs = match &mut held {
-                Some((number, slabs)) if *number == id.stripe() => slabs,
-                _ => {
-                    held = None;
-                    &mut held.insert((id.stripe(), self.lock(id.stripe()))).1
-                }
-            };
-            match slabs.give(id, offset) {
-                Given::Free => {}
-                Given::Last => empty.push(id),
-                Given::Unknown => unknown += 1,
+            if let Some(Owner::Slab(id)) = self.pages.get(offset) {
+                all[found] = (id, offset);
+                found += 1;
             }
+        }
+        let mut unknown = offsets.len() - found;
+        let mut rest = &mut all[..found];
+        while let Some(&(first, _)) = rest.first() {
+            let mut slabs = self.lock(first.stripe());
+            let mut others = 0;
+            for at in 0..rest.len() {
+                let (id, offset) = rest[at];
+                if id.stripe() != first.stripe() {
+                    rest[others] = rest[at];
+                    others += 1;
+                    continue;
+                }
+                match slabs.give(id, offset) {
+                    Given::Free => {}
+                    Given::Last => empty.push(id),
+                    Given::Unknown => unknown += 1,
+                }
+            }
+            rest = &mut rest[..others];
         }
         unknown
     }
