@@ -1,11 +1,9 @@
-//! The paths of a block from the core to a user and back: through the thread's cache, or directly.
+//! The paths of a block from the core or a slab to a user and back: through the thread's cache, or directly.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::sync::tell_refusal;
-use super::cache::{
-    CacheBound, Contents, Local, MAX_CACHED, Magazine, Medium, Visitor, member,
-};
+use super::cache::{CacheBound, Contents, Local, MAX_CACHED, Magazine, Medium, Visitor, member};
 use super::classes::Class;
 use super::inner::HeapInner;
 use super::piece::{Key, Kind, Piece};
@@ -56,7 +54,7 @@ impl HeapInner {
         Some((found.offset, Key::range(found.node(), size)))
     }
 
-    /// Gets a small block from other threads or from the core, or a range in its place.
+    /// Gets a small block from the slabs, or a range in its place.
     #[cold]
     #[inline(never)]
     fn refill(
@@ -133,7 +131,9 @@ impl HeapInner {
     #[inline(never)]
     fn return_idle(&self, local: &mut Local) {
         local.give_idle(|visitor, full| {
-            self.with_core(visitor, |core| self.count_unknown(core.give(full.offsets(), 0)));
+            self.with_core(visitor, |core| {
+                self.count_unknown(core.give(full.offsets(), 0))
+            });
         });
     }
 
@@ -214,10 +214,9 @@ impl HeapInner {
             local.tally.free(piece.bytes);
             match piece.key.kind() {
                 Kind::Small(class) => {
-                    let shelf = &mut local.small[class.index()];
-                    if let Some(full) = shelf.push(class, piece.offset, &local.bound) {
-                        self.hand_on(&mut local.visitor, &full);
-                    }
+                    let visitor = &mut local.visitor;
+                    let hand_on = |full: &Magazine| self.hand_on(visitor, full);
+                    local.small[class.index()].push(class, piece.offset, &local.bound, hand_on);
                 }
                 Kind::Range(node) => self.keep(local, piece, node),
             }

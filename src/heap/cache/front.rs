@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::handover::Inbox;
+use crate::cache::inbox::Inbox;
 use crate::cache::local::Tally;
 use crate::cache::magazine::CacheBound;
 use crate::cache::member::Members;

@@ -182,23 +182,24 @@ impl Shelf {
         }
     }
 
-    /// Pushes a block of `class`. Returns a full magazine that has no place here, to be handed on.
+    /// Pushes a block of `class`. If both magazines are full, calls `empty` with the older one, which is empty afterwards.
     #[inline]
     pub(crate) fn push(
         &mut self,
         class: Class,
         offset: u64,
         bound: &CacheBound,
-    ) -> Option<Box<Magazine>> {
+        empty: impl FnOnce(&Magazine),
+    ) {
         let capacity = Magazine::capacity(class);
         if let Some(loaded) = &mut self.loaded
             && loaded.len < capacity
         {
             loaded.offsets[loaded.len] = offset;
             loaded.len += 1;
-            return None;
+        } else {
+            self.push_slowly(class, offset, bound, empty);
         }
-        self.push_slowly(class, offset, bound)
     }
 
     #[cold]
@@ -207,21 +208,22 @@ impl Shelf {
         class: Class,
         offset: u64,
         bound: &CacheBound,
-    ) -> Option<Box<Magazine>> {
-        if self.parked.is_some() {
-            self.unpark();
-            return self.push(class, offset, bound);
-        }
+        empty: impl FnOnce(&Magazine),
+    ) {
+        self.unpark();
         bound.note(CacheBound::small(class));
-        let full = match &self.spare {
-            Some(spare) if spare.len == 0 => None,
-            _ => self.spare.take(),
-        };
-        std::mem::swap(&mut self.loaded, &mut self.spare);
+        if let Some(loaded) = &self.loaded
+            && loaded.len == Magazine::capacity(class)
+        {
+            std::mem::swap(&mut self.loaded, &mut self.spare);
+        }
         let loaded = self.loaded.get_or_insert_with(Magazine::empty);
-        loaded.offsets[0] = offset;
-        loaded.len = 1;
-        full
+        if loaded.len == Magazine::capacity(class) {
+            empty(loaded);
+            loaded.len = 0;
+        }
+        loaded.offsets[loaded.len] = offset;
+        loaded.len += 1;
     }
 
     /// Takes a magazine in when no blocks are left; drops the empty one, if any.
@@ -288,11 +290,11 @@ mod tests {
             let mut there: Vec<u64> = Vec::new();
             for (offset, push) in steps.into_iter().enumerate() {
                 if push {
+                    let mut full = Vec::new();
+                    shelf.push(class, offset as u64, &bound, |magazine| full = magazine.offsets().to_vec());
+                    prop_assert!(full.is_empty() || full.len() == capacity);
+                    there.retain(|offset| !full.contains(offset));
                     there.push(offset as u64);
-                    if let Some(full) = shelf.push(class, offset as u64, &bound) {
-                        prop_assert_eq!(full.len, capacity);
-                        there.retain(|offset| !full.offsets().contains(offset));
-                    }
                     prop_assert!(there.len() <= 2 * capacity);
                 } else if let Some(offset) = shelf.pop() {
                     let at = there.iter().position(|&other| other == offset);

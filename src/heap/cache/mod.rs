@@ -1,17 +1,16 @@
-//! How a heap's threads cache blocks and hand them to each other: four small primitives. Loom (`ci/loom`) has
+//! How a heap's threads cache blocks and hand them to each other: three small primitives. Loom (`ci/loom`) has
 //! run small models of each in all orders of events with up to three preemptions, and with the processor's
-//! fences: loom does not model `membarrier`. [`Front`] has a heap's depots, its inbox and its threads.
+//! fences: loom does not model `membarrier`. [`Front`] has a heap's inbox and its threads.
 //!
 //! | | written by | read by | cost of the common case |
 //! |---|---|---|---|
 //! | [`Biased`] | its owner and its holders | the same | two plain stores, two loads |
 //! | [`Reserved`] | the thread inside, most often one visitor | the same | two plain stores, two loads |
-//! | [`Depot`](handover::Depot) | any thread puts a box | any thread takes one | one compare-and-swap, one swap |
-//! | [`Inbox`](handover::Inbox) | any thread pushes | any thread drains all at once | one compare-and-swap for each push |
+//! | [`Inbox`](inbox::Inbox) | any thread pushes | any thread drains all at once | one compare-and-swap for each push |
 
 mod biased;
 mod front;
-mod handover;
+mod inbox;
 mod local;
 mod magazine;
 mod medium;

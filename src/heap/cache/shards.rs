@@ -12,10 +12,9 @@
 //!   then.
 
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::cache::handover::Depot;
-use crate::cache::handover::{Inbox, Node};
+use crate::cache::inbox::{Inbox, Node};
 use crate::cache::sync::{AtomicU8, AtomicU64, Ordering};
 use crate::ranges::{Extent, GRANULE, Shard};
 
@@ -57,7 +56,8 @@ pub(crate) struct Own {
 pub(crate) struct Post {
     inbox: Inbox<Batch>,
     /// Some empty batches, for those who send more.
-    empty: Depot<Node<Batch>>,
+    #[expect(clippy::vec_box, reason = "they are sent as boxes")]
+    empty: Mutex<Vec<Box<Node<Batch>>>>,
     /// How many bytes there are, or more.
     bytes: AtomicU64,
 }
@@ -111,7 +111,7 @@ impl Shards {
         let post = self.posts[id].get_or_init(|| {
             Arc::new(Post {
                 inbox: Inbox::new(),
-                empty: Depot::new(EMPTY),
+                empty: Mutex::default(),
                 bytes: AtomicU64::new(0),
             })
         });
@@ -127,7 +127,8 @@ impl Shards {
     /// Returns an empty batch for blocks of a shard that exists or existed.
     pub(crate) fn empty_batch(&self, id: u8) -> Box<Node<Batch>> {
         let post = self.posts[usize::from(id)].get();
-        let used = post.and_then(|post| post.empty.take());
+        // Not worth waiting for.
+        let used = post.and_then(|post| post.empty.try_lock().ok()?.pop());
         used.unwrap_or_else(Batch::new)
     }
 
@@ -172,7 +173,11 @@ impl Post {
             batch.item.empty(&mut put);
             // Releases where they are now, to a thread that misses them here.
             self.bytes.fetch_sub(bytes, Ordering::Release);
-            drop(self.empty.put(batch));
+            if let Ok(mut empty) = self.empty.try_lock()
+                && empty.len() < EMPTY
+            {
+                empty.push(batch);
+            }
         }
     }
 

@@ -142,13 +142,7 @@ impl Core {
 
     /// Returns the bytes around a range, up to `enough`, that are free or in slabs with at most `in_use` bytes in
     /// use.
-    fn free_around(
-        &self,
-        node: RangeId,
-        in_use: u64,
-        enough: u64,
-        slabs: &HeldSlabs<'_>,
-    ) -> u64 {
+    fn free_around(&self, node: RangeId, in_use: u64, enough: u64, slabs: &HeldSlabs<'_>) -> u64 {
         let nodes = &self.ranges.nodes;
         let bytes = |node: RangeId| u64::from(nodes.get(node).size) << extents::LOG_GRANULE;
         let may_be_free = |&node: &RangeId| match nodes.get(node).state {

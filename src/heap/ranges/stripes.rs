@@ -82,7 +82,8 @@ impl Stripes {
         // Blocks of threads that are gone or have claimed a stripe since, unless others are busy with them.
         let claimed = self.claimed.load(Relaxed);
         let idle = self.each().filter(|(number, _)| claimed >> number & 1 == 0);
-        let mut taken = idle.filter_map(|(_, stripe)| Some(stripe.try_lock().ok()?.take(class, out)));
+        let mut taken =
+            idle.filter_map(|(_, stripe)| Some(stripe.try_lock().ok()?.take(class, out)));
         taken.find(|&taken| taken > 0).unwrap_or(0)
     }
 
@@ -102,11 +103,10 @@ impl Stripes {
     }
 
     fn claim(&self) -> Option<u8> {
-        let free = (1..STRIPES as u8).find(|number| {
+        (1..STRIPES as u8).find(|number| {
             let bit = 1 << number;
             self.claimed.fetch_or(bit, Relaxed) & bit == 0
-        });
-        free
+        })
     }
 
     /// Gives a thread's stripe back for the next thread.
@@ -253,5 +253,130 @@ impl HeldSlabs<'_> {
     /// Returns the size of the tables, in bytes.
     pub(crate) fn metadata(&self) -> usize {
         self.0.iter().map(|slabs| slabs.metadata()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::classes::SLAB;
+    use crate::ranges::Core;
+
+    const MEMORY: u64 = 8 << 20;
+
+    fn core() -> Core {
+        let mut core = Core::new(0, MEMORY).unwrap();
+        core.add(0..MEMORY, true);
+        core
+    }
+
+    /// A thread that finds the lock taken until it claims a stripe.
+    fn claimed(stripes: &Stripes) -> OwnStripe {
+        let mut own = OwnStripe::default();
+        let held = stripes.lock(0);
+        own.met = OFTEN - 1;
+        drop(stripes.enter(&mut own));
+        drop(held);
+        own
+    }
+
+    #[test]
+    fn a_thread_that_finds_the_lock_taken_claims_a_stripe_until_it_ends() {
+        let stripes = Stripes::new(MEMORY);
+        let [mut first, second] = [claimed(&stripes), claimed(&stripes)];
+        assert_eq!((first.number, second.number), (1, 2));
+        stripes.leave(&mut first);
+        assert_eq!(first.number, 0);
+        assert_eq!(claimed(&stripes).number, 1);
+        let rest: Vec<u8> = (3..STRIPES).map(|_| claimed(&stripes).number).collect();
+        assert!(rest.into_iter().eq(3..STRIPES as u8));
+        // All are claimed: the thread waits where it is.
+        let mut late = OwnStripe {
+            number: 0,
+            met: OFTEN,
+        };
+        drop(stripes.enter(&mut late));
+        assert_eq!(late.number, 0);
+    }
+
+    #[test]
+    fn blocks_return_to_the_stripes_of_their_slabs() {
+        let mut core = core();
+        let class = Class::of(64, 1).unwrap();
+        let stripes = std::sync::Arc::clone(core.slabs());
+        let mut owns = [OwnStripe::default(), claimed(&stripes), claimed(&stripes)];
+        let mut blocks = Vec::new();
+        for own in &owns {
+            let mut out = [0; 40];
+            assert_eq!(core.fill(own, class, &mut out), out.len());
+            blocks.extend(out);
+        }
+        // No two of a stripe beside each other.
+        blocks.sort_by_key(|offset| offset / class.bytes() % 40);
+        let mut empty = Vec::new();
+        let (some, rest) = blocks.split_at(100);
+        assert_eq!(stripes.give(some, &mut empty), 0);
+        assert_eq!(stripes.give(some, &mut empty), some.len(), "freed twice");
+        assert_eq!(stripes.give(rest, &mut empty), 0);
+        assert_eq!(stripes.give(&[MEMORY, 3], &mut empty), 2, "none are there");
+        assert!(empty.iter().any(|id| id.stripe() == 2));
+        for own in &mut owns {
+            let number = own.number;
+            let mut out = [0; 40];
+            assert_eq!(stripes.take(own, class, &mut out), out.len());
+            let at = |&offset: &u64| stripes.pages.get(offset);
+            assert!(out.iter().all(
+                |offset| matches!(at(offset), Some(Owner::Slab(id)) if id.stripe() == number)
+            ));
+        }
+    }
+
+    #[test]
+    fn what_no_thread_has_serves_others_before_a_new_slab() {
+        let mut core = core();
+        let class = Class::of(128, 1).unwrap();
+        let stripes = std::sync::Arc::clone(core.slabs());
+        let mut gone = claimed(&stripes);
+        let mut out = [0; 8];
+        assert_eq!(core.fill(&gone, class, &mut out), out.len());
+        let mut other = claimed(&stripes);
+        let mut taken = [0; 8];
+        assert_eq!(
+            stripes.take(&mut other, class, &mut taken),
+            0,
+            "a thread has them"
+        );
+        stripes.leave(&mut gone);
+        assert_eq!(stripes.take(&mut other, class, &mut taken), taken.len());
+    }
+
+    #[test]
+    fn the_last_free_block_of_any_stripe_is_found() {
+        let mut core = core();
+        let class = Class::of(SLAB / 64, 1).unwrap();
+        let stripes = std::sync::Arc::clone(core.slabs());
+        let owns = [claimed(&stripes), claimed(&stripes)];
+        let mut out = vec![0; (MEMORY / class.bytes()) as usize + 1];
+        let filled = core.exhaustively(|core| core.fill(&owns[0], class, &mut out));
+        assert!(filled > out.len() / 2);
+        assert_eq!(core.give(&out[..1], 1), 0);
+        let mut again = [0; 2];
+        let filled = core.exhaustively(|core| core.fill(&owns[1], class, &mut again));
+        assert_eq!((filled, again[0]), (1, out[0]));
+    }
+
+    #[test]
+    fn slabs_without_blocks_end_but_for_those_to_be_kept() {
+        let mut core = core();
+        let class = Class::of(2048, 1).unwrap();
+        let own = OwnStripe::default();
+        let mut out = [0; 100];
+        for kept in [0, 1] {
+            assert_eq!(core.fill(&own, class, &mut out), out.len());
+            assert_eq!(core.give(&out, kept), 0);
+            assert_eq!(core.used() > 0, kept > 0);
+        }
+        core.release_empty_slabs();
+        assert_eq!(core.used(), 0);
     }
 }

@@ -167,7 +167,9 @@ impl Both {
 
     fn fill(&mut self, class: Class, count: usize) {
         let (own, mut out) = (OwnStripe::default(), vec![0; count]);
-        let filled = self.core.exhaustively(|core| core.fill(&own, class, &mut out));
+        let filled = self
+            .core
+            .exhaustively(|core| core.fill(&own, class, &mut out));
         for &offset in &out[..filled] {
             assert_eq!(self.core.at(offset), Some(Found::Small(class)));
             self.model.take(offset..offset + class.bytes());

@@ -143,7 +143,8 @@ fn small_blocks_use_every_hole_to_the_last_page() {
             holes.count()
         };
         assert!(pages(&core) > 40);
-        while core.exhaustively(|core| core.fill(&OwnStripe::default(), class, &mut out[..1])) > 0 {}
+        while core.exhaustively(|core| core.fill(&OwnStripe::default(), class, &mut out[..1])) > 0 {
+        }
         assert_eq!(pages(&core), 0, "{class:?}");
         core.ranges.check(true);
     }

@@ -48,8 +48,11 @@ impl Kept {
         let met = |core: &mut Core| match Class::of(bytes, align) {
             Some(class) => {
                 let mut out = [0];
-                let filled = core.exhaustively(|core| core.fill(&OwnStripe::default(), class, &mut out));
-                (filled == 1).then(|| assert_eq!(core.give(&out, 1), 0)).is_some()
+                let filled =
+                    core.exhaustively(|core| core.fill(&OwnStripe::default(), class, &mut out));
+                (filled == 1)
+                    .then(|| assert_eq!(core.give(&out, 1), 0))
+                    .is_some()
             }
             None => {
                 let found = core.exhaustively(|core| core.allocate(bytes, align));
@@ -152,7 +155,10 @@ fn a_refusal_for_fragments_holds_until_enough_comes_free() {
         larger: true,
         of_class: false,
     };
-    assert!(!rules_out(&mut core, &request, outside(0)), "nobody has looked");
+    assert!(
+        !rules_out(&mut core, &request, outside(0)),
+        "nobody has looked"
+    );
     core.remember_refusal(request);
     let larger = Request::new(100_000, 4096);
     for request in [request, larger] {
@@ -168,7 +174,11 @@ fn a_refusal_for_fragments_holds_until_enough_comes_free() {
     core.add(CHUNK..2 * CHUNK, true);
     assert!(!rules_out(&mut core, &larger, outside(0)));
     // A request beyond all memory needs no search.
-    assert!(rules_out(&mut core, &Request::new(4 * CHUNK, 1), outside(60_000)));
+    assert!(rules_out(
+        &mut core,
+        &Request::new(4 * CHUNK, 1),
+        outside(60_000)
+    ));
 }
 
 /// A slab between free ranges, one of whose blocks is in use or in a cache.

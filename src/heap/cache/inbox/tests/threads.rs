@@ -1,66 +1,8 @@
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::thread;
 
 use super::super::*;
-
-#[test]
-fn it_takes_as_many_as_it_has_places() {
-    for places in 0..4 {
-        let depot = Depot::new(places);
-        assert!(depot.take().is_none());
-        for number in 0..places {
-            depot.put(Box::new(number)).unwrap();
-        }
-        assert_eq!(depot.put(Box::new(places)), Err(Box::new(places)));
-        let taken: HashSet<_> = std::iter::from_fn(|| depot.take()).collect();
-        assert_eq!(taken.len(), places);
-    }
-}
-
-#[test]
-fn what_is_left_in_a_depot_is_dropped_with_it() {
-    let item = Arc::new(());
-    let depot = Depot::new(3);
-    depot.put(Box::new(item.clone())).unwrap();
-    depot.put(Box::new(item.clone())).unwrap();
-    assert_eq!(Arc::strong_count(&item), 3);
-    drop(depot);
-    assert_eq!(Arc::strong_count(&item), 1);
-}
-
-#[test]
-fn each_box_goes_to_one() {
-    const BOXES: usize = 5_000;
-    let depot = &Depot::new(3);
-    let mut all: Vec<usize> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..4)
-            .map(|thread| {
-                scope.spawn(move || {
-                    let mut mine = Vec::new();
-                    for number in 0..BOXES {
-                        let full = Box::new(thread * BOXES + number);
-                        // If the depot is full, the box is this thread's own. Each box is read at once,
-                        // before anything else could order the two threads.
-                        mine.extend(depot.put(full).err().map(|full| *full));
-                        if number % 2 == 0 {
-                            mine.extend(depot.take().map(|full| *full));
-                        }
-                    }
-                    mine
-                })
-            })
-            .collect();
-        threads
-            .into_iter()
-            .flat_map(|thread| thread.join().unwrap())
-            .collect()
-    });
-    all.extend(std::iter::from_fn(|| depot.take()).map(|full| *full));
-    all.sort_unstable();
-    assert!(all.into_iter().eq(0..4 * BOXES));
-}
 
 #[test]
 fn the_newest_comes_first() {
