@@ -124,7 +124,7 @@ impl Mapping {
         })
     }
 
-    /// Changes the access of adjacent mappings, by ascending addresses, in one call.
+    /// Changes the access of adjacent mappings of one reservation, by ascending addresses, in one call.
     ///
     /// After an error the caller can still use [`set_access`](Self::set_access) for each, which also gives
     /// the reason: the drivers measured accept a range of several whole mappings, but CUDA's documentation
@@ -133,17 +133,25 @@ impl Mapping {
     /// Source: `cuMemSetAccess`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for mappings that are not adjacent or at several locations, and in a forked child;
-    /// the driver's.
+    /// [`Error::InvalidArgument`] for mappings that are not adjacent, of several reservations or at several locations, and in
+    /// a forked child; the driver's.
     pub fn set_access_together(mappings: &mut [&mut Self], access: &[AccessDesc]) -> Result<()> {
         let (Some(first), false) = (mappings.first(), access.is_empty()) else {
             return Ok(());
         };
         let (start, location, driver) = (first.start, first.location, first.driver());
+        let reservation = &first.reservation;
         driver.expect_this_process("mapping")?;
         let mut size = 0;
         for mapping in mappings.iter() {
             driver.expect_same(mapping.driver(), "mapping")?;
+            // One reservation has memory of one backing, whose access one kind of call changes.
+            if !Arc::ptr_eq(&mapping.reservation, reservation) {
+                return Err(Error::invalid(
+                    "mappings",
+                    "they are of several reservations",
+                ));
+            }
             if mapping.start != start.add(size) || mapping.location != location {
                 let why = "they are not side by side, or on several nodes";
                 return Err(Error::invalid("mappings", why));

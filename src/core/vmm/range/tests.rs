@@ -1,8 +1,8 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::Machine;
 use crate::driver::{Call, Location};
+use crate::{Backing, Machine};
 
 const MIB: u64 = 1 << 20;
 
@@ -188,4 +188,42 @@ fn each_part_is_released_before_the_next_is_unmapped() {
     let host = [rw(Location::Host)];
     MappedRange::map(&driver, watched(&driver, &seen), &host).unwrap_err();
     assert_eq!(*seen.lock().unwrap(), [(1, 0), (2, 1), (3, 2)]);
+}
+
+#[test]
+fn mappings_of_several_reservations_are_refused_and_have_no_access() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let mapped = |backing, hint| {
+        let options = Reservation::options().backing(backing).hint(hint);
+        let addresses = Arc::new(options.reserve(&driver, 2 * MIB).unwrap());
+        let memory = PhysicalMemory::options(Location::HostNuma(0)).backing(backing);
+        let memory = memory.create(&driver, 2 * MIB).unwrap();
+        addresses.map(0, &memory).unwrap()
+    };
+    // Other threads may take the addresses behind the first mapping.
+    let adjacent = (0..1000).find_map(|at| {
+        let hint = DevicePtr((1 << 44) + at * 8 * MIB);
+        let first = mapped(Backing::Registered, hint);
+        let behind = first.device_ptr().add(2 * MIB);
+        let second = mapped(Backing::Driver, behind);
+        (second.device_ptr() == behind).then_some((first, second))
+    });
+    let (mut first, mut second) = adjacent.unwrap();
+    let both = &mut [&mut first, &mut second];
+    let error = Mapping::set_access_together(both, &[rw(Location::Host)]).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::InvalidArgument {
+                what: "mappings",
+                ..
+            }
+        ),
+        "{error}"
+    );
+    for mapping in [&first, &second] {
+        assert_eq!(mapping.host(), Access::None);
+        let error = mapping.cpu().unwrap_err();
+        assert!(matches!(error, Error::NotAccessible { .. }), "{error}");
+    }
 }
