@@ -22,12 +22,34 @@ const HUGE: usize = 2 << 20;
 /// Has the kernel make huge pages of small ones, at once and whatever its settings; from Linux 6.1 on.
 const MADV_COLLAPSE: libc::c_int = 25;
 
-/// Binds all pages that the calling thread creates from now on to a node. Returns `false` if the kernel, or a container's
-/// filter of system calls, does not let it.
+/// Why pages were created by a thread that is not bound to their node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unbound {
+    /// No thread could be started, so the caller created them, whose own policy stays.
+    NoThread,
+    /// The kernel, or a container's filter of system calls, refused.
+    NotPermitted,
+}
+
+impl Unbound {
+    const fn words(self) -> &'static str {
+        match self {
+            Self::NoThread => {
+                "no thread could be started to create them there (raise RLIMIT_NPROC or pids.max)"
+            }
+            Self::NotPermitted => "this process may not choose nodes (set_mempolicy)",
+        }
+    }
+}
+
+/// Binds all pages that the calling thread creates from now on to a node.
 ///
 /// Source: `set_mempolicy(2)`. It takes no lock of the address space, as `mbind` does, for which other threads that
 /// create pages would wait.
-pub(super) fn bind_thread(node: NodeId) -> bool {
+///
+/// # Errors
+/// [`Unbound::NotPermitted`].
+pub(super) fn bind_thread(node: NodeId) -> Result<(), Unbound> {
     let (mask, bits) = (mask(node), NODES as u64 + 1);
     // SAFETY: the kernel reads the mask, which has one bit less than it is told, as it expects.
     let result = unsafe {
@@ -38,11 +60,12 @@ pub(super) fn bind_thread(node: NodeId) -> bool {
             bits,
         )
     };
-    if result != 0 {
-        let error = io::Error::last_os_error();
-        tracing::debug!(%error, %node, "a thread cannot choose the node of pages");
+    if result == 0 {
+        return Ok(());
     }
-    result == 0
+    let error = io::Error::last_os_error();
+    tracing::debug!(%error, %node, "a thread cannot choose the node of pages");
+    Err(Unbound::NotPermitted)
 }
 
 /// Returns the kernel's mask of one node.
@@ -123,8 +146,9 @@ fn touch(page: u64) {
     let _ = unsafe { (*byte).compare_exchange(0, 0, Relaxed, Relaxed) };
 }
 
-/// Refuses pages that are on another node, or may be. Source: `move_pages(2)`, or a file where that is forbidden.
-pub(super) fn expect_on(node: NodeId, range: &Range<u64>) -> Result<()> {
+/// Refuses pages that are on another node, or may be, because of `why`. Source: `move_pages(2)`, or a file where that is
+/// forbidden.
+pub(super) fn expect_on(node: NodeId, range: &Range<u64>, why: Unbound) -> Result<()> {
     let pages: Vec<u64> = range.clone().step_by(SMALL).collect();
     let mut nodes = vec![-1_i32; pages.len()];
     // SAFETY: without nodes to move to, the kernel only writes where each page is, into a list as long as that of pages.
@@ -142,7 +166,7 @@ pub(super) fn expect_on(node: NodeId, range: &Range<u64>) -> Result<()> {
     if result != 0 {
         let error = io::Error::last_os_error();
         tracing::debug!(%error, "the kernel does not tell where pages are");
-        return expect_by_mapping(node, range);
+        return expect_by_mapping(node, range, why);
     }
     match nodes.iter().position(|&found| found != node.0) {
         None => Ok(()),
@@ -150,9 +174,7 @@ pub(super) fn expect_on(node: NodeId, range: &Range<u64>) -> Result<()> {
             let (byte, found) = (at * SMALL, nodes[at]);
             Err(misplaced(
                 node,
-                format!(
-                    "byte {byte} is on node {found}, and this process may not choose nodes (set_mempolicy)"
-                ),
+                format!("byte {byte} is on node {found}, and {}", why.words()),
             ))
         }
     }
@@ -160,19 +182,19 @@ pub(super) fn expect_on(node: NodeId, range: &Range<u64>) -> Result<()> {
 
 /// As [`expect_on`], by the mappings that the range has a part of: one with pages on other nodes too is refused, because the
 /// kernel's file does not tell them apart further.
-fn expect_by_mapping(node: NodeId, range: &Range<u64>) -> Result<()> {
+fn expect_by_mapping(node: NodeId, range: &Range<u64>, why: Unbound) -> Result<()> {
     let found = bytes_by_node(range);
     let found = found.map_err(|error| failed(node, "checking whether pages are on", &error))?;
     let here = found.get(&node.0).copied().unwrap_or(0);
     let wanted = range.end - range.start;
-    let why = match found.iter().find(|&(&other, _)| other != node.0) {
+    let detail = match found.iter().find(|&(&other, _)| other != node.0) {
         None if here >= wanted => return Ok(()),
         None => format!("{here} of {wanted} bytes are"),
-        Some((other, bytes)) => format!(
-            "{bytes} bytes are on node {other}, and this process may not choose nodes (set_mempolicy)"
-        ),
+        Some((other, bytes)) => {
+            format!("{bytes} bytes are on node {other}, and {}", why.words())
+        }
     };
-    Err(misplaced(node, why))
+    Err(misplaced(node, detail))
 }
 
 fn misplaced(node: NodeId, why: String) -> Error {
@@ -315,11 +337,11 @@ mod tests {
             populate(NodeId(0), &range, shmem).unwrap();
             let huge = huge_bytes(range.clone()).unwrap();
             println!("{fork:?}: {huge} of {} bytes are huge pages", 16 * MIB);
-            assert!(expect_on(NodeId(99), &range).is_err());
-            if bind_thread(NodeId(0)) {
+            assert!(expect_on(NodeId(99), &range, Unbound::NotPermitted).is_err());
+            if bind_thread(NodeId(0)).is_ok() {
                 let (_addresses, range) = mapped(16 * MIB, fork);
                 populate(NodeId(0), &range, shmem).unwrap();
-                expect_on(NodeId(0), &range).unwrap();
+                expect_on(NodeId(0), &range, Unbound::NotPermitted).unwrap();
             }
         }
     }

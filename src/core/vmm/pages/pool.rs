@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use super::place;
+use super::place::{self, Unbound};
 use crate::driver::{Driver, NodeId};
 use crate::memory::ParallelCopy;
 use crate::per_driver::lock;
@@ -70,8 +70,8 @@ struct Progress {
     next: u64,
     /// Bytes that do not exist yet, unless their piece has failed.
     left: u64,
-    /// Whether a thread was not allowed to choose the node.
-    unbound: bool,
+    /// Why a thread created pages without a choice of the node; `None` if all chose it.
+    unbound: Option<Unbound>,
     failed: Option<Error>,
 }
 
@@ -85,11 +85,11 @@ impl Job {
         (start < end).then_some(start..end)
     }
 
-    fn create(&self, piece: &Range<u64>, is_bound: bool) {
+    fn create(&self, piece: &Range<u64>, bound: Result<(), Unbound>) {
         let created = place::populate(self.node, piece, self.shmem);
         let mut progress = lock(&self.progress);
         progress.left -= piece.end - piece.start;
-        progress.unbound |= !is_bound;
+        progress.unbound = progress.unbound.or(bound.err());
         if let Err(error) = created {
             progress.failed.get_or_insert(error);
         }
@@ -117,10 +117,12 @@ impl Job {
             let woken = self.done.wait(progress);
             progress = woken.unwrap_or_else(PoisonError::into_inner);
         }
-        if progress.failed.is_none() && progress.unbound && !self.is_only_node {
+        if progress.failed.is_none()
+            && !self.is_only_node
+            && let Some(why) = progress.unbound.take()
+        {
             // In containers the call may be forbidden: the threads' CPUs decided then.
-            progress.failed = place::expect_on(self.node, &self.range).err();
-            progress.unbound = false;
+            progress.failed = place::expect_on(self.node, &self.range, why).err();
         }
         progress.failed.clone().map_or(Ok(()), Err)
     }
@@ -176,7 +178,7 @@ impl Pool {
             progress: Mutex::new(Progress {
                 next: range.start,
                 left: bytes,
-                unbound: false,
+                unbound: None,
                 failed: None,
             }),
             done: Condvar::new(),
@@ -196,7 +198,7 @@ impl Pool {
         if is_alone {
             // The caller's own policy stays; where the pages are is looked at.
             while let Some(piece) = job.claim() {
-                job.create(&piece, false);
+                job.create(&piece, Err(Unbound::NoThread));
             }
         }
         Ok(job)
@@ -208,11 +210,11 @@ impl Pool {
         let builder = thread::Builder::new().name("egmem-pages".into());
         let started = builder.stack_size(STACK).spawn(move || {
             let _bound = threads.bind();
-            let is_bound = place::bind_thread(node);
+            let bound = place::bind_thread(node);
             lock(&pool.state).starting -= 1;
             pool.started.notify_all();
             while let Some((job, piece)) = pool.next() {
-                job.create(&piece, is_bound);
+                job.create(&piece, bound);
             }
         });
         if let Err(error) = &started {
@@ -273,6 +275,36 @@ mod tests {
             job.wait().unwrap();
             assert_eq!(lock(&job.progress).left, 0);
             assert!(job.claim().is_none());
+        }
+    }
+
+    #[test]
+    fn pages_on_another_node_are_refused_with_the_reason_for_which_no_thread_chose_it() {
+        for (why, word) in [
+            (Unbound::NoThread, "RLIMIT_NPROC"),
+            (Unbound::NotPermitted, "set_mempolicy"),
+        ] {
+            let addresses = Addresses::reserve(2 * MIB, 2 * MIB, 0).unwrap();
+            addresses.prepare(Fork::Zeros).unwrap();
+            let range = addresses.start()..addresses.start() + 2 * MIB;
+            let job = Job {
+                node: NodeId(99),
+                range: range.clone(),
+                shmem: false,
+                is_only_node: false,
+                progress: Mutex::new(Progress {
+                    next: range.start,
+                    left: 2 * MIB,
+                    unbound: None,
+                    failed: None,
+                }),
+                done: Condvar::new(),
+            };
+            let piece = job.claim().unwrap();
+            job.create(&piece, Err(why));
+            let error = job.wait().unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+            assert_eq!(job.wait().unwrap_err().to_string(), error);
         }
     }
 }
