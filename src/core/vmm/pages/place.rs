@@ -147,7 +147,7 @@ fn touch(page: u64) {
 }
 
 /// Refuses pages that are on another node, or may be, because of `why`. Source: `move_pages(2)`, or a file where that is
-/// forbidden.
+/// forbidden or does not know the node of a page.
 pub(super) fn expect_on(node: NodeId, range: &Range<u64>, why: Unbound) -> Result<()> {
     let pages: Vec<u64> = range.clone().step_by(SMALL).collect();
     let mut nodes = vec![-1_i32; pages.len()];
@@ -170,6 +170,8 @@ pub(super) fn expect_on(node: NodeId, range: &Range<u64>, why: Unbound) -> Resul
     }
     match nodes.iter().position(|&found| found != node.0) {
         None => Ok(()),
+        // An error instead of a node: the page was swapped out, for instance.
+        Some(at) if nodes[at] < 0 => expect_by_mapping(node, range, why),
         Some(at) => {
             let (byte, found) = (at * SMALL, nodes[at]);
             Err(misplaced(
@@ -189,7 +191,7 @@ fn expect_by_mapping(node: NodeId, range: &Range<u64>, why: Unbound) -> Result<(
     let wanted = range.end - range.start;
     let detail = match found.iter().find(|&(&other, _)| other != node.0) {
         None if here >= wanted => return Ok(()),
-        None => format!("{here} of {wanted} bytes are"),
+        None => format!("{here} of {wanted} bytes are there, and {}", why.words()),
         Some((other, bytes)) => {
             format!("{bytes} bytes are on node {other}, and {}", why.words())
         }
@@ -344,6 +346,19 @@ mod tests {
                 expect_on(NodeId(0), &range, Unbound::NotPermitted).unwrap();
             }
         }
+    }
+
+    #[test]
+    fn pages_of_which_the_node_is_not_known_are_refused_and_not_said_to_be_on_a_node() {
+        let (_addresses, range) = mapped(4 * MIB, None);
+        let half = range.start..range.start + 2 * MIB;
+        populate(NodeId(0), &half, false).unwrap();
+        let error = expect_on(NodeId(0), &range, Unbound::NotPermitted);
+        let error = error.unwrap_err().to_string();
+        assert!(
+            !error.contains("byte ") && !error.contains("node -"),
+            "{error}"
+        );
     }
 
     #[test]
