@@ -19,6 +19,11 @@ const BITS: usize = u64::BITS as usize;
 const SMALL: usize = 4096;
 const HUGE: usize = 2 << 20;
 
+/// Pages that the kernel is asked for at a time, which takes 12 bytes for each.
+const SLICE: usize = 16 << 10;
+/// No node.
+const NOT_KNOWN: i32 = -1;
+
 /// Has the kernel make huge pages of small ones, at once and whatever its settings; from Linux 6.1 on.
 const MADV_COLLAPSE: libc::c_int = 25;
 
@@ -149,8 +154,36 @@ fn touch(page: u64) {
 /// Refuses pages that are on another node, or may be, because of `why`. Source: `move_pages(2)`, or a file where that is
 /// forbidden or does not know the node of a page.
 pub(super) fn expect_on(node: NodeId, range: &Range<u64>, why: Unbound) -> Result<()> {
-    let pages: Vec<u64> = range.clone().step_by(SMALL).collect();
-    let mut nodes = vec![-1_i32; pages.len()];
+    let mut rest = range.clone().step_by(rustix::param::page_size());
+    let mut pages = Vec::new();
+    loop {
+        pages.clear();
+        pages.extend(rest.by_ref().take(SLICE));
+        if pages.is_empty() {
+            return Ok(());
+        }
+        let nodes = match nodes_of(&pages) {
+            Ok(nodes) => nodes,
+            Err(error) => {
+                tracing::debug!(%error, "the kernel does not tell where pages are");
+                return expect_by_mapping(node, range, why);
+            }
+        };
+        let Some(at) = nodes.iter().position(|&found| found != node.0) else {
+            continue;
+        };
+        let (byte, found) = (pages[at] - range.start, nodes[at]);
+        if found < 0 {
+            return expect_by_mapping(node, range, why);
+        }
+        let detail = format!("byte {byte} is on node {found}, and {}", why.words());
+        return Err(misplaced(node, detail));
+    }
+}
+
+/// Asks the kernel for the node of each page; a number below 0 is an error: the page was swapped out, for instance.
+fn nodes_of(pages: &[u64]) -> io::Result<Vec<i32>> {
+    let mut nodes = vec![NOT_KNOWN; pages.len()];
     // SAFETY: without nodes to move to, the kernel only writes where each page is, into a list as long as that of pages.
     let result = unsafe {
         libc::syscall(
@@ -163,22 +196,9 @@ pub(super) fn expect_on(node: NodeId, range: &Range<u64>, why: Unbound) -> Resul
             0,
         )
     };
-    if result != 0 {
-        let error = io::Error::last_os_error();
-        tracing::debug!(%error, "the kernel does not tell where pages are");
-        return expect_by_mapping(node, range, why);
-    }
-    match nodes.iter().position(|&found| found != node.0) {
-        None => Ok(()),
-        // An error instead of a node: the page was swapped out, for instance.
-        Some(at) if nodes[at] < 0 => expect_by_mapping(node, range, why),
-        Some(at) => {
-            let (byte, found) = (at * SMALL, nodes[at]);
-            Err(misplaced(
-                node,
-                format!("byte {byte} is on node {found}, and {}", why.words()),
-            ))
-        }
+    match result {
+        0 => Ok(nodes),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -350,15 +370,18 @@ mod tests {
 
     #[test]
     fn pages_of_which_the_node_is_not_known_are_refused_and_not_said_to_be_on_a_node() {
-        let (_addresses, range) = mapped(4 * MIB, None);
-        let half = range.start..range.start + 2 * MIB;
-        populate(NodeId(0), &half, false).unwrap();
-        let error = expect_on(NodeId(0), &range, Unbound::NotPermitted);
-        let error = error.unwrap_err().to_string();
-        assert!(
-            !error.contains("byte ") && !error.contains("node -"),
-            "{error}"
-        );
+        // Also one that the kernel is not asked for at first.
+        for first in [2 * MIB, (SLICE * SMALL) as u64] {
+            let (_addresses, range) = mapped(first + 2 * MIB, None);
+            let first = range.start..range.start + first;
+            populate(NodeId(0), &first, false).unwrap();
+            let error = expect_on(NodeId(0), &range, Unbound::NotPermitted);
+            let error = error.unwrap_err().to_string();
+            assert!(
+                !error.contains("byte ") && !error.contains("node -"),
+                "{error}"
+            );
+        }
     }
 
     #[test]
