@@ -107,7 +107,8 @@ impl PagesMapping {
         addresses.give_back(&self.range);
     }
 
-    /// Grants access. The first GPU that is named has the driver register the pages, which opens them to all.
+    /// Grants access. The first GPU that is named has the driver register the pages, which opens them to all. The CPU keeps the
+    /// access that it had if none is given for it, or if the registration fails.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for GPUs with less than read-write access, and to take it from one that has it;
@@ -130,15 +131,19 @@ impl PagesMapping {
         }
         let mut gpus = access.iter().filter(is_of_gpu);
         let first = gpus.find(|desc| desc.access != Access::None);
+        let before = self.protection();
+        let mut registered = Ok(());
         if let Some(Location::Device(first)) = first.map(|desc| desc.location)
             && !is_registered
         {
             // The driver pins what the CPU may write.
             self.protect(Access::ReadWrite)?;
-            self.register(driver, driver.active_device().unwrap_or(first))?;
+            registered = self.register(driver, driver.active_device().unwrap_or(first));
         }
         let host = access.iter().rfind(|desc| desc.location.is_host());
-        host.map_or(Ok(()), |host| self.protect(host.access))
+        let host = host.filter(|_| registered.is_ok());
+        let protected = self.protect(host.map_or(before, |host| host.access));
+        registered.and(protected)
     }
 
     /// Waits until all pages exist.
@@ -209,9 +214,14 @@ impl PagesMapping {
         (0..self.gpus).filter_map(access).collect()
     }
 
+    /// Returns the CPU's access to the addresses.
+    fn protection(&self) -> Access {
+        let flags = self.protection.load(Ordering::Relaxed);
+        Access::from_flags(flags.into()).unwrap_or(Access::None)
+    }
+
     fn protect(&self, access: Access) -> Result<()> {
-        let flags = access.flags() as u8;
-        if self.protection.load(Ordering::Relaxed) == flags {
+        if self.protection() == access {
             return Ok(());
         }
         let protection = match access {
@@ -227,7 +237,8 @@ impl PagesMapping {
             let error = std::io::Error::last_os_error();
             return Err(Error::system("changing the CPU's access to memory", &error));
         }
-        self.protection.store(flags, Ordering::Relaxed);
+        self.protection
+            .store(access.flags() as u8, Ordering::Relaxed);
         Ok(())
     }
 
@@ -298,5 +309,52 @@ impl Pages {
         let created = mapping.grant(driver, &[]);
         mapping.unmap(driver, &addresses, self)?;
         created
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Machine;
+    use crate::driver::Call;
+
+    /// Returns what the kernel lets this process do at an address.
+    fn permissions(address: u64) -> String {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let number = |hex| u64::from_str_radix(hex, 16).unwrap();
+        let found = maps.lines().find_map(|line| {
+            let (range, rest) = line.split_once(' ')?;
+            let (start, end) = range.split_once('-')?;
+            let is_inside = (number(start)..number(end)).contains(&address);
+            is_inside.then(|| rest[..2].to_owned())
+        });
+        found.unwrap()
+    }
+
+    #[test]
+    fn a_grant_to_a_gpu_alone_leaves_the_cpu_the_access_that_it_had() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let size = GRANULARITY.bytes();
+        let addresses = Addresses::reserve(size, size, 0).unwrap();
+        let range = addresses.start()..addresses.start() + size;
+        let pages = Pages::private(NodeId(0), Fork::Zeros);
+        let mapping = PagesMapping::new(&driver, &addresses, &pages, range.clone()).unwrap();
+        let sim = driver.sim().unwrap();
+        let gpu = AccessDesc::read_write(Location::Device(0));
+        for (access, expected) in [(Access::None, "--"), (Access::Read, "r-")] {
+            let host = AccessDesc::new(Location::Host, access);
+            mapping.grant(&driver, &[host]).unwrap();
+            assert_eq!(permissions(range.start), expected);
+            sim.fail(Call::MemHostRegister, 1, Code::UNKNOWN);
+            let both = [gpu, AccessDesc::read_write(Location::Host)];
+            mapping.grant(&driver, &both).unwrap_err();
+            assert_eq!(permissions(range.start), expected);
+            assert_eq!(mapping.access(0), Ok(Access::None));
+            mapping.grant(&driver, &[gpu]).unwrap();
+            assert_eq!(permissions(range.start), expected);
+            assert_eq!(mapping.access(0), Ok(Access::ReadWrite));
+            mapping.unregister(&driver).unwrap();
+        }
+        mapping.unmap(&driver, &addresses, &pages).unwrap();
     }
 }
