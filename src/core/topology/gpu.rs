@@ -4,8 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::peer::known;
 use super::{NumaNode, PeerLink};
-use crate::driver::{Code, DeviceAttribute, Driver, Location, NodeId};
+use crate::driver::{DeviceAttribute, Driver, Location, NodeId};
 use crate::{Error, Result};
 
 /// A GPU of the node.
@@ -103,11 +104,7 @@ impl Gpu {
 
     /// Returns device `ordinal` of `count`, as the driver reports it.
     pub(super) fn of_driver(driver: &Driver, ordinal: i32, count: i32) -> Result<Self> {
-        let attribute = |attribute| match driver.device_attribute(ordinal, attribute) {
-            // The driver is too old to know it.
-            Err(error) if error.code() == Some(Code::INVALID_VALUE) => Ok(None),
-            answer => answer.map(Some),
-        };
+        let attribute = |attribute| known(driver.device_attribute(ordinal, attribute));
         let known_node = |id: i32| (id >= 0).then_some(NodeId(id));
 
         let coherent = attribute(DeviceAttribute::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)?

@@ -76,8 +76,8 @@ impl PeerLink {
     }
 }
 
-/// Returns `None`, and no error, if a driver or a backend of the program's own does not know the answer.
-fn known(answer: Result<i32>) -> Result<Option<i32>> {
+/// Returns `None`, and no error, if a driver is too old to know the answer, or a backend of the program's own does not know it.
+pub(super) fn known(answer: Result<i32>) -> Result<Option<i32>> {
     let unknown = [Code::INVALID_VALUE, Code::NOT_SUPPORTED];
     match answer {
         Err(error) if error.code().is_some_and(|code| unknown.contains(&code)) => Ok(None),

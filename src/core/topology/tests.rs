@@ -2,6 +2,59 @@
 
 use super::kernel::tests::Tree;
 use super::*;
+use crate::driver::{Backend, Call, Code, DeviceAttribute, PoolCalls};
+
+/// A driver of one GPU that answers each question for an attribute with an error.
+#[derive(Debug)]
+struct WithoutAttributes(Code);
+
+// SAFETY: it maps no memory.
+unsafe impl Backend for WithoutAttributes {
+    fn name(&self) -> &'static str {
+        "without-attributes"
+    }
+    fn driver_pools(&self) -> &dyn PoolCalls {
+        self
+    }
+    fn device_name(&self, _: i32) -> Result<String> {
+        Ok("GPU".into())
+    }
+    fn device_uuid(&self, _: i32) -> Result<[u8; 16]> {
+        Ok([7; 16])
+    }
+    fn device_pci_bus_id(&self, _: i32) -> Result<String> {
+        Ok("0000:01:00.0".into())
+    }
+    fn device_total_mem(&self, _: i32) -> Result<u64> {
+        Ok(1 << 30)
+    }
+    fn device_attribute(&self, _: i32, _: DeviceAttribute) -> Result<i32> {
+        Err(Error::driver(Call::DeviceGetAttribute, self.0))
+    }
+}
+
+// SAFETY: as above.
+unsafe impl PoolCalls for WithoutAttributes {
+    fn api(&self) -> &'static str {
+        "without-attributes"
+    }
+}
+
+#[test]
+fn a_driver_need_not_know_the_attributes_of_a_gpu() {
+    let found = |code| {
+        let driver = Driver::from_backend(std::sync::Arc::new(WithoutAttributes(code)));
+        Gpu::of_driver(&driver, 0, 1)
+    };
+    for code in [Code::INVALID_VALUE, Code::NOT_SUPPORTED] {
+        let gpu = found(code).unwrap();
+        assert_eq!(
+            (gpu.memory, gpu.host_numa, gpu.compute_capability),
+            (1 << 30, None, None)
+        );
+    }
+    assert!(found(Code::UNKNOWN).is_err());
+}
 
 fn gpu(ordinal: i32, host_numa: Option<i32>) -> Gpu {
     Gpu {
