@@ -101,9 +101,9 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Changes the access of the given locations for the whole mapping, in one call.
+    /// Changes the access of the given locations for the whole mapping.
     ///
-    /// Source: `cuMemSetAccess`. The host is [`Location::Host`] or any host node. The driver refuses a GPU
+    /// Source: `cuMemSetAccess`, in one call; for registered memory `cuMemHostRegister` and `mprotect`. The host is [`Location::Host`] or any host node. The driver refuses a GPU
     /// that cannot reach the memory.
     ///
     /// # Errors
@@ -124,17 +124,18 @@ impl Mapping {
         })
     }
 
-    /// Changes the access of adjacent mappings of one reservation, by ascending addresses, in one call.
+    /// Changes the access of adjacent mappings of one reservation, by ascending addresses.
     ///
     /// After an error the caller can still use [`set_access`](Self::set_access) for each, which also gives
     /// the reason: the drivers measured accept a range of several whole mappings, but CUDA's documentation
     /// does not promise it.
     ///
-    /// Source: `cuMemSetAccess`.
+    /// Source: `cuMemSetAccess`, in one call; for registered memory as [`set_access`](Self::set_access), one mapping after
+    /// another.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for mappings that are not adjacent, of several reservations or at several locations, and in
-    /// a forked child; the driver's.
+    /// a forked child; the driver's. Of registered memory, the mappings before the refused one have the new access then.
     pub fn set_access_together(mappings: &mut [&mut Self], access: &[AccessDesc]) -> Result<()> {
         let (Some(first), false) = (mappings.first(), access.is_empty()) else {
             return Ok(());
@@ -160,7 +161,7 @@ impl Mapping {
         }
         let own = first.in_own_terms(access);
         if first.pages.is_some() {
-            // Each by calls of its own, so that each has noted its access when a later one is refused.
+            // Each mapping is changed by calls of its own. It notes its access before a later one is refused.
             return mappings.iter_mut().try_for_each(|mapping| {
                 let granted = match &mapping.pages {
                     Some(pages) => pages.grant(mapping.driver(), &own),
