@@ -81,8 +81,8 @@ impl ParallelCopy {
     }
 
     /// Uses as many threads as `node` has CPUs that the calling thread may use, bound to them, and at most as
-    /// many as [`new`](Self::new). The calling thread is bound until a copy returns. If there are no such CPUs, or
-    /// the topology is simulated or of another machine, this is `new`.
+    /// many as [`new`](Self::new). The calling thread is bound until a copy of several threads returns. If there are no
+    /// such CPUs, or the topology is simulated or of another machine, this is `new`.
     ///
     /// # Errors
     /// [`Error::NoSuchNode`].
