@@ -118,8 +118,8 @@ const fn location_of(path: AllocPath, device: i32) -> Location {
 }
 
 impl Drop for Owned {
-    /// Pages that the driver does not let go stay mapped, and so do registered ones in a forked child, where the driver's state is
-    /// the parent's.
+    /// Pages that the driver does not let go stay mapped. Registered pages stay mapped in a forked child too, because the driver's
+    /// state there is the parent's.
     fn drop(&mut self) {
         let what = match self.path {
             AllocPath::Pinned => "pinned host memory",

@@ -82,7 +82,7 @@ impl Near {
     }
 }
 
-/// From this many bytes on several threads copy. Starting one takes about as long as copying a tenth of them.
+/// Copies of this many bytes or more use several threads. Starting one takes about as long as copying a tenth of them.
 const LEAST_BYTES: usize = 1 << 20;
 
 /// Writes `bytes` to each of the buffers by the CPU, near to their nodes: in all with about as many threads as the process

@@ -137,7 +137,7 @@ fn open(fd: BorrowedFd<'_>, bytes: u64) -> Result<Option<(File, NodeId)>> {
     Ok(Some((file, node)))
 }
 
-/// Refuses a file of which pages are missing: whoever touches them first would create them, on any node.
+/// Refuses a file of which pages are missing: the first process that touches them would create them, on any node.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`]; [`Error::System`].

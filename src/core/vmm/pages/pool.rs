@@ -34,7 +34,7 @@ pub(super) struct Pool {
     started: Condvar,
 }
 
-/// Who creates the pages. Kept for all chunks: the kernel's files that tell it take a good part of a chunk's time.
+/// The threads that create the pages. Kept for all chunks: the kernel's files that tell it take a good part of a chunk's time.
 #[derive(Debug)]
 struct Workers {
     threads: ParallelCopy,
