@@ -91,6 +91,8 @@ fn run(heap: &Weak<HeapInner>, signal: &Signal) {
 /// In how many parts the time is looked at: memory goes back after the time and at most a part more, unless other memory went
 /// back meanwhile.
 const PARTS: usize = 8;
+/// The shortest part: the thread must not take a CPU for itself.
+const LEAST_PART: Duration = Duration::from_millis(1);
 
 /// How much memory was needed lately: the most in each part of the time.
 pub(super) struct Decay {
@@ -108,7 +110,7 @@ pub(super) struct Decay {
 impl Decay {
     pub(super) fn new(idle: Duration, reserve: u64, ahead: u64) -> Self {
         Self {
-            part: idle / PARTS as u32,
+            part: (idle / PARTS as u32).max(LEAST_PART),
             reserve,
             ahead,
             peaks: [u64::MAX; PARTS],
@@ -277,6 +279,15 @@ mod tests {
             looks(&heap, &mut decay, 0),
             [20, 20, 20, 20, 20, 20, 20, 20, 0]
         );
+    }
+
+    #[test]
+    fn a_time_of_nothing_is_looked_at_once_a_millisecond() {
+        let part = |idle| Decay::new(idle, 0, 0).part;
+        for idle in [Duration::ZERO, Duration::from_nanos(1), LEAST_PART] {
+            assert_eq!(part(idle), LEAST_PART);
+        }
+        assert_eq!(part(Duration::from_secs(8)), Duration::from_secs(1));
     }
 
     #[test]

@@ -157,7 +157,8 @@ impl HeapOptions {
     /// Has memory go back to the machine that was not needed for `idle`, at the latest after twice as long, as by
     /// [`Heap::trim_to`](super::Heap::trim_to): in whole chunks without a block. By default no memory goes back by itself.
     ///
-    /// A background thread looks eight times in `idle` how much was in use at most. It leaves the memory that the heap
+    /// A background thread looks eight times in `idle` how much was in use at most, and once a millisecond at most: a time below
+    /// 8 ms counts as 8 ms. It leaves the memory that the heap
     /// had [from the start](Self::reserve), and the bytes that it [keeps free](Self::grow_ahead). Between two chunks it lets threads
     /// that need memory go first, and rests as [`growth`](Self::growth) says. It does nothing in [debug
     /// mode](super::debug).
