@@ -12,7 +12,7 @@ use crate::per_driver::lock;
 use crate::ranges::Core;
 use crate::{Error, Result};
 
-/// How long the thread waits after a refusal before it retries.
+/// How long the thread pauses after a refusal. Then it sleeps until an allocation finds less free than there should be.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// How often the thread polls while the heap is growing. Waking it costs the allocating thread microseconds,
