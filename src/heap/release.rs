@@ -307,16 +307,16 @@ mod tests {
         let block = heap.allocate(all).unwrap();
         block.free_after(&stream).unwrap();
         let sim = driver.sim().unwrap();
-        let asked = sim.count(Call::EventQuery);
         sim.fail(Call::EventQuery, 1, Code::NOT_READY);
         let first = heap.inner().deferral.turn_to_wait();
         thread::scope(|scope| {
             let second = scope.spawn(|| heap.allocate(all).map(drop));
-            while sim.count(Call::EventQuery) == asked {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            // It has found no block whose work is done, and has nothing to do before it has the turn.
+            while heap.inner().deferral.arrived() == 0 && Instant::now() < deadline {
                 thread::yield_now();
             }
-            // Gives the thread time to reach its turn.
-            thread::sleep(Duration::from_millis(200));
+            assert_eq!(heap.inner().deferral.arrived(), 1);
             assert_eq!(heap.collect().unwrap(), 1);
             drop(first);
             second.join().unwrap().unwrap();

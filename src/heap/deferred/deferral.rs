@@ -31,6 +31,9 @@ pub(crate) struct Deferral<T: Copy> {
     waiting: Mutex<()>,
     /// How many blocks the waiting thread has taken out of `deferred`; written with `deferred` locked.
     awaited: AtomicUsize,
+    /// How many threads have come to wait for the turn of `waiting`.
+    #[cfg(test)]
+    arrived: AtomicUsize,
 }
 
 impl<T: Copy> Deferral<T> {
@@ -40,6 +43,8 @@ impl<T: Copy> Deferral<T> {
             collecting: Mutex::default(),
             waiting: Mutex::default(),
             awaited: AtomicUsize::new(0),
+            #[cfg(test)]
+            arrived: AtomicUsize::new(0),
         }
     }
 
@@ -85,6 +90,8 @@ impl<T: Copy> Deferral<T> {
     /// # Errors
     /// As [`Deferred::drain`]; `take_back` gets the blocks whose work has finished, and the rest stay deferred.
     pub(crate) fn wait(&self, take_back: impl FnOnce(&[T])) -> Result<usize> {
+        #[cfg(test)]
+        self.arrived.fetch_add(1, Relaxed);
         // One thread at a time: a second one would not see the blocks that the first waits for.
         let turn = lock(&self.waiting);
         let mut taken = {
@@ -120,6 +127,11 @@ impl<T: Copy> Deferral<T> {
     /// Takes the turn of a thread that collects.
     pub(crate) fn turn_to_collect(&self) -> MutexGuard<'_, ()> {
         lock(&self.collecting)
+    }
+
+    /// Returns how many threads have come to [`wait`](Self::wait), whether they have the turn or not.
+    pub(crate) fn arrived(&self) -> usize {
+        self.arrived.load(Relaxed)
     }
 
     /// Takes the turn of a thread that waits.
