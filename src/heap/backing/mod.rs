@@ -29,7 +29,6 @@ use std::sync::atomic::{Ordering::Acquire, fence};
 use egmem_core::backing::Chosen;
 use serde::{Deserialize, Serialize};
 
-#[cfg(test)]
 pub(crate) use order::Order;
 pub(crate) use plan::Plan;
 pub(crate) use shape::{Beside, Want};

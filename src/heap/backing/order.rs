@@ -207,12 +207,17 @@ impl Backing {
         !self.claims.is_empty()
     }
 
-    /// Gives everything back, and begins again at the place that needs the least, or ends the growth.
-    fn fall_back(&mut self, order: &mut Order<'_>, error: Error) -> Result<()> {
+    /// Gives back the chunks of growth and the claim on its addresses.
+    pub(super) fn cancel(&mut self, order: &mut Order<'_>) {
         for chunk in std::mem::take(&mut order.made).into_iter().rev() {
             self.undo(chunk);
         }
         self.unclaim(order);
+    }
+
+    /// Gives everything back, and begins again at the place that needs the least, or ends the growth.
+    fn fall_back(&mut self, order: &mut Order<'_>, error: Error) -> Result<()> {
+        self.cancel(order);
         let needed = order.needed();
         let mut error = self.explain(error, needed);
         if is_shortage(&error) && !order.is_lean {

@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Backing, Chunk, Want};
+use super::{Backing, Chunk, Order, Want};
 use crate::per_driver::lock;
 use crate::{Error, Growth, Result};
 
@@ -34,6 +34,43 @@ pub(crate) struct Locked<'a> {
     supply: &'a Supply,
     /// `None` only within [`release`](Self::release).
     guard: Option<MutexGuard<'a, Option<Backing>>>,
+}
+
+/// Growth that was begun by the thread that has the lock. When dropped, also by a panic, the growth has ended: its claim would
+/// keep other threads waiting.
+struct Growing<'l, 's, 'w> {
+    locked: &'l mut Locked<'s>,
+    /// `None` once its chunks are memory of the heap.
+    order: Option<Order<'w>>,
+}
+
+impl Growing<'_, '_, '_> {
+    /// Makes all chunks, and returns the new ranges.
+    fn finish(mut self) -> Result<Vec<Range<u64>>> {
+        while let Some(order) = &mut self.order {
+            let began = Instant::now();
+            if !self.locked.backing()?.step(order)? {
+                break;
+            }
+            if !order.is_made() {
+                self.locked.release(began.elapsed());
+            }
+        }
+        let backing = self.locked.backing()?;
+        Ok(self
+            .order
+            .take()
+            .map_or_else(Vec::new, |order| backing.deliver(order)))
+    }
+}
+
+impl Drop for Growing<'_, '_, '_> {
+    fn drop(&mut self) {
+        if let (Some(mut order), Ok(backing)) = (self.order.take(), self.locked.backing()) {
+            backing.cancel(&mut order);
+        }
+        self.locked.growth_ended();
+    }
 }
 
 impl Supply {
@@ -85,27 +122,20 @@ impl Locked<'_> {
     /// # Errors
     /// As [`Backing::order`] and [`Backing::step`].
     pub(crate) fn grow(&mut self, want: Want<'_>, most: u64) -> Result<Option<Vec<Range<u64>>>> {
-        let mut order = match self.backing()?.order(want, most) {
+        let order = match self.backing()?.order(want, most) {
             Ok(Some(order)) => order,
             // Other growth may need less than it claims, and it may fail.
             Ok(None) => return Ok(self.others_ended()?.then(Vec::new)),
             Err(error) => return self.wait_for_others(error).map(|()| Some(Vec::new())),
         };
-        loop {
-            let began = Instant::now();
-            match self.backing()?.step(&mut order) {
-                Ok(true) if order.is_made() => {}
-                Ok(true) => self.release(began.elapsed()),
-                Ok(false) => break,
-                Err(error) => {
-                    self.growth_ended();
-                    return self.wait_for_others(error).map(|()| Some(Vec::new()));
-                }
-            }
+        let growing = Growing {
+            locked: self,
+            order: Some(order),
+        };
+        match growing.finish() {
+            Ok(grown) => Ok(Some(grown)),
+            Err(error) => self.wait_for_others(error).map(|()| Some(Vec::new())),
         }
-        let grown = self.backing()?.deliver(order);
-        self.growth_ended();
-        Ok(Some(grown))
     }
 
     /// Wakes the threads that wait for growth of another to end.
@@ -160,5 +190,39 @@ impl Locked<'_> {
             self.guard = Some(guard);
         }
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+    use crate::driver::NodeId;
+    use crate::{Driver, Heap, Machine};
+
+    #[test]
+    fn growth_that_ends_by_a_panic_leaves_no_claim_and_wakes_the_threads_that_wait() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let heap = Heap::on(NodeId(0)).limit(8 << 20).chunk(4 << 20);
+        let heap = heap.build(&driver).unwrap();
+        let supply = &heap.inner().supply;
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            let mut locked = supply.locked();
+            let want = Want::More { bytes: 8 << 20 };
+            let backing = locked.backing().unwrap();
+            let mut order = backing.order(want, u64::MAX).unwrap().unwrap();
+            assert!(backing.step(&mut order).unwrap());
+            let _growing = Growing {
+                locked: &mut locked,
+                order: Some(order),
+            };
+            panic!("a driver's");
+        }));
+        assert!(ended.is_err());
+        assert_eq!(supply.endings.load(Relaxed), 1);
+        assert!(!supply.locked().backing().unwrap().is_growing());
+        heap.reserve(8 << 20).unwrap();
+        assert_eq!(heap.backed(), 8 << 20);
     }
 }
