@@ -225,6 +225,10 @@ pub(crate) fn possible_causes(holders: &Holders) -> Vec<String> {
         some(holders.unreadable)
             .map(|many| format!("{many} could not be read: run as root, with CAP_SYS_PTRACE")),
         of_some(Why::Waiting, "processes that wait in the kernel,"),
+        of_some(
+            Why::NodesUnknown,
+            "pages, whose nodes the kernel did not tell, of",
+        ),
         some(holders.not_looked_at).map(|many| format!("not looked at: {many}")),
         holders.proc_hides.then(|| hides.into()),
         namespace.map(str::to_owned),

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::files::{Inode, Size};
+use super::files::{Inode, Size, by_node};
 use crate::driver::NodeId;
-use crate::procs;
+use crate::procs::{self, Unanswered};
 
 /// The shared memory in bytes from which on a process without a GPU is in the report.
 const LEAST_SHARED: u64 = 4 << 20;
@@ -94,6 +94,14 @@ impl Holder {
         procs::title(&self.command, &self.name)
     }
 
+    /// Adds the kernel's count of its pages by node, or that there is none.
+    pub(super) fn add_pages(&mut self, counted: Result<Vec<u8>, Unanswered>) {
+        match counted {
+            Ok(pages) => self.by_node = by_node(&pages),
+            Err(_) => self.why.push(Why::NodesUnknown),
+        }
+    }
+
     pub(super) fn has_gpu(&self) -> bool {
         let opens = self.device_fds > Some(0);
         let maps = self.driver_mapped > Some(0) || self.managed_mapped > Some(0);
@@ -124,7 +132,8 @@ pub enum Why {
     Zombie,
     /// It was stopped.
     Stopped,
-    /// A thread waits in the kernel and takes no signal, or the kernel did not show the process's mappings within 5 s.
+    /// A thread waits in the kernel and takes no signal, or the kernel did not show the process's files and mappings within 5 s,
+    /// to this report or to an earlier one that still waits for them.
     Waiting,
     /// It is an MPS daemon or server, which holds its clients' contexts.
     Mps,
@@ -138,6 +147,9 @@ pub enum Why {
     Unreadable,
     /// It was not looked at, because too much or too many had been waited for already.
     NotLookedAt,
+    /// The kernel did not show its pages by node within 10 s, or was not asked, because an earlier report still waits for them or
+    /// too many questions wait already.
+    NodesUnknown,
     /// File descriptors wait, unread, in its Unix sockets.
     InFlight,
     /// It maps the driver's memory, although it has closed all file descriptors of GPUs.
@@ -184,6 +196,7 @@ impl Why {
             Self::OtherUser => "another user's",
             Self::Unreadable => "could not be read",
             Self::NotLookedAt => "not looked at",
+            Self::NodesUnknown => "its pages' nodes are not known",
             Self::InFlight => "fds unread in its sockets",
             Self::MappedAlone => "mapped after its fds were closed",
             Self::PyTorch => "PyTorch's cache",
@@ -210,6 +223,7 @@ impl Why {
             Self::Namespace => "grep NSpid /proc/PID/status; cat /proc/PID/cgroup",
             Self::OtherUser => "ps -o user,args -p PID",
             Self::Unreadable => "sudo egmem ps",
+            Self::NodesUnknown => "grep nvidia /proc/PID/numa_maps",
             Self::InFlight => "grep scm_fds: /proc/PID/fdinfo/*",
             Self::PyTorch => "torch.cuda.memory_summary(); torch.cuda.empty_cache()",
             Self::CuPy => "cupy.get_default_memory_pool().total_bytes(), .free_all_blocks()",

@@ -82,7 +82,8 @@ impl Holders {
     ///
     /// Each process is looked at on a thread of its own for at most 5 s. A process whose mappings the kernel does not show within
     /// that is in the result with [`Why::Waiting`]; its thread stays until the kernel answers, and until then further reports of this
-    /// process do not wait for it. After 60 s in all, and while 64 such threads stay, the other processes are not looked at
+    /// process do not wait for it. Its pages by node have another 10 s, and if they do not come the process is in the result with
+    /// [`Why::NodesUnknown`]. After 60 s in all, and while 64 such threads stay, the other processes are not looked at
     /// ([`Why::NotLookedAt`]).
     pub fn of(
         root: &Path,

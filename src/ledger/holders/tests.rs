@@ -48,6 +48,7 @@ impl Tree {
     fn walk(&self, first: &[u32], tmpfs: Tmpfs) -> Walk {
         let limits = Limits {
             process: |_| LONG,
+            pages: |_| LONG,
             walk: LONG,
         };
         Walk::within(self.0.path(), first, false, tmpfs, limits)
@@ -56,6 +57,12 @@ impl Tree {
 
 /// Long enough for every machine.
 const LONG: Duration = Duration::from_secs(600);
+
+/// Makes a pipe that nobody writes, which answers as little as a lock that is never given back.
+fn silent(path: &Path) {
+    let (kind, mode) = (rustix::fs::FileType::Fifo, 0o600.into());
+    rustix::fs::mknodat(rustix::fs::CWD, path, kind, mode, 0).unwrap();
+}
 
 fn why(holders: &Holders, pid: u32) -> &[Why] {
     let mut all = holders.processes.iter();
@@ -129,20 +136,13 @@ fn a_file_has_the_size_that_is_measured_or_else_the_smallest_estimate() {
 #[test]
 fn a_process_whose_mappings_do_not_come_is_kept_and_the_next_one_is_looked_at() {
     let tree = Tree::new(&[(1, 'S', 1), (30, 'D', 1), (31, 'S', 1)]);
-    // A pipe that nobody writes answers as little as a lock that is never given back.
     let maps = tree.folder(30).join("maps");
     std::fs::remove_file(&maps).unwrap();
-    rustix::fs::mknodat(
-        rustix::fs::CWD,
-        &maps,
-        rustix::fs::FileType::Fifo,
-        0o600.into(),
-        0,
-    )
-    .unwrap();
+    silent(&maps);
     symlink("/dev/nvidia0", tree.folder(31).join("fd/3")).unwrap();
     let limits = Limits {
         process: |pid| if pid == 30 { Duration::ZERO } else { LONG },
+        pages: |_| LONG,
         walk: LONG,
     };
     let found = Walk::within(tree.0.path(), &[], false, Tmpfs::default(), limits);
@@ -159,10 +159,60 @@ fn a_process_whose_mappings_do_not_come_is_kept_and_the_next_one_is_looked_at() 
 }
 
 #[test]
+fn a_process_whose_pages_by_node_do_not_come_is_looked_at_and_says_so() {
+    let tree = Tree::new(&[(1, 'S', 1), (30, 'S', 1), (31, 'S', 1)]);
+    for pid in [30, 31] {
+        let maps = "7f0000000000-7f0010000000 rw-s 00000000 00:05 9    /dev/nvidiactl\n";
+        tree.file(pid, "maps", maps);
+    }
+    let pages = tree.folder(30).join("numa_maps");
+    silent(&pages);
+    let counted = "7f0000000000 default file=/dev/nvidiactl mapped=2 N1=2 kernelpagesize_kB=4\n";
+    tree.file(31, "numa_maps", counted);
+    let limits = Limits {
+        process: |_| LONG,
+        pages: |pid| if pid == 30 { Duration::ZERO } else { LONG },
+        walk: LONG,
+    };
+    let found = Walk::within(tree.0.path(), &[], true, Tmpfs::default(), limits);
+    let holders = Holders::judged(found, Ok(Vec::new()), &[]);
+    let reasons = [
+        Why::NodesUnknown,
+        Why::MappedAlone,
+        Why::OnGpus,
+        Why::DriverMemory,
+    ];
+    assert_eq!(why(&holders, 30), reasons);
+    assert_eq!(why(&holders, 31), &reasons[1..]);
+    let bytes = |pid| {
+        let mut all = holders.processes.iter();
+        let holder = all.find(|holder| holder.pid == pid).unwrap();
+        holder.by_node.values().sum::<u64>()
+    };
+    assert_eq!((bytes(30), bytes(31)), (0, 8192));
+    assert_eq!(holders.not_looked_at, 0);
+    let causes = possible_causes(&holders).join("\n");
+    assert!(causes.contains("did not tell, of 30:"), "{causes}");
+    // Ends the thread that waits.
+    std::fs::write(&pages, "").unwrap();
+}
+
+#[test]
+fn pages_that_the_kernel_was_not_asked_for_have_the_reason_of_those_that_come_late() {
+    for unanswered in [Unanswered::Late, Unanswered::NotAsked] {
+        let mut holder = Holder::default();
+        holder.add_pages(Err(unanswered));
+        assert_eq!(holder.why, [Why::NodesUnknown]);
+        assert!(holder.by_node.is_empty());
+    }
+}
+
+#[test]
 fn processes_that_are_left_when_a_walk_takes_too_long_are_not_looked_at() {
     let tree = Tree::new(&[(1, 'S', 1), (30, 'S', 1), (31, 'Z', 1)]);
     let limits = Limits {
         process: |_| LONG,
+        pages: |_| LONG,
         walk: Duration::ZERO,
     };
     let found = Walk::within(tree.0.path(), &[], false, Tmpfs::default(), limits);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use egmem_core::host::{Container, ProcessStat, status_field};
 
-use super::files::{Fds, Inode, Maps, Shared, Size, Tmpfs, by_node};
+use super::files::{Fds, Inode, Maps, Shared, Size, Tmpfs};
 use super::holder::{Holder, Why};
 use crate::procs::{self, Late, Unanswered, read};
 
@@ -27,17 +27,17 @@ const SMALL: u64 = 64 << 10;
 pub(super) struct Limits {
     /// A process, to show its files and mappings.
     pub process: fn(u32) -> Duration,
+    /// The kernel, to count a process's pages by node: some nanoseconds for each.
+    pub pages: fn(u32) -> Duration,
     /// All of them; those that are left after it are not looked at.
     pub walk: Duration,
 }
 
 const LIMITS: Limits = Limits {
     process: |_| Duration::from_secs(5),
+    pages: |_| Duration::from_secs(10),
     walk: Duration::from_secs(60),
 };
-
-/// How long the kernel may take to count a process's pages by node: some nanoseconds for each.
-const PAGES_LIMIT: Duration = Duration::from_secs(10);
 
 /// The file descriptors and mappings of all processes after which no further process is looked at.
 const MOST_LOOKED_AT: u64 = 1_000_000;
@@ -180,11 +180,7 @@ impl Walk {
         if has_driver || holder.managed_mapped > Some(0) {
             let key = (pages.clone(), stat.started);
             let pages = move || read(&pages, MAPPINGS).unwrap_or_default();
-            match LATE.within(key, PAGES_LIMIT, pages) {
-                Ok(pages) => holder.by_node = by_node(&pages),
-                Err(Unanswered::Late) => holder.why.push(Why::Waiting),
-                Err(Unanswered::NotAsked) => holder.why.push(Why::NotLookedAt),
-            }
+            holder.add_pages(LATE.within(key, (self.limits.pages)(holder.pid), pages));
         }
     }
 
