@@ -76,10 +76,8 @@ async fn serve(session: &Arc<ClientSession>, established: Established) -> Result
         biased;
         broken = &mut reading => broken,
         done = write(session, &mut writer, terms.welcome.frame_bytes as usize) => match done {
-            // What the server sent before it closed the connection may say why.
             Err(error) if error.is_peer_lost() => {
-                let limit = session.dial.options.limits.write;
-                timeout(limit, reading).await.unwrap_or(Err(error))
+                read_on(session, reading, terms.heartbeat, error).await
             }
             done => done,
         },
@@ -90,6 +88,29 @@ async fn serve(session: &Arc<ClientSession>, established: Established) -> Result
         writer.finish().await;
     }
     done
+}
+
+/// Reads what the server sent before it closed the connection, because that may say why. `lost` is the error of the write that
+/// failed.
+///
+/// The session's timers do not run meanwhile, hence at most for a heartbeat. `Ok` when the session is no longer needed.
+async fn read_on(
+    session: &ClientSession,
+    reading: impl Future<Output = Result<()>>,
+    heartbeat: Duration,
+    lost: Error,
+) -> Result<()> {
+    let limit = session.dial.options.limits.write.min(heartbeat);
+    let ends = async {
+        while !session.may_end(session.timeout()) {
+            session.wake.notified().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        broken = timeout(limit, reading) => broken.unwrap_or(Err(lost)),
+        () = ends => Ok(()),
+    }
 }
 
 async fn read(session: &Arc<ClientSession>, reader: &mut FrameReader) -> Result<()> {

@@ -247,7 +247,7 @@ async fn a_socket_that_answers_nothing_costs_no_lease() {
 }
 
 /// Lets time pass in steps of so many milliseconds, between which all tasks run.
-async fn pass(ms: u64, steps: u32) {
+pub(super) async fn pass(ms: u64, steps: u32) {
     for _ in 0..steps {
         for _ in 0..100 {
             tokio::task::yield_now().await;

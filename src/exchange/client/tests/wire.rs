@@ -1,5 +1,6 @@
 //! Faults on the wire, and connections that are not established.
 
+use super::leases::pass;
 use super::*;
 use crate::{Machine, ShareError};
 
@@ -326,5 +327,76 @@ async fn a_slow_greeting_at_the_socket_is_waited_for_where_only_that_serves_a_fe
         let (list, ()) = tokio::join!(client.list(""), serve);
         assert_eq!(list.unwrap(), []);
         drop(end);
+    }
+}
+
+/// A server at a Unix socket that reads no more, and sends nothing: writes fail, and reads have no end.
+struct Deaf {
+    client: Client,
+    _peer: Peer,
+    _folder: tempfile::TempDir,
+    /// While it lives, the clock moves only as the test says.
+    _clock: std::sync::mpsc::Sender<()>,
+}
+
+impl Deaf {
+    async fn with_heartbeat(ms: u64) -> Self {
+        let (clock, ended) = std::sync::mpsc::channel::<()>();
+        tokio::task::spawn_blocking(move || ended.recv());
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let socket = tokio::net::UnixListener::bind(&path).unwrap();
+        let fake = Fake::new().await.times(ms, 600_000);
+        let mut options = fake.options();
+        options.address = Address::Unix(path);
+        options.limits.write = LONG;
+        let driver = importer();
+        let serve = async {
+            let stream = socket.accept().await.unwrap().0.into_std().unwrap();
+            let same = stream.try_clone().unwrap();
+            let stream = tokio::net::UnixStream::from_std(stream).unwrap();
+            let mut peer = Peer(Box::new(stream), Vec::new());
+            peer.hello(&fake.welcome).await;
+            same.shutdown(std::net::Shutdown::Read).unwrap();
+            peer
+        };
+        let (client, peer) = tokio::join!(options.connect(&driver), serve);
+        Self {
+            client: client.unwrap(),
+            _peer: peer,
+            _folder: folder,
+            _clock: clock,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_cannot_write_reads_on_for_a_heartbeat() {
+    let deaf = Deaf::with_heartbeat(2000).await;
+    let is_down = |link: &session::Link| matches!(link, session::Link::Down { .. }).then_some(());
+    tokio::select! {
+        () = deaf.client.session().link_is(is_down) => {}
+        // The next ping comes after half a heartbeat at most.
+        () = pass(100, 35) => panic!("still connected"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_cannot_write_ends_as_soon_as_it_is_closed() {
+    let deaf = Deaf::with_heartbeat(200_000).await;
+    let other = deaf.client.clone();
+    let is_user = |pending: &session::Pending| matches!(pending, session::Pending::User(_));
+    let ends = async {
+        while !other.session().lock().pending.values().any(is_user) {
+            tokio::task::yield_now().await;
+        }
+        // The task that has taken the request from the queue has written it, which failed, before it let others run.
+        other.close().await;
+    };
+    tokio::select! {
+        (list, ()) = async { tokio::join!(deaf.client.list(""), ends) } => {
+            expect_err(list);
+        }
+        () = pass(100, 35) => panic!("still connected"),
     }
 }
