@@ -16,6 +16,18 @@ fn a_request_is_an_array_of_its_id_and_the_request() {
 }
 
 #[test]
+fn numbers_and_lengths_may_be_wider_than_they_need() {
+    // [7, {"release": {"lease": 9}}]: the id in eight bytes, the lease in two; then a length of text and of a map in one.
+    for bytes in [
+        &b"\x82\x1b\0\0\0\0\0\0\0\x07\xa1\x67release\xa1\x65lease\x19\0\x09"[..],
+        b"\x98\x02\x18\x07\xb8\x01\x78\x07release\xb9\0\x01\x79\0\x05lease\x1a\0\0\0\x09",
+    ] {
+        let request = (7, Ask::Release(Release { lease: 9 }));
+        assert_eq!(decode::<Request>(bytes).unwrap(), request, "{bytes:02x?}");
+    }
+}
+
+#[test]
 fn an_event_has_null_instead_of_an_id() {
     let event = FromServer::Event(Event::Closing(Closing { ms: 1 }));
     let bytes = encode(&event);
