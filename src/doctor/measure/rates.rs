@@ -149,7 +149,10 @@ fn worst_ratio(rows: &[BandwidthRow]) -> Option<f64> {
     let ratios = pairs
         .flatten()
         .filter_map(|(own, base)| Some(own?.median / base?.median));
-    ratios.min_by(f64::total_cmp)
+    // Two medians of zero have none.
+    ratios
+        .filter(|ratio| !ratio.is_nan())
+        .min_by(f64::total_cmp)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -291,5 +294,26 @@ impl Drop for Bench<'_> {
         // A failed measurement may have left work on the stream, which uses the memory and the kernels; its error was
         // reported.
         let _ = self.stream.synchronize();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_number_is_no_worst_ratio() {
+        let row = |kind, medians: [f64; 4]| {
+            let (min, max) = (0.0, f64::INFINITY);
+            let rates = medians.map(|median| Some(Rate { median, min, max }));
+            BandwidthRow::new((0, 0, kind), rates)
+        };
+        let base = row(Kind::HostAlloc, [2.0, 2.0, 0.0, 2.0]);
+        for nan in [f64::NAN, -f64::NAN] {
+            let own = row(Kind::Vmm, [1.0, nan, 0.0, 3.0]);
+            assert_eq!(worst_ratio(&[base.clone(), own]), Some(0.5));
+        }
+        let none = row(Kind::Vmm, [f64::NAN; 4]);
+        assert_eq!(worst_ratio(&[base, none]), None);
     }
 }
