@@ -196,8 +196,8 @@ impl RingSide {
 
     /// Sends the records of a bytes-like object, whose size is a multiple of `record_bytes`. The consumer sees all or none.
     ///
-    /// Waits at most `timeout` seconds for room. Returns `False`, and sends nothing, if there was none, or if the consumer
-    /// is gone (`alone`). A signal handler that raises ends the wait.
+    /// Waits at most `timeout` seconds for room, and 10 ms longer while another thread has the side. Returns `False`, and
+    /// sends nothing, if there was none, or if the consumer is gone (`alone`). A signal handler that raises ends the wait.
     #[pyo3(signature = (data, *, timeout=None))]
     fn send(
         &self,
@@ -228,8 +228,8 @@ impl RingSide {
 
     /// Receives the oldest records, at most `most`, as bytes.
     ///
-    /// Waits at most `timeout` seconds for one. Returns `b""` if none came, or if the producer is gone (`alone`) and has left
-    /// none. A signal handler that raises ends the wait.
+    /// Waits at most `timeout` seconds for one, and 10 ms longer while another thread has the side. Returns `b""` if none
+    /// came, or if the producer is gone (`alone`) and has left none. A signal handler that raises ends the wait.
     #[pyo3(signature = (most=Count(1), *, timeout=None), text_signature = "($self, most=1, *, timeout=None)")]
     fn receive<'py>(
         &self,
