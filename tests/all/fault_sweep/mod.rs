@@ -289,8 +289,7 @@ fn may_be_survived(name: &str, call: Call, nth: u64, code: Code) -> bool {
     if WITH_TICKETS.contains(&name) && call == Call::EventSynchronize {
         return true;
     }
-    // A link between GPUs that the driver does not know is unknown.
-    if call == Call::DeviceGetP2PAttribute && code == Code::NOT_SUPPORTED {
+    if is_unknown(call, code) {
         return true;
     }
     // The pool's size has a second source, its CPU access was not asked for, and the end of its free
@@ -321,6 +320,12 @@ fn may_be_survived(name: &str, call: Call, nth: u64, code: Code) -> bool {
                 | Call::EventRecord
                 | Call::StreamWaitEvent
         )
+}
+
+/// Returns whether the driver does not know something of a GPU, or of a link between two, which is unknown then.
+fn is_unknown(call: Call, code: Code) -> bool {
+    let attributes = [Call::DeviceGetAttribute, Call::DeviceGetP2PAttribute];
+    attributes.contains(&call) && code == Code::NOT_SUPPORTED
 }
 
 #[test]
@@ -357,6 +362,10 @@ fn fails_well(name: &str, operation: fn(&Driver) -> Result<()>, call: Call, nth:
             may_be_survived(name, call, nth, code),
             "{case}: went unnoticed"
         ),
+        // It names what is unknown and needed.
+        Err(error) if is_unknown(call, code) && error.driver_error().is_none() => {
+            assert!(!error.remedy().is_empty());
+        }
         Err(error) => {
             let source = error
                 .driver_error()
