@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::config::{BufferConfig, defaults, peers, server_options};
+use super::config::{BufferConfig, NodeConfig, defaults, peers, server_options};
 use super::create::{Allocator, Wanted};
 use super::http::{Endpoint, Pages};
 use super::lines::{AuditFile, LineWriter};
@@ -24,6 +24,8 @@ use crate::exchange::server::ServerStats;
 use crate::exchange::{Address, Security, Server, Tls};
 use crate::per_driver::lock;
 use crate::share::InstanceId;
+use crate::size::Bytes;
+use crate::topology::{cgroup_room, free_now};
 use crate::{Driver, Error, MemoryError, Progress, Result, ShareError, Topology};
 
 /// How long a service that could not be started waits for clients that have fetched from it already.
@@ -51,8 +53,9 @@ impl Service {
     ///
     /// # Errors
     /// Those of [`ServiceConfig::check`]; [`NoSuchNode`](crate::MemoryError::NoSuchNode) and
-    /// [`NoSuchGpu`](crate::MemoryError::NoSuchGpu) for a node or GPU that the machine does not have; those of
-    /// creating a buffer; those of [`ServerOptions::start`](crate::exchange::server::ServerOptions::start) and
+    /// [`NoSuchGpu`](crate::MemoryError::NoSuchGpu) for a node or GPU that the machine does not have;
+    /// [`NodeTooFull`](crate::MemoryError::NodeTooFull) and [`NodesTooFull`](crate::MemoryError::NodesTooFull) for buffers
+    /// that do not fit their nodes together, before any memory is pinned; those of creating a buffer; those of [`ServerOptions::start`](crate::exchange::server::ServerOptions::start) and
     /// of loading certificates.
     ///
     /// # Cancel safety
@@ -79,6 +82,7 @@ impl Service {
         let (nodes, homes) = blocking("starting the reserves", move || {
             let topology = Topology::discover(&driver)?;
             let homes = homes(&plans, &topology)?;
+            check_room(&plans, &driver, &homes)?;
             let nodes = reserves(&plans, &driver, (&topology, &homes), &countdown)?;
             Ok((nodes, homes))
         })
@@ -343,6 +347,57 @@ fn homes(config: &ServiceConfig, topology: &Topology) -> Result<Vec<NodeId>> {
         (None, gpu) => Ok(topology.gpu(gpu.unwrap_or(0))?.host_node()?),
     };
     config.buffers.iter().map(home).collect()
+}
+
+/// Checks that the configured buffers fit their nodes, all of a node together. Otherwise the service would pin most of a
+/// node, which takes long and starves every other process, before the driver refuses the rest.
+///
+/// # Errors
+/// [`NodeTooFull`](MemoryError::NodeTooFull), [`NodesTooFull`](MemoryError::NodesTooFull) by the limit of the control
+/// groups, [`InvalidArgument`](MemoryError::InvalidArgument) beyond `node.max_bytes`.
+fn check_room(config: &ServiceConfig, driver: &Driver, homes: &[NodeId]) -> Result<()> {
+    let mut sums = BTreeMap::<NodeId, u64>::new();
+    for (buffer, &node) in config.buffers.iter().zip(homes) {
+        let sum = sums.entry(node).or_default();
+        *sum = sum.saturating_add(buffer.bytes);
+    }
+    let NodeConfig {
+        max_bytes,
+        headroom,
+        ..
+    } = config.node;
+    for (&node, &requested) in &sums {
+        if requested > max_bytes {
+            let (sum, max) = (Bytes(requested), Bytes(max_bytes));
+            let why = format!(
+                "the buffers of node {node} have {sum} together, `node.max_bytes` is {max}"
+            );
+            return Err(Error::invalid("service configuration", why));
+        }
+        let free = free_now(driver, node).map(|free| free.saturating_sub(headroom));
+        if let Some(free) = free.filter(|free| requested > *free) {
+            return Err(MemoryError::NodeTooFull {
+                node,
+                requested,
+                free,
+            }
+            .into());
+        }
+    }
+    let requested = sums.values().copied().fold(0, u64::saturating_add);
+    let free = cgroup_room(driver).map(|room| room.saturating_sub(headroom));
+    match free.filter(|free| requested > *free) {
+        Some(free) => {
+            let nodes = sums.into_keys().collect();
+            Err(MemoryError::NodesTooFull {
+                nodes,
+                requested,
+                free,
+            }
+            .into())
+        }
+        None => Ok(()),
+    }
 }
 
 /// Decides how a node's memory is shared and what it is. `homes` are the nodes of the configured buffers.

@@ -149,6 +149,8 @@ impl Conversation<'_> {
                 // The next round verifies.
                 () = reloaded(&mut reloads) => {}
                 () = &mut expiry, if core.tls.is_some() => {
+                    // First: what has expired just now would be due at once again.
+                    self.verify();
                     expiry.as_mut().reset(self.next_verification().into());
                 }
                 Some(done) = self.jobs.join_next(), if !self.jobs.is_empty() => {

@@ -38,6 +38,11 @@ impl Sums {
         };
         *sum = sum.saturating_add(bytes);
     }
+
+    /// Returns all bytes.
+    pub const fn all(&self) -> u64 {
+        self.warm + self.kept + self.dirty_warm + self.dirty_kept
+    }
 }
 
 /// Chunks for any peer, and chunks kept for the one peer that has used them, in order of arrival.

@@ -31,7 +31,8 @@ impl NodeReserve {
     /// taken so far.
     ///
     /// # Errors
-    /// [`Error::LimitReached`] beyond the cap or in more than [`MAX_PARTS`] pieces; those of creating memory.
+    /// [`Error::LimitReached`] beyond the cap or in more than [`MAX_PARTS`] pieces;
+    /// [`NodeTooFull`](MemoryError::NodeTooFull) beyond the node's memory; those of creating memory.
     pub fn fill_up(
         &self,
         peer: Option<&PeerName>,
@@ -54,13 +55,41 @@ impl NodeReserve {
         };
         self.changed.notify_all();
         let before = total(taken);
-        let result = self.create_missing(peer, missing, taken);
+        let result = self.check_room(missing);
+        let result = result.and_then(|()| self.create_missing(peer, missing, taken));
         let mut state = self.state();
         state.counts.taken_cold_bytes += total(taken) - before;
         state.demands -= 1;
         drop(state);
         self.changed.notify_all();
         result
+    }
+
+    /// Checks that `missing` bytes fit the node and the cap if every free chunk gives way, so that a request that cannot
+    /// be served pins nothing. Other requests may still take the room.
+    fn check_room(&self, missing: u64) -> Result<()> {
+        if missing == 0 {
+            return Ok(());
+        }
+        let node = self.plan.node;
+        let free = free_now(&self.driver, node);
+        let state = self.state();
+        let idle = state.sums().all() + state.filling;
+        let used = state.pinned.saturating_sub(idle);
+        drop(state);
+        if used.saturating_add(missing) > self.plan.cap {
+            return Err(self.at_cap());
+        }
+        let room = |free: u64| free.saturating_add(idle).saturating_sub(self.plan.headroom);
+        match free.map(room).filter(|room| *room < missing) {
+            Some(free) => Err(MemoryError::NodeTooFull {
+                node,
+                requested: missing,
+                free,
+            }
+            .into()),
+            None => Ok(()),
+        }
     }
 
     fn create_missing(

@@ -201,6 +201,43 @@ fn the_cap_and_the_headroom_hold_and_free_chunks_give_way_to_requests() {
 }
 
 #[test]
+fn a_request_that_cannot_fit_pins_nothing() {
+    let driver = driver();
+    let free = free_now(&driver, NodeId(0)).unwrap();
+    let short = Plan {
+        target: 8 * MIB,
+        headroom: free - 24 * MIB,
+        ..plan()
+    };
+    let (reserve, filled) = start(&driver, short.clone());
+    filled.unwrap();
+    let sim = driver.sim().unwrap();
+    let made = sim.count(Call::MemCreate);
+    let error = take(&reserve, Some(&A), 26 * MIB).unwrap_err();
+    let full = MemoryError::NodeTooFull {
+        node: NodeId(0),
+        requested: 18 * MIB,
+        free: 16 * MIB,
+    };
+    assert_eq!(error, full.into());
+    assert_eq!(sim.count(Call::MemCreate), made);
+    drop(take(&reserve, Some(&A), 24 * MIB).unwrap());
+    drop(reserve);
+
+    let cap = Plan {
+        cap: 24 * MIB,
+        headroom: 0,
+        ..short
+    };
+    let (reserve, filled) = start(&driver, cap);
+    filled.unwrap();
+    let made = sim.count(Call::MemCreate);
+    let error = take(&reserve, Some(&A), 26 * MIB).unwrap_err();
+    assert!(matches!(error, Error::LimitReached { .. }), "{error}");
+    assert_eq!(sim.count(Call::MemCreate), made);
+}
+
+#[test]
 fn what_comes_back_while_the_reserve_is_filled_does_not_make_it_larger_than_planned() {
     let driver = driver();
     let plan = Plan {

@@ -1,5 +1,8 @@
 //! The remains of a service that does not start, or is dropped.
 
+use egmem::Topology;
+use egmem::driver::Call;
+
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -17,12 +20,9 @@ async fn a_start_that_fails_and_a_service_that_is_dropped_leave_nothing() {
         ),
         "{error}"
     );
-    if driver.is_simulated() {
-        // Of a real machine it would pin all that is free first, chunk by chunk: 21 s for 128 GB.
-        let mut large = twice.clone();
-        large.buffers[0].bytes = 1 << 50;
-        assert!(Service::start(large, &driver).await.is_err());
-    }
+    let mut large = twice.clone();
+    large.buffers[0].bytes = 1 << 50;
+    assert_eq!(too_full(large, &driver).await, 1 << 50);
     let service = Service::start(twice, &driver).await.unwrap();
     service.ready().await;
     assert!(service.is_ready());
@@ -46,6 +46,37 @@ async fn a_start_that_fails_and_a_service_that_is_dropped_leave_nothing() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
+}
+
+/// Returns the bytes that a start was refused for because a node has less.
+async fn too_full(config: ServiceConfig, driver: &Driver) -> u64 {
+    match Service::start(config, driver).await.unwrap_err() {
+        Error::Share(egmem::share::Error::Memory(egmem::Error::NodeTooFull {
+            requested, ..
+        })) => requested,
+        error => panic!("{error}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn buffers_that_fit_a_node_only_alone_are_refused_before_anything_is_pinned() {
+    let peers = Peers::new();
+    let driver = driver();
+    let buffer =
+        |name| format!("[[buffer]]\nname = \"{name}\"\nbytes = \"4MiB\"\nnode = 0\nwho = []\n");
+    let mut config = peers.config(&(buffer("a") + &buffer("b")));
+    let topology = Topology::discover(&driver).unwrap();
+    let free = topology.free_memory(NodeId(0)).unwrap().unwrap();
+    for buffer in &mut config.buffers {
+        buffer.bytes = free / 10 * 7;
+    }
+    assert_eq!(too_full(config.clone(), &driver).await, free / 10 * 14);
+    if let Some(sim) = driver.sim() {
+        assert_eq!(sim.count(Call::MemCreate), 0);
+    }
+    config.node.max_bytes = free;
+    let error = Service::start(config, &driver).await.unwrap_err();
+    assert!(error.to_string().contains("`node.max_bytes`"), "{error}");
 }
 
 /// A missing password file of a directory, which the service detects when its server is up.
