@@ -78,8 +78,6 @@ limits! {
         pub requests_per_peer: usize = 65_536,
         /// The same for all peers together.
         pub requests: usize = 262_144,
-        /// Frames queued for a slow reader before it is dropped.
-        pub queued_frames: usize = 256,
         /// Names in one answer.
         pub list_page: usize = 256,
         /// From connecting to the end of the greeting.

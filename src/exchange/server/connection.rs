@@ -25,7 +25,7 @@ enum End {
     Quietly,
     /// The server ends.
     Server,
-    /// The client is silent, or does not read.
+    /// The client is silent.
     Dropped(&'static str),
     /// It failed, or the client violated the protocol.
     Failed(Error),
@@ -307,7 +307,6 @@ impl Conversation<'_> {
             self.verify();
             match self.link.session.next(self.link.id) {
                 Next::Nothing => return Ok(false),
-                Next::Overflown => return Err(End::Dropped("it does not read")),
                 Next::Dismissed(why) => {
                     self.event(Event::Dismissed(why)).await?;
                     return Err(End::Quietly);

@@ -89,7 +89,7 @@ pub(super) struct Leases {
     /// of leases, and three times that while it grows.
     leases: HashMap<u64, Box<LeaseRecord>>,
     publications: HashMap<u64, Holders>,
-    quota: Arc<Quota>,
+    pub quota: Arc<Quota>,
     /// Leases of silent holders, until their processes have ended.
     followed: HashMap<Process, Followed>,
     /// When sessions without a connection end.

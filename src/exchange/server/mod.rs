@@ -40,7 +40,7 @@ pub use publish::{PublishOptions, Published, UnconfirmedRelease};
 
 use crate::limits::deadline;
 use crate::per_driver::lock;
-use crate::protocol::{Closing, Event};
+use crate::protocol::Closing;
 use crate::share::{InstanceId, Peers};
 use crate::{Address, PeerName};
 use crate::{Error, MemoryError, Refusal, Result};
@@ -179,7 +179,7 @@ impl Server {
             let mut state = inner.state();
             state.closing = true;
             let ms = registry::millis(within);
-            state.notify_all(&Event::Closing(Closing { ms }));
+            state.notify_closing(Closing { ms });
         }
         tracing::info!(instance = %inner.instance, "closing");
         inner.wait_for_releases(until).await;

@@ -12,7 +12,8 @@
 //! | a larger frame, read and decoded | it is decoded; `held`: until it is handled | permits: [`LARGE`] | `frame_bytes`, and as much again decoded |
 //! | an answer or event, built and written | it is written, or `write` is over | one for each connection; larger ones: permits | 64 KiB; larger ones 4096 parts |
 //! | a session | its end | [`What::Session`] | 1 KiB |
-//! | queued events | they are sent | [`What::Event`] | 128 bytes |
+//! | a notice about a live lease | it is sent; the newest of each | [`What::Lease`] | 128 bytes |
+//! | a notice about an ended lease | it is sent | [`What::Record`] | 768 bytes |
 //! | a request that waits, and a driver call that outlives it | answered, or the call returns | [`What::Request`], `requests_in_flight` | 2 KiB; one with a longer list of peers, 64 KiB at most, counts as several |
 //! | a lease, live or expired | it is released, or its name is gone | [`What::Lease`], [`What::Record`] | 768 bytes |
 //! | a name that a peer owns | it is deleted | [`What::Name`] | 64 KiB of peers, and a description |
@@ -30,9 +31,6 @@ use rustix::process::{Resource, getrlimit};
 
 /// Permits for frames of more than 64 KiB, in each direction: of all peers, and of each. A connection has one.
 const LARGE: (usize, usize) = (64, 4);
-/// Events that wait for connections: of all peers, and of each.
-const EVENTS: (usize, usize) = (4 << 20, 1 << 20);
-
 /// Live and expired leases: the least limits of all peers, and of each, which is four times `leases_per_peer`.
 const RECORDS: (usize, usize) = (1 << 20, 1 << 18);
 
@@ -50,14 +48,12 @@ pub(super) enum What {
     Record,
     /// Requests that wait for something.
     Request,
-    /// Events that wait for a connection.
-    Event,
     /// Fds that are being sent.
     Fd,
 }
 
 /// Of each [`What`]: the texts of the limits on all peers, and on each.
-const TEXTS: [(&str, &str); 8] = [
+const TEXTS: [(&str, &str); 7] = [
     ("connections", "connections of this peer"),
     ("sessions", "sessions of this peer"),
     ("names", "names of this peer"),
@@ -67,7 +63,6 @@ const TEXTS: [(&str, &str); 8] = [
         "live and expired leases of this peer",
     ),
     ("requests at once", "requests of this peer at once"),
-    ("queued events", "queued events of this peer"),
     ("fds at once", "fds of this peer at once"),
 ];
 
@@ -139,7 +134,6 @@ impl Quota {
             (usize::MAX, limits.leases_per_peer),
             (records.max(RECORDS.0), records.max(RECORDS.1)),
             (limits.requests, limits.requests_per_peer),
-            EVENTS,
             // Without fds for connections and files, a server could serve no peer.
             (fds / 2, limits.fds_per_peer),
         ];
@@ -237,11 +231,6 @@ impl Counted {
         drop(used);
         self.amount = amount;
         Ok(())
-    }
-
-    /// Returns how many are counted.
-    pub const fn amount(&self) -> usize {
-        self.amount
     }
 }
 
@@ -345,7 +334,7 @@ mod tests {
         assert_eq!(quota.used(What::Connection), 12);
         assert!(held.resize(6).is_err() && held.resize(usize::MAX).is_err());
         held.resize(1).unwrap();
-        assert_eq!((quota.used(What::Connection), held.amount()), (8, 1));
+        assert_eq!((quota.used(What::Connection), held.amount), (8, 1));
         // Another kind has its own.
         drop(quota.count(&PEERS[0], What::Session, 9).unwrap());
         drop(rest);

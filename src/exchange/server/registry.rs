@@ -10,11 +10,11 @@ use super::allocate::Refused;
 use super::audit::{Audit, audit};
 use super::leases::{Deadlines, LeaseRecord, Leases};
 use super::publication::{Publication, Registered};
-use super::quota::{Quota, shrink};
+use super::quota::{Quota, What, shrink};
 use super::session::{ServerSession, Sessions, with_token};
 pub(super) use crate::limits::millis;
 use crate::numbers::Numbers;
-use crate::protocol::{self, Ended, Event, Hello, Withdrawing};
+use crate::protocol::{self, Closing, Ended, Event, Hello, Withdrawing};
 use crate::{PeerList, PeerName, Refusal};
 
 #[derive(Debug)]
@@ -114,14 +114,18 @@ impl ServerState {
 
     /// Tells the holder of a lease that the lease has ended.
     pub fn notify_ended(&self, lease: &LeaseRecord, reason: Refusal, detail: &str) {
-        if let Some(session) = self.sessions.get(&lease.session) {
-            session.notify(Event::Ended(Ended {
-                lease: lease.holder.lease,
-                why: protocol::Refused {
-                    reason: reason.word().into(),
-                    detail: detail.into(),
-                },
-            }));
+        let Some(session) = self.sessions.get(&lease.session) else {
+            return;
+        };
+        let lease = lease.holder.lease;
+        let why = protocol::Refused {
+            reason: reason.word().into(),
+            detail: detail.into(),
+        };
+        match self.leases.quota.count(&session.peer, What::Record, 1) {
+            Ok(counted) => session.notify(lease, Event::Ended(Ended { lease, why }), Some(counted)),
+            // The client asks which of its leases have ended when it connects again.
+            Err(_) => session.cut(),
         }
     }
 
@@ -132,7 +136,7 @@ impl ServerState {
         }
         if let Some(session) = self.sessions.get(&session) {
             let ms = millis(within);
-            session.notify(Event::Withdrawing(Withdrawing { lease, ms }));
+            session.notify(lease, Event::Withdrawing(Withdrawing { lease, ms }), None);
         }
     }
 
@@ -298,10 +302,10 @@ impl ServerState {
         sessions.into_values().collect()
     }
 
-    /// Queues a notice for all sessions.
-    pub fn notify_all(&self, notice: &Event) {
+    /// Tells all peers that the server ends.
+    pub fn notify_closing(&self, closing: Closing) {
         for session in self.sessions.values() {
-            session.notify(notice.clone());
+            session.notify_closing(closing);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A session: a client's state beyond one connection, and its queued notices.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use tokio::sync::Notify;
@@ -10,12 +10,10 @@ use zeroize::Zeroizing;
 use super::quota::Counted;
 use crate::driver::random;
 use crate::per_driver::lock;
-use crate::protocol::{Event, Refused, Secret};
+use crate::protocol::{Closing, Event, Refused, Secret};
 use crate::tls::Credential;
 use crate::{Error, PeerName, Result};
 
-/// How many notices are counted at once.
-const NOTICES: usize = 128;
 /// Random bytes in a token, after the 8 bytes of the session's number. So only one comparison is made, in constant time.
 const RANDOM: usize = 32;
 
@@ -52,45 +50,26 @@ pub(super) struct Attached {
 struct Outbox {
     /// The last connection.
     attached: Attached,
-    notices: VecDeque<Event>,
+    /// What the peer is to be told about its leases, only the newest of each: those that live are counted, and those that
+    /// have ended with these.
+    notices: BTreeMap<u64, (Event, Option<Counted>)>,
+    /// The server's end, if the peer is to be told of it.
+    closing: Option<Closing>,
     /// Leases whose grants this connection has not sent yet. Notices about them wait for it.
     unsent: Vec<u64>,
-    limit: usize,
-    overflown: bool,
     /// Set when the session has ended, with the reason.
     dismissed: Option<Refused>,
-    /// Counts notices, many at a time.
-    counted: Counted,
 }
 
 impl Outbox {
-    /// Counts one more; if that fails, the connection is to end, and the lost notices are sent anew when the session is
-    /// resumed.
-    fn has_room(&mut self) -> bool {
-        let counted = self.counted.amount();
-        let has_room =
-            self.notices.len() < counted || self.counted.resize(counted + NOTICES).is_ok();
-        self.overflown |= !has_room;
-        has_room
-    }
-
-    fn shrink(&mut self) {
-        if self.notices.is_empty() {
-            self.notices.shrink_to(16);
-            // Shrinking never fails.
-            let _ = self.counted.resize(0);
-        }
-    }
-
     /// Takes the first notice that need not wait for a grant.
     fn pop(&mut self) -> Option<Event> {
-        let is_ready = |notice: &Event| match notice {
-            Event::Withdrawing(one) => !self.unsent.contains(&one.lease),
-            Event::Ended(one) => !self.unsent.contains(&one.lease),
-            _ => true,
-        };
-        let ready = self.notices.iter().position(is_ready)?;
-        self.notices.remove(ready)
+        if let Some(closing) = self.closing.take() {
+            return Some(Event::Closing(closing));
+        }
+        let mut leases = self.notices.keys().copied();
+        let ready = leases.find(|lease| !self.unsent.contains(lease))?;
+        self.notices.remove(&ready).map(|(notice, _)| notice)
     }
 }
 
@@ -103,22 +82,14 @@ pub(super) enum Next {
     Nothing,
     /// Send why the session has ended, then end.
     Dismissed(Refused),
-    /// End: the peer does not read its notices.
-    Overflown,
 }
 
 impl ServerSession {
-    /// Creates the session of a connection, with its count; at most `limit` notices wait for it, which `events` counts.
+    /// Creates the session of a connection, with its count.
     ///
     /// # Errors
     /// That of the system's random numbers.
-    pub fn new(
-        id: u64,
-        peer: PeerName,
-        attached: Attached,
-        limit: usize,
-        [counted, events]: [Counted; 2],
-    ) -> Result<Self> {
+    pub fn new(id: u64, peer: PeerName, attached: Attached, counted: Counted) -> Result<Self> {
         let failed = |error| Error::system("reading random bytes", &error);
         let random = random::<RANDOM>().map(Zeroizing::new).map_err(failed)?;
         let mut token = Zeroizing::new([0; 8 + RANDOM]);
@@ -133,12 +104,10 @@ impl ServerSession {
             token,
             outbox: Mutex::new(Outbox {
                 attached,
-                notices: VecDeque::new(),
+                notices: BTreeMap::new(),
+                closing: None,
                 unsent: Vec::new(),
-                limit,
-                overflown: false,
                 dismissed: None,
-                counted: events,
             }),
             wake: Notify::new(),
             credential: Mutex::default(),
@@ -157,11 +126,6 @@ impl ServerSession {
             .lost
             .cancel();
         outbox.unsent = Vec::new();
-        // After an overflow, some were lost: the client asks which of its leases have ended.
-        if std::mem::take(&mut outbox.overflown) {
-            outbox.notices = VecDeque::new();
-        }
-        outbox.shrink();
     }
 
     /// Returns the user at the other end, if its connection is a Unix socket.
@@ -206,15 +170,15 @@ impl ServerSession {
         self.wake.notify_one();
     }
 
-    /// Queues a notice for the peer.
-    pub fn notify(&self, notice: Event) {
-        let mut outbox = self.outbox();
-        if outbox.notices.len() >= outbox.limit {
-            outbox.overflown = true;
-        } else if outbox.has_room() {
-            outbox.notices.push_back(notice);
-        }
-        drop(outbox);
+    /// Tells the peer about a lease, instead of what it was to be told about that lease before.
+    pub fn notify(&self, lease: u64, notice: Event, counted: Option<Counted>) {
+        self.outbox().notices.insert(lease, (notice, counted));
+        self.wake.notify_one();
+    }
+
+    /// Tells the peer that the server ends.
+    pub fn notify_closing(&self, closing: Closing) {
+        self.outbox().closing = Some(closing);
         self.wake.notify_one();
     }
 
@@ -233,12 +197,7 @@ impl ServerSession {
         if let Some(why) = &outbox.dismissed {
             return Next::Dismissed(why.clone());
         }
-        if outbox.overflown {
-            return Next::Overflown;
-        }
-        let next = outbox.pop().map_or(Next::Nothing, Next::Notice);
-        outbox.shrink();
-        next
+        outbox.pop().map_or(Next::Nothing, Next::Notice)
     }
 }
 
@@ -259,7 +218,7 @@ pub(super) fn with_token<'a>(
 mod tests {
     use super::*;
     use crate::Limits;
-    use crate::protocol::{Closing, Withdrawing};
+    use crate::protocol::Withdrawing;
     use crate::server::quota::{Quota, What};
 
     const PEER: PeerName = PeerName::User(1);
@@ -277,28 +236,24 @@ mod tests {
         }
     }
 
-    fn session(limit: usize) -> ServerSession {
-        counted_session(1, limit, &quota())
+    fn session(id: u64) -> ServerSession {
+        let counted = quota().none(&PEER, What::Session);
+        ServerSession::new(id, PEER, attached(10), counted).unwrap()
     }
 
-    fn counted_session(id: u64, limit: usize, quota: &Arc<Quota>) -> ServerSession {
-        let counted = [What::Session, What::Event].map(|what| quota.none(&PEER, what));
-        ServerSession::new(id, PEER, attached(10), limit, counted).unwrap()
+    fn withdrawing(lease: u64, ms: u64) -> Event {
+        Event::Withdrawing(Withdrawing { lease, ms })
     }
 
-    fn closing(ms: u64) -> Event {
-        Event::Closing(Closing { ms })
-    }
-
-    fn withdrawing(lease: u64) -> Event {
-        Event::Withdrawing(Withdrawing { lease, ms: 1 })
+    fn withdraw(session: &ServerSession, lease: u64) {
+        session.notify(lease, withdrawing(lease, 1), None);
     }
 
     #[test]
     fn tokens_differ_and_name_their_session() {
         let mut sessions = Sessions::default();
         for id in [7, 8] {
-            sessions.insert(id, Arc::new(counted_session(id, 1, &quota())));
+            sessions.insert(id, Arc::new(session(id)));
         }
         let token = sessions[&7].token.clone();
         assert_eq!(with_token(&sessions, &token).unwrap().id, 7);
@@ -315,82 +270,60 @@ mod tests {
     }
 
     #[test]
-    fn notices_come_in_order() {
-        let session = session(9);
-        session.notify(closing(1));
-        session.notify(closing(2));
-        assert_eq!(session.next(10), Next::Notice(closing(1)));
-        assert_eq!(session.next(10), Next::Notice(closing(2)));
+    fn only_the_newest_notice_of_a_lease_comes_and_the_servers_end_first() {
+        let session = session(1);
+        session.notify(2, withdrawing(2, 1), None);
+        session.notify(1, withdrawing(1, 1), None);
+        session.notify_closing(Closing { ms: 1 });
+        session.notify(2, withdrawing(2, 9), None);
+        session.notify_closing(Closing { ms: 2 });
+        let closing = Event::Closing(Closing { ms: 2 });
+        for notice in [closing, withdrawing(1, 1), withdrawing(2, 9)] {
+            assert_eq!(session.next(10), Next::Notice(notice));
+        }
         assert_eq!(session.next(10), Next::Nothing);
     }
 
     #[test]
-    fn a_peer_that_does_not_read_is_dropped() {
-        let one = session(1);
-        one.notify(closing(1));
-        assert_eq!(one.next(10), Next::Notice(closing(1)));
-        one.notify(closing(2));
-        one.notify(closing(3));
-        assert_eq!(one.next(10), Next::Overflown);
-    }
-
-    #[test]
-    fn queued_notices_of_all_sessions_are_counted_until_they_are_sent() {
-        let quota = quota();
-        let one = counted_session(1, usize::MAX, &quota);
-        let mut most = quota.count(&PEER, What::Event, 1).unwrap();
-        while most.resize(most.amount() + NOTICES).is_ok() {}
-        most.resize(most.amount() - 2 * NOTICES).unwrap();
-        let mut sent = 0;
-        while !one.outbox().overflown {
-            one.notify(closing(sent));
-            sent += 1;
-        }
-        assert!(
-            (NOTICES as u64..=2 * NOTICES as u64 + 1).contains(&sent),
-            "{sent}"
-        );
-        assert_eq!(one.next(10), Next::Overflown);
-        let another = counted_session(2, usize::MAX, &quota);
-        one.take_over(attached(11));
-        assert_eq!(one.outbox().counted.amount(), 0);
-        another.notify(closing(1));
-        assert_eq!(another.next(10), Next::Notice(closing(1)));
-        one.notify(closing(1));
-        assert_eq!(one.outbox().counted.amount(), NOTICES);
-        while one.next(11) != Next::Nothing {}
-        assert_eq!(one.outbox().counted.amount(), 0);
+    fn a_notice_of_an_ended_lease_is_counted_until_it_is_sent() {
+        let (session, quota) = (session(1), quota());
+        let counted = quota.count(&PEER, What::Record, 1).unwrap();
+        session.notify(1, withdrawing(1, 1), Some(counted));
+        session.take_over(attached(11));
+        assert_eq!(quota.used(What::Record), 1);
+        assert_eq!(session.next(11), Next::Notice(withdrawing(1, 1)));
+        assert_eq!(quota.used(What::Record), 0);
     }
 
     #[test]
     fn notices_wait_for_the_grants_of_their_leases_alone() {
-        let session = session(9);
+        let session = session(1);
         session.grants(1);
         session.grants(2);
         for lease in [1, 2, 3] {
-            session.notify(withdrawing(lease));
+            withdraw(&session, lease);
         }
-        assert_eq!(session.next(10), Next::Notice(withdrawing(3)));
+        assert_eq!(session.next(10), Next::Notice(withdrawing(3, 1)));
         assert_eq!(session.next(10), Next::Nothing, "no grant was sent");
         session.granted(2);
-        assert_eq!(session.next(10), Next::Notice(withdrawing(2)));
+        assert_eq!(session.next(10), Next::Notice(withdrawing(2, 1)));
         assert_eq!(session.next(10), Next::Nothing);
         session.take_over(attached(11));
-        assert_eq!(session.next(11), Next::Notice(withdrawing(1)));
+        assert_eq!(session.next(11), Next::Notice(withdrawing(1, 1)));
     }
 
     #[test]
     fn another_connection_takes_over() {
-        let session = session(9);
+        let session = session(1);
         let lost = session.outbox().attached.lost.clone();
-        session.notify(closing(1));
+        withdraw(&session, 1);
         session.take_over(attached(11));
         assert!(lost.is_cancelled());
         assert_eq!(session.next(10), Next::Nothing);
         assert!(session.is_of(11) && !session.is_of(10));
-        assert_eq!(session.next(11), Next::Notice(closing(1)));
-        session.notify(closing(2));
+        assert_eq!(session.next(11), Next::Notice(withdrawing(1, 1)));
+        withdraw(&session, 2);
         session.take_over(attached(12));
-        assert_eq!(session.next(12), Next::Notice(closing(2)));
+        assert_eq!(session.next(12), Next::Notice(withdrawing(2, 1)));
     }
 }

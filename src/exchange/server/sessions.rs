@@ -172,12 +172,7 @@ impl ServerCore {
         }
         let counted = self.quota.count(peer, What::Session, 1)?;
         let number = state.next_session();
-        // Every lease may be recalled, and then end.
-        let leases = self.limits.leases_per_peer.saturating_mul(2);
-        let notices = self.limits.queued_frames.saturating_add(leases);
-        let events = self.quota.none(peer, What::Event);
-        let session =
-            ServerSession::new(number, peer.clone(), attached, notices, [counted, events]);
+        let session = ServerSession::new(number, peer.clone(), attached, counted);
         let session = Arc::new(session.map_err(|e| (Refusal::Internal, e.to_string()))?);
         state.leases.open(number, peer.clone());
         state.sessions.insert(number, Arc::clone(&session));
@@ -219,7 +214,7 @@ impl ServerCore {
             for lease in leases {
                 if let Some(left) = state.recalled(lease) {
                     let ms = millis(left);
-                    session.notify(Event::Withdrawing(Withdrawing { lease, ms }));
+                    session.notify(lease, Event::Withdrawing(Withdrawing { lease, ms }), None);
                 }
             }
         }

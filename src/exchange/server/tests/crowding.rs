@@ -239,13 +239,9 @@ async fn a_large_answer_waits_for_its_permit_for_the_time_of_a_write_and_nothing
 /// A connection that is written to is not read, and waits for no permit.
 #[tokio::test]
 async fn a_peer_that_does_not_read_keeps_no_place_among_those_that_wait_for_a_permit() {
-    const NOTICES: usize = 50_000;
+    const NOTICES: u64 = 50_000;
     let driver = driver();
-    let limits = Limits {
-        queued_frames: NOTICES,
-        ..limits()
-    };
-    let (_directory, address, server) = start_at_unix(options().limits(limits)).await;
+    let (_directory, address, server) = start_at_unix(options().limits(limits())).await;
     let peer = PeerName::User(rustix::process::geteuid().as_raw());
     let open = async || Raw::open_at(&address, &Security::Plain, &hello()).await;
     let (mut silent, mut other) = (open().await, open().await);
@@ -265,8 +261,8 @@ async fn a_peer_that_does_not_read_keeps_no_place_among_those_that_wait_for_a_pe
     silent.connection.writer.send(&head, &[]).await.unwrap();
     // Until then the server has read as much as it reads.
     assert!(other.is_answered().await && other.is_answered().await);
-    for _ in 0..NOTICES {
-        server.handle.inner.state().notify_all(&news());
+    for lease in 0..NOTICES {
+        notify_all(&server, lease);
     }
     let sessions: Vec<_> = server
         .handle
@@ -334,26 +330,35 @@ async fn a_long_list_of_leases_counts_as_several_requests() {
     close(server, &driver).await;
 }
 
-fn news() -> Event {
-    Event::Closing(Closing { ms: 0 })
+fn news(lease: u64) -> Event {
+    Event::Withdrawing(Withdrawing { lease, ms: 0 })
+}
+
+fn notify_all(server: &Server, lease: u64) {
+    for session in server.handle.inner.state().sessions.values() {
+        session.notify(lease, news(lease), None);
+    }
 }
 
 #[tokio::test]
 async fn a_peer_with_many_notices_is_heard_meanwhile() {
-    const MUCH: usize = 5000;
+    const MUCH: u64 = 5000;
     let driver = driver();
     let (_directory, address, server) = start_at_unix(options()).await;
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
     let id = raw.send(Ask::Ping).await;
-    for _ in 0..MUCH {
-        server.handle.inner.state().notify_all(&news());
+    for lease in 0..MUCH {
+        notify_all(&server, lease);
     }
     let (answer, _) = raw.answer(id).await;
     assert_eq!(answer, Answer::Done);
     let before = raw.notices.len();
-    assert!(before < MUCH / 2, "{before} notices before the answer");
-    for _ in 0..MUCH {
-        assert_eq!(raw.notice().await, news(), "and all are told");
+    assert!(
+        before < MUCH as usize / 2,
+        "{before} notices before the answer"
+    );
+    for lease in 0..MUCH {
+        assert_eq!(raw.notice().await, news(lease), "and all are told");
     }
     drop(raw);
     close(server, &driver).await;
@@ -368,8 +373,11 @@ async fn news_without_end_is_no_sign_of_life() {
     let telling = tokio::spawn({
         let server = server.clone();
         async move {
-            while server.stats().sessions > 0 {
-                server.handle.inner.state().notify_all(&news());
+            for lease in 0.. {
+                if server.stats().sessions == 0 {
+                    break;
+                }
+                notify_all(&server, lease);
                 tokio::task::yield_now().await;
             }
         }
