@@ -1,6 +1,6 @@
 //! The directory in etcd: look-ups, and the task that keeps an exporter and its names there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{
-    Certificate, Client, ConnectOptions, GetOptions, Identity, LeaseKeepAliveStream, LeaseKeeper,
-    PutOptions, SortOrder, SortTarget, TlsOptions, Txn, TxnOp,
+    Certificate, Client, ConnectOptions, GetOptions, Identity, PutOptions, SortOrder, SortTarget,
+    TlsOptions, Txn, TxnOp,
 };
 use tokio::runtime::{Handle, TryCurrentError};
 use tokio::sync::{Mutex, oneshot, watch};
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 use zeroize::Zeroizing;
 
 use super::{Exporter, Keys, MAX_ADDRESSES, Registration};
@@ -393,8 +393,6 @@ impl Task {
         let grant = self.directory.call(grant).await?;
         let before = self.lease.replace(grant.id());
         let lease = grant.id();
-        let keep = |mut client: Client| async move { client.lease_keep_alive(lease).await };
-        let (mut keeper, mut answers) = self.directory.call(keep).await?;
         // An existing key moves to the new lease and keeps its place in the order.
         let key = self.directory.0.keys.exporter(self.exporter.instance);
         let value = self.exporter.to_value();
@@ -406,8 +404,7 @@ impl Task {
         let ttl = u64::try_from(grant.ttl()).unwrap_or(1).max(1);
         let mut beat = interval(Duration::from_millis(ttl.saturating_mul(1000) / 3));
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        self.put_names(lease, &mut there, &mut keeper, &mut answers)
-            .await?;
+        self.put_names(lease, &mut there).await?;
         if let Some(before) = before {
             // Revoking it also removes names that were taken out meanwhile. It may have expired already.
             let _ = self.revoke(before).await;
@@ -416,29 +413,19 @@ impl Task {
         *failures = 0;
         loop {
             tokio::select! {
-                Ok(()) = self.names.changed() => {
-                    self.put_names(lease, &mut there, &mut keeper, &mut answers).await?;
-                }
-                _ = beat.tick() => self.beat(&mut keeper, &mut answers).await?,
+                Ok(()) = self.names.changed() => self.put_names(lease, &mut there).await?,
+                _ = beat.tick() => self.beat(lease).await?,
             }
         }
     }
 
     /// Changes etcd's entries from `there` to the wanted ones.
-    async fn put_names(
-        &mut self,
-        lease: i64,
-        there: &mut BTreeSet<String>,
-        keeper: &mut LeaseKeeper,
-        answers: &mut LeaseKeepAliveStream,
-    ) -> Result<()> {
-        let mut batches = 0_u64;
-        loop {
-            let changes: BTreeMap<String, bool> = {
+    async fn put_names(&mut self, lease: i64, there: &mut BTreeSet<String>) -> Result<()> {
+        for batches in 1_u64.. {
+            let changes: Vec<String> = {
                 let wanted = self.names.borrow_and_update();
-                let new = wanted.difference(there).map(|name| (name.clone(), true));
-                let old = there.difference(&wanted).map(|name| (name.clone(), false));
-                let changes: BTreeMap<_, _> = new.chain(old).take(BATCH).collect();
+                let changes = wanted.symmetric_difference(there).take(BATCH);
+                let changes: Vec<_> = changes.cloned().collect();
                 if changes.is_empty() {
                     // Under the lock of the names.
                     self.registered.send_replace(true);
@@ -446,57 +433,34 @@ impl Task {
                 }
                 changes
             };
-            let operations: Vec<_> = changes
-                .iter()
-                .map(|(name, put)| {
-                    let key = self.directory.0.keys.name(name, self.exporter.instance);
-                    if *put {
-                        let options = PutOptions::new().with_lease(lease);
-                        TxnOp::put(key, self.exporter.to_value(), Some(options))
-                    } else {
-                        TxnOp::delete(key, None)
-                    }
-                })
-                .collect();
-            self.directory
-                .call(|mut client| async move { client.txn(Txn::new().and_then(operations)).await })
-                .await?;
-            for (name, put) in changes {
-                if put {
+            let operation = |name: &String| {
+                let key = self.directory.0.keys.name(name, self.exporter.instance);
+                if there.contains(name) {
+                    return TxnOp::delete(key, None);
+                }
+                let options = PutOptions::new().with_lease(lease);
+                TxnOp::put(key, self.exporter.to_value(), Some(options))
+            };
+            let change = Txn::new().and_then(changes.iter().map(operation).collect::<Vec<_>>());
+            let change = |mut client: Client| async move { client.txn(change).await };
+            self.directory.call(change).await?;
+            for name in changes {
+                if !there.remove(&name) {
                     there.insert(name);
-                } else {
-                    there.remove(&name);
                 }
             }
-            batches += 1;
             if batches.is_multiple_of(16) {
                 // Many names take longer than the lease.
-                self.beat(keeper, answers).await?;
+                self.beat(lease).await?;
             }
         }
+        Ok(())
     }
 
-    /// Keeps the lease alive.
-    async fn beat(
-        &self,
-        keeper: &mut LeaseKeeper,
-        answers: &mut LeaseKeepAliveStream,
-    ) -> Result<()> {
-        let answer = timeout(self.directory.0.options.timeout, async {
-            keeper.keep_alive().await?;
-            answers.message().await
-        })
-        .await;
-        match answer {
-            Ok(Ok(Some(answer))) if answer.ttl() > 0 => Ok(()),
-            Ok(Ok(Some(_))) => Err(self.directory.away("the lease has expired")),
-            Ok(Ok(None)) => Err(self.directory.away("the connection has ended")),
-            Ok(Err(error)) => Err(self.directory.failed(&error)),
-            Err(_) => Err(self.directory.away(format!(
-                "no answer in {:?}",
-                self.directory.0.options.timeout
-            ))),
-        }
+    /// Keeps the lease alive: etcd has answered so once when this call returns.
+    async fn beat(&self, lease: i64) -> Result<()> {
+        let keep = |mut client: Client| async move { client.lease_keep_alive(lease).await };
+        self.directory.call(keep).await.map(drop)
     }
 
     async fn revoke(&self, lease: i64) -> Result<()> {
