@@ -299,6 +299,18 @@ impl Error {
         self.is_peer_lost() || matches!(self, Self::Share(Unreachable { .. } | TimedOut { .. }))
     }
 
+    /// Returns whether the machine responds and no process listens at the address: a server has ended then.
+    pub(crate) const fn nobody_listens(&self) -> bool {
+        use crate::Unreachable::{NoSocket, NobodyListens};
+        matches!(
+            self.share(),
+            Some(ShareError::Unreachable {
+                cause: NobodyListens | NoSocket,
+                ..
+            })
+        )
+    }
+
     /// Returns the error of sharing that this error carries, if it does.
     pub const fn share(&self) -> Option<&ShareError> {
         match self {

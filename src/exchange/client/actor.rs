@@ -209,8 +209,8 @@ async fn reconnect(session: &ClientSession) -> Option<Established> {
                 Ok(established) => return established,
                 Err(why) => {
                     let address = &session.dial.options.address;
-                    tracing::debug!(%address, error = %why.error, "not connected");
-                    session.still_down(why.error, why.nobody);
+                    tracing::debug!(%address, error = %why, "not connected");
+                    session.still_down(why);
                 }
             }
         }

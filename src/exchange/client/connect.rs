@@ -14,7 +14,7 @@ use crate::protocol::{
 use crate::share::{BootId, Peers};
 use crate::text::bounded;
 use crate::tls::Credential;
-use crate::transport::{self, Frame, FrameReader, FrameWriter, Unconnected};
+use crate::transport::{self, Frame, FrameReader, FrameWriter};
 use crate::{
     Address, Driver, DriverError, Error, Limits, MemoryError, Owner, PeerName, Refusal, Result,
     Security, ShareError,
@@ -202,13 +202,13 @@ pub(super) async fn establish(
     dial: &Dial,
     session: Option<(&Terms, &(dyn Fn() + Sync))>,
     deadline: Instant,
-) -> Result<Established, Unconnected> {
+) -> Result<Established> {
     let before = session.map(|(terms, _)| terms);
     let left = deadline.saturating_duration_since(Instant::now());
     let greeted = timeout_at(deadline, greet(dial, before, None, left)).await;
     let mut established = greeted.unwrap_or_else(|_| {
         let what = format!("connecting to {}", dial.options.address);
-        Err(Error::timed_out(what, left).into())
+        Err(Error::timed_out(what, left))
     })?;
     if let Some((_, resumed)) = session
         && established.terms.welcome.resumed
@@ -249,7 +249,7 @@ async fn move_to_unix(dial: &Dial, established: &mut Established, deadline: Inst
     let moving = async {
         let moved = timeout(left, greet(dial, Some(terms), Some(&address), left)).await;
         over.notify_one();
-        moved.unwrap_or_else(|_| Err(Error::timed_out("its greeting", left).into()))
+        moved.unwrap_or_else(|_| Err(Error::timed_out("its greeting", left)))
     };
     let (moved, ()) = tokio::join!(moving, keep_alive(writer, terms.heartbeat, &over));
     let why = match moved {
@@ -259,7 +259,7 @@ async fn move_to_unix(dial: &Dial, established: &mut Established, deadline: Inst
             return;
         }
         Ok(_) => "another server listens there".into(),
-        Err(error) => error.error.to_string(),
+        Err(error) => error.to_string(),
     };
     tracing::debug!(socket = local, why, "the session stays on TCP");
     let hint = if local.starts_with('@') {
@@ -287,7 +287,7 @@ async fn greet(
     before: Option<&Terms>,
     to: Option<&Address>,
     left: Duration,
-) -> Result<Established, Unconnected> {
+) -> Result<Established> {
     let options = &dial.options;
     let mut limits = options.limits.clone();
     limits.handshake = left;
@@ -310,19 +310,19 @@ async fn greet(
     connection.writer.write(&hello, &[]).await?;
     let Some(frame) = connection.reader.read(options.limits.frame_bytes).await? else {
         let why = "it closed the connection instead of a greeting";
-        return Err(Error::peer_lost(peer, why).into());
+        return Err(Error::peer_lost(peer, why));
     };
     let welcome = match decode_from(&peer, &frame)? {
         Greeting::Welcome(welcome) => welcome,
-        Greeting::Refused(why) => return Err(refused(&peer, "a session", &why).into()),
+        Greeting::Refused(why) => return Err(refused(&peer, "a session", &why)),
     };
     if !(OLDEST..=VERSION).contains(&welcome.version) {
         let why = format!("version {} was not offered", welcome.version);
-        return Err(Error::protocol(peer, why).into());
+        return Err(Error::protocol(peer, why));
     }
     if welcome.resumed && resume.is_none() || to.is_some() && !welcome.resumed {
         let why = "another session than the one that was named";
-        return Err(Error::protocol(peer, why).into());
+        return Err(Error::protocol(peer, why));
     }
     let heartbeat = Duration::from_millis(welcome.heartbeat_ms).clamp(LEAST, MOST);
     Ok(Established {

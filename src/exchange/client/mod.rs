@@ -397,7 +397,7 @@ impl ClientOptions {
                     tokio::spawn(actor::run(session, established));
                     return Ok(client);
                 }
-                Err(why) => why.error,
+                Err(why) => why,
             };
             // No process listens yet, or the server is too busy.
             let passes = error.is_unreachable() || matches!(error.refusal(), Some(Closing | Limit));

@@ -311,20 +311,19 @@ impl ClientSession {
         }
     }
 
-    /// Records that an attempt to reconnect has failed: if `nobody`, the machine responds, and no process listens at the
-    /// address.
+    /// Records that an attempt to reconnect has failed.
     ///
-    /// If none does after the time of a heartbeat, the server is gone, and its leases with it: there is no need to wait
+    /// If [nobody listens](Error::nobody_listens) after the time of a heartbeat, the server is gone, and its leases with it: there is no need to wait
     /// for their expiry.
-    pub(super) fn still_down(&self, why: Error, nobody: bool) {
+    pub(super) fn still_down(&self, why: Error) {
         let mut state = self.lock();
+        state.nobody = why.nobody_listens();
         let why = match why {
             Error::Share(ShareError::Unreachable { peer, why, .. }) => Error::peer_lost(peer, why),
             other => other,
         };
         let away = is_final(&why);
         self.set_down(why, away);
-        state.nobody = nobody;
         self.lose_if_nobody(&state);
     }
 

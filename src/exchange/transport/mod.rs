@@ -144,46 +144,14 @@ impl Connection {
     }
 }
 
-/// Why a connection was not established.
-#[derive(Debug)]
-pub(crate) struct Unconnected {
-    pub error: Error,
-    /// Whether the machine responds and no process listens at the address: a server has ended then.
-    pub nobody: bool,
-}
-
-impl Unconnected {
-    /// Converts the system's error of a connect call; for `path`, "not found" means that there is no socket.
-    fn by_system(remote: &str, error: &io::Error, path: bool) -> Self {
-        let (nobody, cause) = match error.kind() {
-            io::ErrorKind::NotFound if !path => (false, Unreachable::Network),
-            kind @ (io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-                (true, Unreachable::of(kind))
-            }
-            kind => (false, Unreachable::of(kind)),
-        };
-        let error = Error::Share(ShareError::Unreachable {
-            peer: remote.into(),
-            cause,
-            why: error.to_string(),
-        });
-        Self { error, nobody }
-    }
-}
-
-impl From<Error> for Unconnected {
-    fn from(error: Error) -> Self {
-        Self {
-            error,
-            nobody: false,
-        }
-    }
-}
-
-impl From<Unconnected> for Error {
-    fn from(why: Unconnected) -> Self {
-        why.error
-    }
+/// Converts the system's error of a connect call; for `path`, "not found" means that there is no socket.
+fn unreachable(remote: &str, error: &io::Error, path: bool) -> Error {
+    let cause = match error.kind() {
+        io::ErrorKind::NotFound if !path => Unreachable::Network,
+        kind => Unreachable::of(kind),
+    };
+    let (peer, why) = (remote.into(), error.to_string());
+    ShareError::Unreachable { peer, cause, why }.into()
 }
 
 /// Connects, within `limits.handshake` in all. At a Unix socket the listening process's user must be one of
@@ -198,15 +166,15 @@ pub(crate) async fn connect(
     security: &Security,
     peers: &Peers,
     limits: &Limits,
-) -> Result<Connection, Unconnected> {
+) -> Result<Connection> {
     let connecting = async {
         let remote = address.to_string();
         let host = match address {
             Address::Unix(path) => {
                 let stream = UnixStream::connect(path)
                     .await
-                    .map_err(|error| Unconnected::by_system(&remote, &error, true))?;
-                return Ok(Connection::unix(stream, peers, &remote, limits)?);
+                    .map_err(|error| unreachable(&remote, &error, true))?;
+                return Connection::unix(stream, peers, &remote, limits);
             }
             Address::Tcp { host, port } => (host.as_str(), *port),
         };
@@ -235,9 +203,9 @@ pub(crate) async fn connect(
             _ => tls::explain(&remote, "TLS handshake", &error),
         })?;
         let end = (End::Server, &*loaded);
-        Ok(Connection::tls(stream.into(), end, &remote, limits)?)
+        Connection::tls(stream.into(), end, &remote, limits)
     };
     let late = || Error::timed_out(format!("connecting to {address}"), limits.handshake);
     let connected = timeout(limits.handshake, connecting).await;
-    connected.unwrap_or_else(|_| Err(late().into()))
+    connected.unwrap_or_else(|_| Err(late()))
 }

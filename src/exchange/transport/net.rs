@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::{Security, Unconnected};
+use super::{Security, unreachable};
 use crate::{Address, Limits};
 use crate::{Error, Result, ShareError, Unreachable};
 
@@ -79,8 +79,8 @@ async fn resolve((host, port): (&str, u16), address: &Address) -> Result<Vec<Soc
     Ok(found)
 }
 
-/// Connects to the first of a host's addresses that answers. Reports that no process listens only if that
-/// holds for all of them.
+/// Connects to the first of a host's addresses that answers. Reports that [nobody listens](Error::nobody_listens) only if
+/// that holds for all of them.
 ///
 /// # Errors
 /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an address that only servers listen at, without TLS.
@@ -88,7 +88,7 @@ pub(super) async fn connect(
     address: &Address,
     (host, port): (&str, u16),
     security: &Security,
-) -> Result<TcpStream, Unconnected> {
+) -> Result<TcpStream> {
     let ip = host.parse::<IpAddr>().map(|ip| ip.to_canonical());
     if matches!(security, Security::Plain) && ip.is_ok_and(|ip| ip.is_unspecified()) {
         let invalid = Error::invalid_of(
@@ -96,15 +96,15 @@ pub(super) async fn connect(
             format!("{address} stands for every address of a machine: a server listens there"),
             format!("the server's name or address, such as tcp://127.0.0.1:{port} on this machine"),
         );
-        return Err(invalid.into());
+        return Err(invalid);
     }
-    let (mut last, mut nobody) = (None, true);
+    let mut last = None;
     for real in resolve((host, port), address).await? {
         let tried = match check(address, real, security) {
             Ok(()) => TcpStream::connect(real)
                 .await
-                .map_err(|error| Unconnected::by_system(&address.to_string(), &error, false)),
-            Err(error) => Err(error.into()),
+                .map_err(|error| unreachable(&address.to_string(), &error, false)),
+            Err(error) => Err(error),
         };
         match tried {
             Ok(stream) => {
@@ -113,19 +113,19 @@ pub(super) async fn connect(
                 check(address, real, security)?;
                 return Ok(stream);
             }
-            Err(why) => {
-                nobody &= why.nobody;
-                keep(&mut last, why.error);
-            }
+            Err(error) => keep(&mut last, error),
         }
     }
-    let error = last.unwrap_or_else(no_address);
-    Err(Unconnected { error, nobody })
+    Err(last.unwrap_or_else(no_address))
 }
 
-/// Keeps the last error. A forbidden address is a better error than another one that did not answer.
+/// Keeps the last error. A forbidden address is a better error than another one that did not answer, and that one than an
+/// address where nobody listens.
 fn keep(last: &mut Option<Error>, error: Error) {
-    if !matches!(last, Some(Error::Insecure { .. })) {
+    let is_worse = |last: &Error| {
+        matches!(last, Error::Insecure { .. }) || error.nobody_listens() && !last.nobody_listens()
+    };
+    if !last.as_ref().is_some_and(is_worse) {
         *last = Some(error);
     }
 }

@@ -314,8 +314,7 @@ async fn without_tls_only_the_loopback_interface_is_open() {
         assert!(matches!(bound, Err(Error::Insecure { .. })), "{host}");
         let error = connect(&address, &Security::Plain, &peers, &limits)
             .await
-            .unwrap_err()
-            .error;
+            .unwrap_err();
         match host.parse::<IpAddr>().unwrap().is_unspecified() {
             true => {
                 let error = error.to_string();
@@ -382,8 +381,7 @@ async fn another_user_is_not_admitted() {
     // A client refuses another user's server, too.
     let error = connect(&address, &Security::Plain, &others, &quick())
         .await
-        .unwrap_err()
-        .error;
+        .unwrap_err();
     assert!(
         matches!(error, Error::Share(ShareError::NotTrusted { .. })),
         "{error}"
@@ -402,10 +400,10 @@ async fn where_nobody_listens_the_peer_is_lost() {
             .await
             .unwrap_err();
         assert!(
-            matches!(error.error, Error::Share(ShareError::Unreachable { .. })),
+            matches!(error, Error::Share(ShareError::Unreachable { .. })),
             "{error:?}"
         );
-        assert!(error.nobody, "{error:?}");
+        assert!(error.nobody_listens(), "{error:?}");
     }
     // If the path exists but is not a reachable listener, the cause is not "nobody listens".
     let folder = tempfile::tempdir().unwrap();
@@ -415,5 +413,5 @@ async fn where_nobody_listens_the_peer_is_lost() {
     let error = connect(&address, &Security::Plain, &peers, &quick())
         .await
         .unwrap_err();
-    assert!(!error.nobody, "{error:?}");
+    assert!(!error.nobody_listens(), "{error:?}");
 }

@@ -3,7 +3,7 @@
 use std::task::Poll;
 
 use super::*;
-use crate::ShareError;
+use crate::{ShareError, Unreachable};
 
 /// Returns a client with one lease, number 5, on "x".
 async fn leased(fake: &Fake, driver: &Driver, memory: &Memory) -> (Client, Peer, RemoteBuffer) {
@@ -487,8 +487,12 @@ async fn where_nobody_listens_leases_are_lost_before_the_next_attempt_to_connect
     drop((peer, fake));
     let is_down = |link: &session::Link| matches!(link, session::Link::Down { .. }).then_some(());
     within(client.session().link_is(is_down)).await;
-    let refused = Error::peer_lost("test", "connection refused");
-    client.session().still_down(refused, true);
+    let refused = ShareError::Unreachable {
+        peer: "test".into(),
+        cause: Unreachable::NobodyListens,
+        why: "connection refused".into(),
+    };
+    client.session().still_down(refused.into());
     assert!(within(remote.changed()).await.is_lost());
 }
 
