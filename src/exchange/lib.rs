@@ -16,8 +16,8 @@
 //! **An expired lease is an unconfirmed release** (`publish.rs`), not an end. Its holder may be stopped with the memory
 //! mapped, and cannot be forced. So it stays on the list of importers, its probe's place is given to others once 1024 others have expired, and
 //! `withdraw` answers `StillHeld`, until the same peer says in any session that it let go, or its process on this machine is known to
-//! have ended. Nothing is proved about a lost holder on another machine. The server gets the process at the other end of a Unix socket from the kernel (`SO_PEERPIDFD`). When a session's connection ends, it waits for the processes of the session's leases by pidfds and ends each lease
-//! with its process. A lease whose session still has a connection stays: another process has the socket then. Over plain
+//! have ended. Nothing is proved about a lost holder on another machine. The server gets the process at the other end of a Unix socket from the kernel (`SO_PEERPIDFD`). When a session's connection ends, it looks five times a second whether the processes of the session's leases still run, and ends each
+//! lease with its process. A lease whose session still has a connection stays: another process has the socket then. Over plain
 //! TCP on loopback every local process is the same peer, so the release stays unconfirmed.
 //!
 //! **A name does not exist for a peer that may not have it**: not in lists, not for waiting or fetching. Only a

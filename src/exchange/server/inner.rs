@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -21,6 +21,9 @@ use crate::per_driver::lock;
 use crate::share::{BootId, InstanceId};
 use crate::transport::SharedPeers;
 use crate::{Limits, PeerName, Refusal, Tls};
+
+/// How often to look whether the processes of silent holders still run.
+const POLL: Duration = Duration::from_millis(200);
 
 /// The state that the tasks share.
 pub(super) struct ServerCore {
@@ -50,9 +53,9 @@ pub(super) struct ServerCore {
     pub(super) counters: Counters,
     /// Running tasks and blocking calls. The server's end waits for the last one.
     pub(super) tasks: TaskTracker,
-    /// Limits the pidfds of followed processes; the others are polled.
-    pub(super) pidfds: Semaphore,
-    /// Woken when there may be an earlier deadline than before, or a process to wait for.
+    /// Woken when the process of a silent holder is to be waited for.
+    pub(super) followed: Notify,
+    /// Woken when there may be an earlier deadline than before.
     pub(super) janitor: Notify,
     /// Woken when a lease has ended.
     pub(super) released: Notify,
@@ -148,10 +151,9 @@ impl ServerCore {
         }
     }
 
-    /// Ends sessions and leases at their deadlines, and starts to wait for followed processes, until the server ends.
+    /// Ends sessions and leases at their deadlines, until the server ends.
     pub(super) async fn expire_on_time(self: Arc<Self>) {
         loop {
-            self.watch_processes();
             let deadline = {
                 let state = self.state();
                 let recall = state.recalls.first();
@@ -215,7 +217,7 @@ impl ServerCore {
     pub(super) fn lapsed(&self, state: &mut ServerState, lease: u64) {
         state.recalls.remove(lease);
         state.leases.follow_lease(lease);
-        self.janitor.notify_one();
+        self.followed.notify_one();
         self.counters.count(|stats| &mut stats.expired);
         let Some(record) = state.leases.find(lease) else {
             return;
@@ -233,18 +235,30 @@ impl ServerCore {
         }
     }
 
-    /// Waits for the ends of processes that are followed since the last call.
-    fn watch_processes(self: &Arc<Self>) {
-        let new = self.state().leases.take_unwatched();
-        for (process, unfollowed) in new {
-            let inner = Arc::clone(self);
-            self.tasks.spawn(async move {
-                tokio::select! {
-                    () = inner.ended.cancelled() => {}
-                    _ = unfollowed => {}
-                    () = process.end(&inner.pidfds) => inner.process_ended(process),
+    /// Ends the leases of silent holders soon after their processes, until the server ends.
+    pub(super) async fn end_with_processes(self: Arc<Self>) {
+        loop {
+            let processes = self.state().leases.followed();
+            let (is_idle, begun) = (processes.is_empty(), Instant::now());
+            let ended = move || -> Vec<Process> {
+                processes.into_iter().filter(Process::has_ended).collect()
+            };
+            let ended = tokio::task::spawn_blocking(ended).await;
+            for process in ended.unwrap_or_default() {
+                self.process_ended(process);
+            }
+            let again = async {
+                if is_idle {
+                    self.followed.notified().await;
+                } else {
+                    // However many there are, looking takes at most a tenth of a thread's time.
+                    tokio::time::sleep(POLL.max(begun.elapsed() * 10)).await;
                 }
-            });
+            };
+            tokio::select! {
+                () = self.ended.cancelled() => return,
+                () = again => {}
+            }
         }
     }
 

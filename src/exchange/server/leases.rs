@@ -5,14 +5,10 @@
 //! the memory mapped (a stopped process cannot unmap), so it stays on the list of holders as
 //! [`HolderState::Expired`] until it says that it has released it, or the publication is forgotten.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::convert::Infallible;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Instant;
-
-use tokio::sync::oneshot;
 
 use super::allocate::Refused;
 use super::process::{Holder, HolderState, PeerProcess, Process};
@@ -70,17 +66,6 @@ struct Holders {
     more: usize,
 }
 
-/// The leases of one process that are followed.
-#[derive(Debug, Default)]
-struct Followed {
-    leases: BTreeSet<u64>,
-    /// Dropped with this entry, which stops the task that waits for the process.
-    watched: Option<oneshot::Sender<Infallible>>,
-}
-
-/// A process to wait for, and a receiver that fails when none of its leases is followed.
-pub(super) type Unwatched = (Process, oneshot::Receiver<Infallible>);
-
 /// The table of leases.
 #[derive(Debug)]
 pub(super) struct Leases {
@@ -91,7 +76,7 @@ pub(super) struct Leases {
     publications: HashMap<u64, Holders>,
     pub quota: Arc<Quota>,
     /// Leases of silent holders, until their processes have ended.
-    followed: HashMap<Process, Followed>,
+    followed: HashMap<Process, BTreeSet<u64>>,
     /// When sessions without a connection end.
     deadlines: Deadlines,
     numbers: Numbers,
@@ -406,8 +391,7 @@ impl Leases {
         let Some(process) = self.leases.get(&lease).and_then(|entry| entry.process) else {
             return;
         };
-        let followed = self.followed.entry(process).or_default();
-        followed.leases.insert(lease);
+        self.followed.entry(process).or_default().insert(lease);
     }
 
     /// Stops following the leases of a session: it has a connection again.
@@ -421,42 +405,25 @@ impl Leases {
     /// Stops following a lease of this process.
     fn unfollow(&mut self, process: Option<Process>, lease: u64) {
         let Some(process) = process else { return };
-        let Entry::Occupied(mut followed) = self.followed.entry(process) else {
-            return;
-        };
-        followed.get_mut().leases.remove(&lease);
-        if followed.get().leases.is_empty() {
-            followed.remove();
-            shrink(&mut self.followed);
+        if let Some(followed) = self.followed.get_mut(&process) {
+            followed.remove(&lease);
+            if followed.is_empty() {
+                self.followed.remove(&process);
+                shrink(&mut self.followed);
+            }
         }
     }
 
-    /// Takes the processes that no task waits for yet: call [`ended`](Self::ended) for each after its end.
-    pub fn take_unwatched(&mut self) -> Vec<Unwatched> {
-        let followed = self.followed.iter_mut();
-        let unwatched = followed.filter(|(_, followed)| followed.watched.is_none());
-        let watch = unwatched.map(|(process, followed)| {
-            let (sender, receiver) = oneshot::channel();
-            followed.watched = Some(sender);
-            (*process, receiver)
-        });
-        watch.collect()
+    /// Returns the processes of followed leases: call [`ended`](Self::ended) for each that has ended.
+    pub fn followed(&self) -> Vec<Process> {
+        self.followed.keys().copied().collect()
     }
 
-    /// Ends the followed leases of a process that has ended; returns them. Leases of a session with a
-    /// connection do not end: another process has its socket, and may have the memory.
+    /// Ends the followed leases of a process that has ended; returns them. Leases of a session with a connection are not
+    /// followed: another process has its socket, and may have the memory.
     pub fn ended(&mut self, process: Process) -> Vec<LeaseRecord> {
-        let followed = self.followed.remove(&process).unwrap_or_default();
-        let over = followed.leases.into_iter().filter(|lease| {
-            self.leases.get(lease).is_some_and(|entry| {
-                let detached = !self.sessions.contains_key(&entry.session)
-                    || self.deadlines.get(entry.session).is_some();
-                let expired = entry.holder.state == HolderState::Expired;
-                entry.process == Some(process) && (expired || detached)
-            })
-        });
-        let over: Vec<u64> = over.collect();
-        over.into_iter().filter_map(|l| self.remove(l)).collect()
+        let leases = self.followed.remove(&process).unwrap_or_default();
+        leases.into_iter().filter_map(|l| self.remove(l)).collect()
     }
 }
 

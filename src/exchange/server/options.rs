@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -13,7 +13,7 @@ use super::allocate::Allocate;
 use super::audit::Audit;
 use super::inner::Counters;
 use super::newcomers::Newcomers;
-use super::quota::{Quota, fds_of_process, lower_for_fds, pidfds};
+use super::quota::{Quota, fds_of_process, lower_for_fds};
 use super::registry::ServerState;
 use super::{Handle, Server, ServerCore};
 use crate::limits::LONGEST;
@@ -190,6 +190,7 @@ async fn start(options: ServerOptions) -> Result<Server> {
         accept(socket, true);
     }
     inner.tasks.spawn(Arc::clone(&inner).expire_on_time());
+    inner.tasks.spawn(Arc::clone(&inner).end_with_processes());
     for address in &addresses {
         tracing::info!(%instance, %address, "listening");
     }
@@ -242,7 +243,7 @@ fn core(
         limits: options.limits,
         counters: Counters::default(),
         tasks: TaskTracker::new(),
-        pidfds: Semaphore::new(pidfds(fds)),
+        followed: Notify::new(),
         janitor: Notify::new(),
         released: Notify::new(),
         ended: CancellationToken::new(),

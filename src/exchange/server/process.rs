@@ -1,23 +1,17 @@
-//! The holders of published memory, and whether a process of this machine still runs. While it has a connection, `/proc` tells, so no fd is
-//! kept for it; afterwards a pidfd reports its end at once. Beyond the limit on pidfds, `/proc` is polled.
+//! The holders of published memory, and whether a process of this machine still runs, which `/proc` tells: no fd is kept for it.
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use egmem_core::host::ProcessStat;
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
-use tokio::io::Interest;
-use tokio::sync::Semaphore;
+use rustix::process::{Pid, test_kill_process};
 
 use crate::PeerName;
 use crate::share::fd::has_ended;
 use crate::transport::Connection;
-use crate::transport::register;
 
-/// How often to check whether a process without a pidfd still runs.
-const POLL: Duration = Duration::from_secs(1);
 /// The most bytes of a program's name.
 const MAX_NAME: usize = 15;
 
@@ -166,35 +160,6 @@ impl Process {
         Some(Self { pid, started })
     }
 
-    /// Waits until it has ended: with a pidfd if `pidfds` has a permit, otherwise by polling.
-    pub async fn end(self, pidfds: &Semaphore) {
-        let permit = pidfds.try_acquire().ok();
-        // The number may be reused by now: the pidfd is then of another process, and the check below detects
-        // it.
-        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
-        let pidfd = pid.filter(|_| permit.is_some());
-        let pidfd = pidfd.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        if self.has_ended_now().await {
-            return;
-        }
-        let pidfd = pidfd.and_then(|fd| register(fd, Interest::READABLE).ok());
-        if let Some(pidfd) = pidfd
-            && pidfd.readable().await.is_ok()
-        {
-            return;
-        }
-        drop(permit);
-        while !self.has_ended_now().await {
-            tokio::time::sleep(POLL).await;
-        }
-    }
-
-    /// Returns whether it has ended, checked off the runtime.
-    async fn has_ended_now(self) -> bool {
-        let looked = tokio::task::spawn_blocking(move || self.has_ended()).await;
-        looked.unwrap_or(false)
-    }
-
     /// Returns whether it has certainly ended. If that cannot be found out, it counts as running.
     pub fn has_ended(&self) -> bool {
         match std::fs::read_to_string(path(self.pid)) {
@@ -267,37 +232,6 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn the_end_of_a_process_is_waited_for() {
-        let one = Semaphore::new(1);
-        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let process = Process::of(child.id()).unwrap();
-        {
-            let end = process.end(&one);
-            // Without a pidfd left it is polled.
-            let polled = process.end(&one);
-            tokio::pin!(end, polled);
-            let wait = Duration::from_millis(50);
-            let early = tokio::time::timeout(wait, &mut end).await;
-            assert!(early.is_err(), "it runs");
-            assert_eq!(one.available_permits(), 0);
-            let early = tokio::time::timeout(wait, &mut polled).await;
-            assert!(early.is_err(), "it runs");
-            child.kill().unwrap();
-            tokio::join!(end, polled);
-        }
-        assert_eq!(one.available_permits(), 1);
-        child.wait().unwrap();
-        // One that has ended, and one whose number is reused.
-        process.end(&one).await;
-        let own = Process::of(std::process::id()).unwrap();
-        let before = Process {
-            started: own.started - 1,
-            ..own
-        };
-        before.end(&one).await;
-    }
-
     #[test]
     fn a_child_runs_until_it_has_ended() {
         let own = Process::of(std::process::id()).unwrap();
@@ -308,6 +242,12 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(process.has_ended());
+        // One whose number is reused.
+        let before = Process {
+            started: own.started - 1,
+            ..own
+        };
+        assert!(before.has_ended());
     }
 
     #[test]

@@ -262,8 +262,8 @@ pub(super) fn fds_of_process() -> usize {
 }
 
 /// Lowers the limits on connections to their shares of a process's fds, so that no use takes another's: half is for peers'
-/// fds, a quarter for greeted connections, an eighth for those that are not. The last eighth is for pidfds, at most a quarter of
-/// it, and everything else: sockets, files, memory, the directory, and the rest of the program.
+/// fds, a quarter for greeted connections, an eighth for those that are not. The last eighth is for
+/// everything else: sockets, files, memory, the directory, and the rest of the program.
 pub(super) fn lower_for_fds(limits: &mut Limits, fds: usize) {
     for (name, limit, share) in [
         ("handshakes", &mut limits.handshakes, fds / 8),
@@ -284,11 +284,6 @@ pub(super) fn lower_for_fds(limits: &mut Limits, fds: usize) {
             *limit = lowered;
         }
     }
-}
-
-/// Returns how many pidfds a server may have: the ends of other processes are polled.
-pub(super) fn pidfds(fds: usize) -> usize {
-    (fds / 32).min(1024)
 }
 
 /// Releases most of the capacity of a map that has become much smaller.
@@ -402,7 +397,7 @@ mod tests {
             connections_per_peer: 128,
             ..Limits::default()
         };
-        assert_eq!((limits, pidfds(1024)), (lowered, 32));
+        assert_eq!(limits, lowered);
     }
 
     proptest! {
@@ -416,7 +411,7 @@ mod tests {
             lower_for_fds(&mut limits, fds);
             let held = Quota::new(&limits, fds).limits[What::Fd as usize].0;
             prop_assert!(fds - held - limits.connections - limits.handshakes >= fds / 8);
-            prop_assert!(limits.handshakes > 0 && pidfds(fds) <= fds / 32);
+            prop_assert!(limits.handshakes > 0);
         }
     }
 

@@ -247,6 +247,7 @@ impl ServerCore {
         } else {
             state.leases.follow(session.id);
             drop(state);
+            self.followed.notify_one();
             self.janitor.notify_one();
         }
     }

@@ -26,8 +26,8 @@ use super::tls::{self, Credential, End, Loaded, Tls};
 use super::{Address, Limits, PeerName};
 use crate::share::{Peers, fd};
 use crate::{Error, Result, ShareError, Unreachable};
+pub(crate) use stream::send_fds;
 use stream::{Reading, UnixReading, Writing};
-pub(crate) use stream::{register, send_fds};
 
 /// How connections over TCP are protected. Unix sockets need no protection: the kernel identifies the peer,
 /// and no other process can read them.

@@ -42,7 +42,7 @@ impl Reading {
     deprecated,
     reason = "sound for an `OwnedFd`; `register_with_interest` is missing in older versions of tokio"
 )]
-pub(crate) fn register<F: AsRawFd + AsFd>(fd: F, interest: Interest) -> io::Result<AsyncFd<F>> {
+fn register<F: AsRawFd + AsFd>(fd: F, interest: Interest) -> io::Result<AsyncFd<F>> {
     AsyncFd::with_interest(fd, interest)
 }
 

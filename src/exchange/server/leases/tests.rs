@@ -197,8 +197,6 @@ fn not_every_expired_holder_is_remembered_but_all_are_counted() {
 
 #[test]
 fn a_process_is_waited_for_only_while_a_lease_of_it_is_followed() {
-    use tokio::sync::oneshot::error::TryRecvError;
-
     let now = Instant::now();
     let mut leases = table(usize::MAX);
     let process = Process::without(1);
@@ -208,28 +206,26 @@ fn a_process_is_waited_for_only_while_a_lease_of_it_is_followed() {
         leases.set_process(lease, process);
         lease
     });
+    assert!(leases.followed().is_empty(), "it has a connection");
     leases.detach(1, now + LIFE);
     leases.follow(1);
-    let (watched, mut end) = leases.take_unwatched().pop().unwrap();
-    assert_eq!(watched, process);
-    assert!(leases.take_unwatched().is_empty(), "it is waited for once");
+    assert_eq!(leases.followed(), [process]);
     leases.release(1, &peer(1), one).unwrap();
-    assert_eq!(end.try_recv(), Err(TryRecvError::Empty));
+    assert_eq!(leases.followed(), [process]);
     leases.release(1, &peer(1), two).unwrap();
-    assert_eq!(end.try_recv(), Err(TryRecvError::Closed));
+    assert!(leases.followed().is_empty());
 
     let lease = leases.grant(1, 7, None, now).unwrap();
     leases.set_process(lease, process);
     leases.follow(1);
-    let (_, mut end) = leases.take_unwatched().pop().unwrap();
-    // Its connection reports its state again.
+    assert_eq!(leases.followed(), [process]);
+    // Its connection reports its state again, and a process that has ended had passed it on.
     assert!(leases.attach(1));
-    assert_eq!(end.try_recv(), Err(TryRecvError::Closed));
+    assert!(leases.followed().is_empty() && leases.ended(process).is_empty());
     leases.detach(1, now + LIFE);
     leases.follow(1);
-    assert!(leases.attach(1));
-    assert!(leases.take_unwatched().is_empty());
-    assert!(leases.followed.is_empty());
+    assert_eq!(leases.ended(process).len(), 1);
+    assert!(leases.followed().is_empty() && !leases.is_held(7));
 }
 
 #[test]
