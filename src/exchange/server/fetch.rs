@@ -186,7 +186,7 @@ impl ServerCore {
         }
         let (lease, probe) = state.grant(session, &publication, probe, Instant::now())?;
         if let Some(process) = &link.process {
-            state.leases.set_holder_process(lease, process);
+            state.leases.set_process(lease, process.clone());
         }
         drop(state);
         let (peer, pid) = (&session.peer, link.pid());

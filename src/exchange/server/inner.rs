@@ -13,7 +13,7 @@ use super::allocate::{Allocate, Refused};
 use super::audit::{Audit, audit};
 use super::leases::EndedSession;
 use super::newcomers::Newcomers;
-use super::process::{HolderState, Process, describe};
+use super::process::{HolderProcess, HolderState, describe};
 use super::publication::Registered;
 use super::quota::{Quota, What};
 use super::registry::ServerState;
@@ -240,12 +240,13 @@ impl ServerCore {
         loop {
             let processes = self.state().leases.followed();
             let (is_idle, begun) = (processes.is_empty(), Instant::now());
-            let ended = move || -> Vec<Process> {
-                processes.into_iter().filter(Process::has_ended).collect()
+            let ended = move || -> Vec<HolderProcess> {
+                let processes = processes.into_iter();
+                processes.filter(HolderProcess::has_ended).collect()
             };
             let ended = tokio::task::spawn_blocking(ended).await;
             for process in ended.unwrap_or_default() {
-                self.process_ended(process);
+                self.process_ended(&process);
             }
             let again = async {
                 if is_idle {
@@ -263,7 +264,7 @@ impl ServerCore {
     }
 
     /// Handles the end of a process: its memory is no longer mapped.
-    fn process_ended(&self, process: Process) {
+    fn process_ended(&self, process: &HolderProcess) {
         let mut state = self.state();
         let leases = state.leases.ended(process);
         for lease in &leases {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::allocate::Refused;
-use super::process::{Holder, HolderState, PeerProcess, Process};
+use super::process::{Holder, HolderProcess, HolderState};
 use super::quota::{Counted, Quota, What, shrink};
 use crate::numbers::Numbers;
 use crate::{PeerName, Refusal};
@@ -28,8 +28,6 @@ pub(super) struct LeaseRecord {
     pub holder: Holder,
     /// The offset of its probe word, in bytes from the memory's start.
     pub probe: Option<u64>,
-    /// The process that got the fds, if the kernel reports it.
-    pub process: Option<Process>,
     _counted: Counted,
 }
 
@@ -76,7 +74,7 @@ pub(super) struct Leases {
     publications: HashMap<u64, Holders>,
     pub quota: Arc<Quota>,
     /// Leases of silent holders, until their processes have ended.
-    followed: HashMap<Process, BTreeSet<u64>>,
+    followed: HashMap<HolderProcess, BTreeSet<u64>>,
     /// When sessions without a connection end.
     deadlines: Deadlines,
     numbers: Numbers,
@@ -166,29 +164,16 @@ impl Leases {
             publication,
             holder,
             probe,
-            process: None,
             _counted: counted,
         };
         self.leases.insert(lease, Box::new(new));
         Ok(lease)
     }
 
-    /// Sets the process that has the granted memory, as the kernel and the process itself name it.
-    pub fn set_holder_process(&mut self, lease: u64, process: &PeerProcess) {
-        self.set_process(lease, process.process);
-        if let Some(entry) = self.leases.get_mut(&lease) {
-            entry.holder.process = Some(process.shown.clone());
-        }
-    }
-
     /// Sets the process that has the granted memory.
-    pub fn set_process(&mut self, lease: u64, process: Process) {
-        let Some(entry) = self.leases.get_mut(&lease) else {
-            return;
-        };
-        let before = entry.process.replace(process);
-        if before != Some(process) {
-            self.unfollow(before, lease);
+    pub fn set_process(&mut self, lease: u64, process: HolderProcess) {
+        if let Some(entry) = self.leases.get_mut(&lease) {
+            entry.holder.process = Some(process);
         }
     }
 
@@ -357,7 +342,7 @@ impl Leases {
     fn remove(&mut self, lease: u64) -> Option<LeaseRecord> {
         let record = *self.leases.remove(&lease)?;
         shrink(&mut self.leases);
-        self.unfollow(record.process, lease);
+        self.unfollow(record.holder.process.as_ref(), lease);
         if let Some(holders) = self.publications.get_mut(&record.publication) {
             holders.live.remove(&lease);
             holders.expired.retain(|expired| *expired != lease);
@@ -388,9 +373,8 @@ impl Leases {
 
     /// Follows a lease with a silent holder, if its process is known.
     pub fn follow_lease(&mut self, lease: u64) {
-        let Some(process) = self.leases.get(&lease).and_then(|entry| entry.process) else {
-            return;
-        };
+        let process = self.find(lease).and_then(|l| l.holder.process.clone());
+        let Some(process) = process else { return };
         self.followed.entry(process).or_default().insert(lease);
     }
 
@@ -398,31 +382,32 @@ impl Leases {
     fn unfollow_session(&mut self, session: u64) {
         let leases: Vec<u64> = self.of_session(session, None).collect();
         for lease in leases {
-            self.unfollow(self.find(lease).and_then(|l| l.process), lease);
+            let process = self.find(lease).and_then(|l| l.holder.process.clone());
+            self.unfollow(process.as_ref(), lease);
         }
     }
 
     /// Stops following a lease of this process.
-    fn unfollow(&mut self, process: Option<Process>, lease: u64) {
+    fn unfollow(&mut self, process: Option<&HolderProcess>, lease: u64) {
         let Some(process) = process else { return };
-        if let Some(followed) = self.followed.get_mut(&process) {
+        if let Some(followed) = self.followed.get_mut(process) {
             followed.remove(&lease);
             if followed.is_empty() {
-                self.followed.remove(&process);
+                self.followed.remove(process);
                 shrink(&mut self.followed);
             }
         }
     }
 
     /// Returns the processes of followed leases: call [`ended`](Self::ended) for each that has ended.
-    pub fn followed(&self) -> Vec<Process> {
-        self.followed.keys().copied().collect()
+    pub fn followed(&self) -> Vec<HolderProcess> {
+        self.followed.keys().cloned().collect()
     }
 
     /// Ends the followed leases of a process that has ended; returns them. Leases of a session with a connection are not
     /// followed: another process has its socket, and may have the memory.
-    pub fn ended(&mut self, process: Process) -> Vec<LeaseRecord> {
-        let leases = self.followed.remove(&process).unwrap_or_default();
+    pub fn ended(&mut self, process: &HolderProcess) -> Vec<LeaseRecord> {
+        let leases = self.followed.remove(process).unwrap_or_default();
         leases.into_iter().filter_map(|l| self.remove(l)).collect()
     }
 }

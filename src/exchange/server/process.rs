@@ -73,7 +73,7 @@ pub(super) fn describe(holders: &[Holder], more: usize) -> Vec<String> {
 }
 
 /// A process of this machine that holds something, for display: after its end its number may be reused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct HolderProcess {
     /// Its number in the server's PID namespace.
@@ -81,6 +81,8 @@ pub struct HolderProcess {
     /// The program's name, as the process reports it: at most 15 ASCII letters, digits and signs, `?` for
     /// others.
     pub program: Arc<str>,
+    /// Its start, in ticks since the machine started: a later process with the same number has another.
+    started: u64,
 }
 
 impl fmt::Display for HolderProcess {
@@ -89,30 +91,54 @@ impl fmt::Display for HolderProcess {
     }
 }
 
-/// The process that made a connection, if it is visible.
-#[derive(Clone, Debug)]
-pub(super) struct PeerProcess {
-    pub process: Process,
-    pub shown: HolderProcess,
-}
-
-impl PeerProcess {
-    /// Returns the process at the other end of a Unix socket. `None` if it has ended since: another may have
-    /// the socket now.
-    pub fn of(connection: &mut Connection) -> Option<Self> {
+impl HolderProcess {
+    /// Returns the process at the other end of a Unix socket. `None` if it is not visible, or if it has ended since:
+    /// another may have the socket now.
+    pub(super) fn of_peer(connection: &mut Connection) -> Option<Self> {
         let pidfd = connection.process.take();
-        let pid = connection.pid?;
-        let text = std::fs::read_to_string(path(pid)).ok()?;
-        let started = ProcessStat::parse(&text)?.started;
+        let process = Self::of(connection.pid?)?;
         // While it runs its number is not reused.
-        if pidfd.as_ref().is_some_and(has_ended) {
-            return None;
-        }
-        let program = program(&text);
+        (!pidfd.as_ref().is_some_and(has_ended)).then_some(process)
+    }
+
+    /// Returns the process with that number now; `None` if `/proc` does not show it.
+    pub(super) fn of(pid: u32) -> Option<Self> {
+        let text = std::fs::read_to_string(path(pid)).ok()?;
         Some(Self {
-            process: Process { pid, started },
-            shown: HolderProcess { pid, program },
+            pid,
+            program: program(&text),
+            started: ProcessStat::parse(&text)?.started,
         })
+    }
+
+    /// Returns one of many processes that do not exist.
+    #[cfg(test)]
+    pub(super) fn without(started: u32) -> Self {
+        Self {
+            pid: i32::MAX as u32,
+            program: "".into(),
+            started: started.into(),
+        }
+    }
+
+    /// Returns whether it has certainly ended. If that cannot be found out, it counts as running.
+    pub(super) fn has_ended(&self) -> bool {
+        match std::fs::read_to_string(path(self.pid)) {
+            Ok(text) => ProcessStat::parse(&text).is_some_and(|now| self.has_ended_by(&now)),
+            // `/proc` may hide other users' processes (hidepid), and this one may have changed its user
+            // since. A test signal finds all.
+            Err(_) => self.is_unknown(),
+        }
+    }
+
+    /// Returns whether no process has its number.
+    fn is_unknown(&self) -> bool {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH))
+    }
+
+    fn has_ended_by(&self, now: &ProcessStat<'_>) -> bool {
+        now.has_ended() || now.started != self.started
     }
 }
 
@@ -133,54 +159,6 @@ fn program(stat: &str) -> Arc<str> {
         .into()
 }
 
-/// A process, distinct from a later one with the same number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Process {
-    pid: u32,
-    /// Its start, in ticks since the machine started.
-    started: u64,
-}
-
-impl Process {
-    /// Returns one of many processes that do not exist.
-    #[cfg(test)]
-    pub fn without(started: u32) -> Self {
-        Self {
-            pid: i32::MAX as u32,
-            started: started.into(),
-        }
-    }
-
-    /// Returns the process with that number now, for tests of processes that cannot end meanwhile; `None` if
-    /// `/proc` does not show it.
-    #[cfg(test)]
-    pub fn of(pid: u32) -> Option<Self> {
-        let text = std::fs::read_to_string(path(pid)).ok()?;
-        let started = ProcessStat::parse(&text)?.started;
-        Some(Self { pid, started })
-    }
-
-    /// Returns whether it has certainly ended. If that cannot be found out, it counts as running.
-    pub fn has_ended(&self) -> bool {
-        match std::fs::read_to_string(path(self.pid)) {
-            Ok(text) => ProcessStat::parse(&text).is_some_and(|now| self.has_ended_by(&now)),
-            // `/proc` may hide other users' processes (hidepid), and this one may have changed its user
-            // since. A test signal finds all.
-            Err(_) => self.is_unknown(),
-        }
-    }
-
-    /// Returns whether no process has its number.
-    fn is_unknown(&self) -> bool {
-        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
-        pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH))
-    }
-
-    fn has_ended_by(&self, now: &ProcessStat<'_>) -> bool {
-        now.has_ended() || now.started != self.started
-    }
-}
-
 /// Returns the path for its first thread, which stands for the process: for `/proc/PID/stat` QEMU's user mode
 /// invents one, with the start time of the thread that reads it.
 fn path(pid: u32) -> String {
@@ -195,13 +173,18 @@ mod tests {
 
     const LINE: &str = "42 (a) b (c)) S 1 42 42 0 -1 4194560 9 0 0 0 1 2 3 4 20 0 7 0 123456 8 9";
 
+    fn process(pid: u32, started: u64) -> HolderProcess {
+        HolderProcess {
+            pid,
+            started,
+            ..HolderProcess::without(0)
+        }
+    }
+
     #[test]
     fn another_start_or_a_zombie_without_threads_has_ended() {
         let stat = ProcessStat::parse(LINE).unwrap();
-        let process = Process {
-            pid: 42,
-            started: 123_456,
-        };
+        let process = process(42, 123_456);
         for (state, threads, started, ended) in [
             ('S', 7, 123_456, false),
             ('T', 7, 123_456, false),
@@ -234,19 +217,16 @@ mod tests {
 
     #[test]
     fn a_child_runs_until_it_has_ended() {
-        let own = Process::of(std::process::id()).unwrap();
+        let own = HolderProcess::of(std::process::id()).unwrap();
         assert!(!own.has_ended());
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let process = Process::of(child.id()).unwrap();
-        assert!(!process.has_ended());
+        let running = HolderProcess::of(child.id()).unwrap();
+        assert!(!running.has_ended());
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(process.has_ended());
+        assert!(running.has_ended());
         // One whose number is reused.
-        let before = Process {
-            started: own.started - 1,
-            ..own
-        };
+        let before = process(own.pid, own.started - 1);
         assert!(before.has_ended());
     }
 
@@ -254,18 +234,15 @@ mod tests {
     fn a_process_that_proc_hides_is_not_taken_for_ended() {
         // Its own, and process 1, which belongs to another user: a signal could not be sent.
         for pid in [std::process::id(), 1] {
-            let hidden = Process { pid, started: 0 };
+            let hidden = process(pid, 0);
             assert!(!hidden.is_unknown(), "{pid}");
         }
         for pid in [0, u32::MAX] {
-            let none = Process { pid, started: 0 };
+            let none = process(pid, 0);
             assert!(!none.is_unknown(), "{pid} is no number of a process");
         }
         // Linux has at most 2^22.
-        let none = Process {
-            pid: i32::MAX as u32,
-            started: 0,
-        };
+        let none = HolderProcess::without(0);
         assert!(none.is_unknown() && none.has_ended());
     }
 }

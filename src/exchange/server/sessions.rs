@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::ServerCore;
 use super::allocate::Refused;
 use super::audit::audit;
-use super::process::PeerProcess;
+use super::process::HolderProcess;
 use super::quota::{Counted, What};
 use super::registry::{ServerState, millis};
 use super::session::{Attached, ServerSession};
@@ -35,7 +35,7 @@ pub(super) struct Link {
     /// The permits for large answers.
     pub large: LargeFrames,
     /// Over a Unix socket, the process that connected.
-    pub process: Option<PeerProcess>,
+    pub process: Option<HolderProcess>,
     /// The client's machine, as the client claims.
     pub boot: BootId,
     /// Cancelled when the connection has lost its session.
@@ -47,7 +47,7 @@ pub(super) struct Link {
 impl Link {
     /// Returns the process that connected over a Unix socket.
     pub fn pid(&self) -> Option<u32> {
-        self.process.as_ref().map(|process| process.shown.pid)
+        self.process.as_ref().map(|process| process.pid)
     }
 }
 
@@ -120,7 +120,7 @@ impl ServerCore {
             session,
             local: connection.local,
             large,
-            process: PeerProcess::of(connection),
+            process: HolderProcess::of_peer(connection),
             boot: hello.boot,
             lost,
             _counted: counted,

@@ -59,15 +59,15 @@ fn a_silent_holders_release_is_unconfirmed_until_it_speaks() {
 fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
     let now = Instant::now();
     let mut leases = table(usize::MAX);
-    let process = Process::of(std::process::id()).unwrap();
+    let process = HolderProcess::of(std::process::id()).unwrap();
     leases.open(1, peer(1));
     let [known, unknown] = [(); 2].map(|()| leases.grant(1, 7, None, now).unwrap());
-    leases.set_process(known, process);
-    assert!(leases.ended(process).is_empty(), "it is not followed");
+    leases.set_process(known, process.clone());
+    assert!(leases.ended(&process).is_empty(), "it is not followed");
     assert_eq!(leases.count(7), 2);
     leases.end(1);
     leases.follow_lease(known);
-    assert_eq!(leases.ended(process).len(), 1);
+    assert_eq!(leases.ended(&process).len(), 1);
     assert!(leases.is_held(7));
     assert!(leases.release(2, &peer(1), unknown).is_some());
     assert!(!leases.is_held(7));
@@ -199,32 +199,32 @@ fn not_every_expired_holder_is_remembered_but_all_are_counted() {
 fn a_process_is_waited_for_only_while_a_lease_of_it_is_followed() {
     let now = Instant::now();
     let mut leases = table(usize::MAX);
-    let process = Process::without(1);
+    let process = HolderProcess::without(1);
     leases.open(1, peer(1));
     let [one, two] = [(); 2].map(|()| {
         let lease = leases.grant(1, 7, None, now).unwrap();
-        leases.set_process(lease, process);
+        leases.set_process(lease, process.clone());
         lease
     });
     assert!(leases.followed().is_empty(), "it has a connection");
     leases.detach(1, now + LIFE);
     leases.follow(1);
-    assert_eq!(leases.followed(), [process]);
+    assert_eq!(leases.followed(), std::slice::from_ref(&process));
     leases.release(1, &peer(1), one).unwrap();
-    assert_eq!(leases.followed(), [process]);
+    assert_eq!(leases.followed(), std::slice::from_ref(&process));
     leases.release(1, &peer(1), two).unwrap();
     assert!(leases.followed().is_empty());
 
     let lease = leases.grant(1, 7, None, now).unwrap();
-    leases.set_process(lease, process);
+    leases.set_process(lease, process.clone());
     leases.follow(1);
-    assert_eq!(leases.followed(), [process]);
+    assert_eq!(leases.followed(), std::slice::from_ref(&process));
     // Its connection reports its state again, and a process that has ended had passed it on.
     assert!(leases.attach(1));
-    assert!(leases.followed().is_empty() && leases.ended(process).is_empty());
+    assert!(leases.followed().is_empty() && leases.ended(&process).is_empty());
     leases.detach(1, now + LIFE);
     leases.follow(1);
-    assert_eq!(leases.ended(process).len(), 1);
+    assert_eq!(leases.ended(&process).len(), 1);
     assert!(leases.followed().is_empty() && !leases.is_held(7));
 }
 

@@ -4,7 +4,7 @@
 use std::process::{Command, Stdio};
 
 use super::*;
-use crate::server::process::Process;
+use crate::server::process::HolderProcess;
 use crate::server::{HolderState, Published};
 
 #[tokio::test]
@@ -86,7 +86,7 @@ async fn a_dismissed_or_recalled_holder_is_gone_when_its_process_has_ended() {
     for published in &names {
         let (granted, _) = raw.fetch(fetch(published.name())).await.unwrap();
         let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let process = Process::of(child.id()).unwrap();
+        let process = HolderProcess::of(child.id()).unwrap();
         let inner = &server.handle.inner;
         (inner.state().leases).set_process(granted.lease, process);
         children.push(child);

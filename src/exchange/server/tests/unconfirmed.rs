@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::server::leases::MAX_EXPIRED;
-use crate::server::process::Process;
+use crate::server::process::HolderProcess;
 use crate::{Error, MemoryError, ShareError};
 
 /// Its peers have names: over plain TCP any local process could be another one.
@@ -103,7 +103,7 @@ async fn leases_end_with_their_processes_however_many_there_were() {
             ..fetch("a")
         };
         let (granted, _) = raw.fetch(ask).await.unwrap();
-        let process = Process::without(n);
+        let process = HolderProcess::without(n);
         let inner = &server.handle.inner;
         (inner.state().leases).set_process(granted.lease, process);
     }
