@@ -4,10 +4,14 @@
 //! locked in the child, and CUDA does not work there. So values that release something when dropped remember
 //! the process that created them, and do nothing in a child.
 
-use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::fmt;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
+use std::sync::atomic::{
+    Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
-/// How many forks lie between this process and its first ancestor that registered the handler. On a cache
+/// Grows with each fork between this process and its first ancestor that registered the handler. On a cache
 /// line of its own, because every free reads it and no thread writes to it.
 #[repr(align(128))]
 struct Forks(AtomicU32);
@@ -27,13 +31,17 @@ impl Generation {
 
     /// Returns this process. The first call registers a handler with the C library, which counts forks.
     pub fn current() -> Self {
-        static REGISTERED: Once = Once::new();
-        REGISTERED.call_once(register);
+        // Not a `Once`: a child that is forked while another thread is inside would wait for that thread. Two threads may
+        // register a handler each; every fork then counts twice, and numbers still differ.
+        static REGISTERED: AtomicBool = AtomicBool::new(false);
+        if !REGISTERED.load(Acquire) {
+            register();
+            REGISTERED.store(true, Release);
+        }
         Self(FORKS.0.load(Relaxed))
     }
 
-    /// Returns how many forks lie between this process and its first ancestor that asked. In one process, equal
-    /// numbers are the same process.
+    /// Returns a number that this process has and none of its ancestors has.
     pub const fn forks(self) -> u32 {
         self.0
     }
@@ -42,6 +50,61 @@ impl Generation {
     #[inline]
     pub fn is_current(self) -> bool {
         FORKS.0.load(Relaxed) == self.0
+    }
+}
+
+/// State that each process makes for itself. A forked child does not use its parent's: a thread that the child does not
+/// have may hold a lock in it for ever.
+pub struct PerProcess<T: 'static>(AtomicPtr<Of<T>>);
+
+struct Of<T> {
+    process: Generation,
+    value: T,
+}
+
+impl<T: Send + Sync> PerProcess<T> {
+    /// Creates it without state.
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// Returns this process's state. The first call in a process makes it, from the state of the parent process if this
+    /// one was forked: of that, `make` may read only atomics. Takes no lock. No state is ever freed.
+    pub fn get(&self, make: impl Fn(Option<&T>) -> T) -> &'static T {
+        let process = Generation::current();
+        let mut found = self.0.load(Acquire);
+        loop {
+            // SAFETY: it is null or came from `Box::into_raw` below, after which nothing frees or changes it; the
+            // load is after the store.
+            let known = unsafe { found.as_ref() };
+            if let Some(of) = known
+                && of.process == process
+            {
+                return &of.value;
+            }
+            let value = make(known.map(|of| &of.value));
+            let own = Box::into_raw(Box::new(Of { process, value }));
+            match self.0.compare_exchange(found, own, AcqRel, Acquire) {
+                Ok(_) => found = own,
+                Err(other) => {
+                    // SAFETY: this call made it, and no other thread has seen it.
+                    drop(unsafe { Box::from_raw(own) });
+                    found = other;
+                }
+            }
+        }
+    }
+}
+
+impl<T: Send + Sync> Default for PerProcess<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> fmt::Debug for PerProcess<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PerProcess").finish_non_exhaustive()
     }
 }
 
@@ -65,23 +128,54 @@ fn register() {}
 
 #[cfg(all(test, not(any(loom, miri))))]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
+    use crate::lock;
+
+    /// Returns whether `check` holds in a forked child, which has a minute.
+    fn in_child(check: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child runs `check` alone, which uses nothing of other threads, and ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends a child that waits for ever, or else without running the parent's exit handlers.
+            unsafe {
+                libc::alarm(60);
+                libc::_exit(i32::from(!check()))
+            }
+        }
+        let mut status = -1;
+        // SAFETY: `status` is a local variable, and no other thread waits for the child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        status == 0
+    }
 
     #[test]
     fn a_forked_child_is_another_process() {
         let here = Generation::current();
         assert!(here.is_current() && !Generation::NEVER.is_current());
-        // SAFETY: the child reads one word and ends at once.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let told = !here.is_current() && Generation::current().is_current();
-            // SAFETY: ends the child without running the parent's exit handlers.
-            unsafe { libc::_exit(i32::from(!told)) }
-        }
-        let mut status = -1;
-        // SAFETY: `status` is a local variable, and no other thread waits for the child.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0);
+        assert!(in_child(
+            || !here.is_current() && Generation::current().is_current()
+        ));
         assert!(here.is_current());
+    }
+
+    #[test]
+    fn threads_of_a_process_have_one_state_and_a_child_its_own() {
+        static STATE: PerProcess<Mutex<u32>> = PerProcess::new();
+        let state = || STATE.get(|parent| Mutex::new(u32::from(parent.is_some())));
+        let threads = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|_| scope.spawn(|| ptr::from_ref(state()).addr()))
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect::<Vec<_>>()
+        });
+        assert_eq!(threads, [ptr::from_ref(state()).addr(); 8]);
+        let held = lock(state());
+        assert_eq!(*held, 0);
+        assert!(in_child(|| *lock(state()) == 1));
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use egmem_core::host::ProcessStat;
 
 use crate::driver::lock;
-use crate::fork::Generation;
+use crate::fork::PerProcess;
 
 fn path(pid: u32, file: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{file}"))
@@ -91,15 +91,16 @@ pub(crate) enum Unanswered {
     NotAsked,
 }
 
-/// What was asked, the process that asked it, and what lives as long as the thread that waits for the answer.
-type Entry<K> = (K, Generation, Weak<()>);
+/// What was asked, and what lives as long as the thread that waits for the answer.
+type Entry<K> = (K, Weak<()>);
 
-/// The questions of one kind whose answers nobody waits for any more.
-pub(crate) struct Late<K>(Mutex<Vec<Entry<K>>>);
+/// The questions of one kind whose answers nobody waits for any more. A forked child has none of its parent's threads, and
+/// cannot wait for its parent's lock.
+pub(crate) struct Late<K: 'static>(PerProcess<Mutex<Vec<Entry<K>>>>);
 
-impl<K: PartialEq> Late<K> {
+impl<K: PartialEq + Send> Late<K> {
     pub(crate) const fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
+        Self(PerProcess::new())
     }
 
     /// Returns the answer to a question about `key`, asked on a thread of its own. A thread that waits in the kernel cannot be
@@ -112,7 +113,7 @@ impl<K: PartialEq> Late<K> {
         question: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Unanswered> {
         let late = self.waiting();
-        if late.iter().any(|(late, ..)| *late == key) {
+        if late.iter().any(|(late, _)| *late == key) {
             return Err(Unanswered::Late);
         }
         if late.len() >= MOST {
@@ -131,17 +132,17 @@ impl<K: PartialEq> Late<K> {
         thread.spawn(ask).map_err(|_| Unanswered::NotAsked)?;
         answer.recv_timeout(limit).map_err(|error| match error {
             RecvTimeoutError::Timeout => {
-                self.waiting().push((key, Generation::current(), waits));
+                self.waiting().push((key, waits));
                 Unanswered::Late
             }
             RecvTimeoutError::Disconnected => Unanswered::NotAsked,
         })
     }
 
-    /// Returns the questions whose threads still wait; a forked child has none of its parent's threads.
+    /// Returns the questions whose threads still wait.
     fn waiting(&self) -> MutexGuard<'_, Vec<Entry<K>>> {
-        let mut late = lock(&self.0);
-        late.retain(|(_, process, waits)| process.is_current() && waits.strong_count() > 0);
+        let mut late = lock(self.0.get(|_| Mutex::default()));
+        late.retain(|(_, waits)| waits.strong_count() > 0);
         late
     }
 }
@@ -213,5 +214,27 @@ mod tests {
             thread::yield_now();
         }
         assert_eq!((ask(0), ask(MOST)), (Ok(1), Ok(1)));
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn a_child_that_is_forked_while_the_list_is_locked_asks_its_own_questions() {
+        let late = Late::new();
+        let locked = late.waiting();
+        // SAFETY: the child uses nothing of other threads but `late`, and ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends a child that waits for ever, or else without running the parent's exit handlers.
+            unsafe {
+                libc::alarm(60);
+                let answer = late.within(1, Duration::from_secs(600), || 2);
+                libc::_exit(i32::from(answer != Ok(2)))
+            }
+        }
+        let mut status = -1;
+        // SAFETY: `status` is a local variable, and no other thread waits for the child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        drop(locked);
     }
 }

@@ -21,7 +21,7 @@
 //!
 //! All entries are in one table under one lock, which is held for some tens of nanoseconds, and only beside a driver call. A
 //! search by address looks at every entry: it is rare, and an index would make each allocation slower. A heap's chunks have
-//! entries, its blocks have none. A forked child has a table of its own (`registry.rs`), found by the count of forks: the
+//! entries, its blocks have none. A forked child has a table of its own (`PerProcess`, `driver/fork.rs`): the
 //! parent's may be locked by a thread that the child does not have, and the memory is not the child's.
 //!
 //! KV-cache tiers are in the ledger as weak references, which the crate `kv` adds (`core/ledger/tiers.rs`). The thread that

@@ -5,9 +5,6 @@
 
 use std::backtrace::Backtrace;
 use std::collections::VecDeque;
-use std::ptr;
-use std::sync::atomic::AtomicPtr;
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -16,7 +13,7 @@ use super::site::{Label, Site};
 use super::tiers::Known;
 use crate::backing::Chosen;
 use crate::driver::{DevicePtr, Location, WeakDriver};
-use crate::fork::Generation;
+use crate::fork::{Generation, PerProcess};
 use crate::per_driver::lock;
 use crate::vmm::identity::Identity;
 
@@ -178,8 +175,7 @@ impl Record {
 /// lock, and the parent's memory is not the child's.
 #[derive(Debug)]
 pub(super) struct Registry {
-    /// [`Generation::forks`] of the process.
-    forks: u32,
+    born: Generation,
     slots: Mutex<Slots>,
     tiers: Mutex<Vec<Known>>,
 }
@@ -213,14 +209,12 @@ impl Slots {
     }
 }
 
-/// That of this process, or of the one that it was forked from: null, or a box that is never freed. Without a lock, which a
-/// thread of the parent may have held.
-static CURRENT: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
+static CURRENT: PerProcess<Registry> = PerProcess::new();
 
 impl Registry {
-    fn new(forks: u32) -> Self {
+    fn new() -> Self {
         Self {
-            forks,
+            born: Generation::current(),
             slots: Mutex::default(),
             tiers: Mutex::default(),
         }
@@ -228,33 +222,12 @@ impl Registry {
 
     /// Returns this process's registry.
     pub(super) fn current() -> &'static Self {
-        Self::of(&CURRENT, Generation::current().forks())
-    }
-
-    /// Returns the registry of the process after so many forks, of which there is none yet or an earlier one.
-    fn of(current: &AtomicPtr<Self>, forks: u32) -> &'static Self {
-        let known = current.load(Acquire);
-        // SAFETY: the pointer is null, or of a box that is never freed nor borrowed mutably.
-        let registry = unsafe { known.as_ref() };
-        if let Some(registry) = registry.filter(|registry| registry.forks == forks) {
-            return registry;
-        }
-        let new = Box::into_raw(Box::new(Self::new(forks)));
-        let now = match current.compare_exchange(known, new, AcqRel, Acquire) {
-            Ok(_) => new,
-            Err(of_another_thread) => {
-                // SAFETY: the box was made here, and no other thread has seen it.
-                drop(unsafe { Box::from_raw(new) });
-                of_another_thread
-            }
-        };
-        // SAFETY: as above, and not null.
-        unsafe { &*now }
+        CURRENT.get(|_| Self::new())
     }
 
     /// Returns whether it is this process's.
     pub(super) fn is_current(&self) -> bool {
-        self.forks == Generation::current().forks()
+        self.born.is_current()
     }
 
     fn slots(&self) -> MutexGuard<'_, Slots> {
@@ -341,7 +314,7 @@ mod tests {
 
     #[test]
     fn tiers_that_have_ended_take_no_room() {
-        let registry = Registry::new(0);
+        let registry = Registry::new();
         let tier: Arc<dyn ShowTier> = Arc::new(Tier);
         let ended: Weak<dyn ShowTier> = Weak::<Tier>::new();
         for tier in [&ended, &ended, &Arc::downgrade(&tier), &ended] {
@@ -351,23 +324,6 @@ mod tests {
         assert_eq!(lock(&registry.tiers).len(), 2, "the last is not looked at");
         assert_eq!(registry.tiers().len(), 1);
         assert_eq!(lock(&registry.tiers).len(), 1);
-    }
-
-    #[test]
-    fn threads_of_a_child_have_one_registry() {
-        static LATER: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
-        for forks in [7, 8] {
-            let found: Vec<usize> = std::thread::scope(|scope| {
-                let threads: Vec<_> = (0..8)
-                    .map(|_| scope.spawn(|| ptr::from_ref(Registry::of(&LATER, forks)).addr()))
-                    .collect();
-                let found = threads.into_iter().map(|thread| thread.join().unwrap());
-                found.collect()
-            });
-            let own = Registry::of(&LATER, forks);
-            assert_eq!(own.forks, forks);
-            assert_eq!(found, [ptr::from_ref(own).addr(); 8]);
-        }
     }
 
     #[test]

@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::driver::random;
-use crate::per_driver::lock;
+use crate::fork::PerProcess;
 use crate::{Error, Result};
 
 /// Implements a 16-byte id: displayed as 32 hex digits, in binary formats a string of 16 bytes.
@@ -103,8 +103,9 @@ impl BootId {
     /// # Errors
     /// [`Error::System`] if the kernel does not report it.
     pub fn current() -> Result<Self> {
-        static CURRENT: OnceLock<Result<BootId>> = OnceLock::new();
+        static CURRENT: PerProcess<OnceLock<Result<BootId>>> = PerProcess::new();
         CURRENT
+            .get(|_| OnceLock::new())
             .get_or_init(|| {
                 let path = "/proc/sys/kernel/random/boot_id";
                 std::fs::read_to_string(path)
@@ -132,19 +133,11 @@ impl InstanceId {
     /// # Errors
     /// As [`random`](Self::random).
     pub fn current() -> Result<Self> {
-        static CURRENT: Mutex<Option<(u32, InstanceId)>> = Mutex::new(None);
-        let mut current = lock(&CURRENT);
-        Self::of_process(std::process::id(), &mut current)
-    }
-
-    fn of_process(process: u32, known: &mut Option<(u32, Self)>) -> Result<Self> {
-        match *known {
-            Some((of, id)) if of == process => Ok(id),
-            _ => {
-                let id = Self::random()?;
-                *known = Some((process, id));
-                Ok(id)
-            }
+        static CURRENT: PerProcess<OnceLock<InstanceId>> = PerProcess::new();
+        let current = CURRENT.get(|_| OnceLock::new());
+        match current.get() {
+            Some(id) => Ok(*id),
+            None => Self::random().map(|id| *current.get_or_init(|| id)),
         }
     }
 }
@@ -203,10 +196,6 @@ mod tests {
     fn a_process_has_one_instance_and_a_machine_one_boot() {
         assert_eq!(InstanceId::current(), InstanceId::current());
         assert_ne!(InstanceId::current(), InstanceId::random());
-        let mut known = None;
-        let parent = InstanceId::of_process(7, &mut known).unwrap();
-        assert_eq!(InstanceId::of_process(7, &mut known).unwrap(), parent);
-        assert_ne!(InstanceId::of_process(8, &mut known).unwrap(), parent);
         assert_eq!(BootId::current(), BootId::current());
     }
 }
