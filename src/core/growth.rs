@@ -118,14 +118,10 @@ impl Growth {
     }
 
     /// Returns the size of the chunks of memory in units of `granularity`, of which `shareable` bytes can be shared: all
-    /// of the buffer that can.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for chunks of another size than [`chunk`](Self::chunk) says.
-    pub(crate) fn chunk_for(self, granularity: Granularity, shareable: Option<u64>) -> Result<u64> {
+    /// of the buffer that can. The growth [was checked](Self::checked_chunk).
+    pub(crate) fn chunk_for(self, granularity: Granularity, shareable: Option<u64>) -> u64 {
         let least = shareable.unwrap_or(0).div_ceil(MAX_SHAREABLE_CHUNKS);
-        let chunk = self.checked_chunk()?.max(least.min(Self::MAX_CHUNK));
-        Ok(Self::chunk_in(granularity, chunk))
+        Self::chunk_in(granularity, self.chunk.max(least.min(Self::MAX_CHUNK)))
     }
 
     /// Returns the size of a chunk for `bytes` in whole units of `granularity`: at least one unit, else at most
@@ -154,6 +150,11 @@ impl Growth {
         Ok(self.chunk)
     }
 
+    /// Begins to measure a chunk's time, if a rest depends on it.
+    fn begin(self) -> Option<Instant> {
+        (self.rest > 0).then(Instant::now)
+    }
+
     /// Returns how long to rest after a chunk that took this long.
     pub fn rest_after(self, took: Duration) -> Duration {
         // Beforehand, so that the product fits.
@@ -174,8 +175,8 @@ pub struct Pace<F, R> {
     progress: F,
     rest: R,
     made: Progress,
-    /// When the present chunk was begun.
-    began: Instant,
+    /// When the present chunk was begun, if its time counts.
+    began: Option<Instant>,
 }
 
 impl<F, R> Pace<F, R>
@@ -190,7 +191,7 @@ where
             progress,
             rest,
             made: Progress::new(0, total),
-            began: Instant::now(),
+            began: growth.begin(),
         }
     }
 
@@ -201,11 +202,11 @@ where
     pub fn made(&mut self, bytes: u64) -> Result<()> {
         self.made.done = self.made.done.saturating_add(bytes);
         let Progress { done, total } = self.made;
-        let took = (done < total).then(|| self.began.elapsed());
+        let took = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         let mut goes_on = (self.progress)(self.made);
-        if let (Some(took), ControlFlow::Continue(())) = (took, goes_on) {
+        if done < total && goes_on.is_continue() {
             goes_on = (self.rest)(self.growth.rest_after(took));
-            self.began = Instant::now();
+            self.began = self.growth.begin();
         }
         match goes_on {
             ControlFlow::Continue(()) => Ok(()),
@@ -265,14 +266,14 @@ mod tests {
             ),
         ] {
             let chunk = growth.chunk_for(granularity, is_shareable.then_some(bytes));
-            assert_eq!(chunk, Ok(expected), "{growth:?} {bytes} {is_shareable}");
+            assert_eq!(chunk, expected, "{growth:?} {bytes} {is_shareable}");
         }
         let largest = Granularity::new(1 << 63).unwrap();
         assert_eq!(Growth::chunk_in(largest, u64::MAX), 1 << 63);
         assert_eq!(Growth::chunk_in(two, 0), 2 * MIB);
         for chunk in [0, 3 * MIB, Growth::MAX_CHUNK + 2 * MIB, u64::MAX] {
             let growth = Growth::steady().chunk(chunk);
-            let error = growth.chunk_for(two, None).unwrap_err();
+            let error = growth.checked_chunk().unwrap_err();
             assert!(
                 matches!(error, Error::InvalidArgument { what: "growth", .. }),
                 "{error}"

@@ -68,7 +68,7 @@ impl BufferOptions {
             ControlFlow::Continue(())
         };
         let mut pace = Pace::new(plan.options.growth, plan.padded, progress, rest);
-        let mut range = MappedRange::new();
+        let mut range = MappedRange::with_capacity(plan.chunks.len());
         loop {
             match plan.add(driver, &mut pace, |part| range.push(part)) {
                 Ok(true) => {}

@@ -51,7 +51,7 @@ impl BufferOptions {
         progress: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
     ) -> Result<GrowingBuffer> {
         let mut plan = self.plan(driver, ledger::Site::here())?;
-        let shared = Arc::new(Shared::new(plan.reserve(driver)?));
+        let shared = Arc::new(Shared::new(plan.reserve(driver)?, plan.chunks.len()));
         let resting = Arc::clone(&shared);
         let rest = move |time| resting.rest(time);
         let mut pace = Pace::new(plan.options.growth, plan.padded, progress, rest);
@@ -125,10 +125,10 @@ struct State {
 }
 
 impl Shared {
-    fn new(addresses: Arc<Reservation>) -> Self {
+    fn new(addresses: Arc<Reservation>, chunks: usize) -> Self {
         Self {
             start: addresses.start(),
-            range: RwLock::new(MappedRange::new()),
+            range: RwLock::new(MappedRange::with_capacity(chunks)),
             _addresses: addresses,
             done: AtomicU64::new(0),
             host: AtomicU32::new(Access::ReadWrite.flags()),

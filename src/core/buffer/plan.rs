@@ -14,6 +14,9 @@ use crate::size::{Granularity, PaddedSize};
 use crate::vmm::{MappedPart, PhysicalMemory, PhysicalOptions, Reservation};
 use crate::{Error, Result};
 
+/// The most parts of a buffer.
+const MOST: u64 = Buffer::MAX_PARTS as u64;
+
 impl BufferOptions {
     /// Checks the options, and decides which chunks there are to be.
     ///
@@ -32,6 +35,8 @@ impl BufferOptions {
                 check_free(driver, site.location, site.bytes.saturating_add(room), || 0)?;
             }
         }
+        // Before the first trial, which takes time and memory.
+        let pieces = self.pieces()?;
         if self.shareable {
             for site in &mut sites {
                 let all = handle_types_of(driver, site.location, self.backing)?;
@@ -50,13 +55,13 @@ impl BufferOptions {
                 .fork(chosen.fork_of_buffers());
             site.granularity = site.options.granularity_of(driver)?;
             let shareable = site.is_shareable().then_some(shareable);
-            let chunk = self.growth.chunk_for(site.granularity, shareable)?;
+            let chunk = self.growth.chunk_for(site.granularity, shareable);
             // Memory of GPUs is not divided.
             if site.location.is_host() {
                 site.chunk = chunk;
             }
         }
-        let chunks = self.chunks(&sites)?;
+        let chunks = self.chunks(&sites, pieces)?;
         let mut sizes = chunks.iter().map(|chunk| chunk.size.padded());
         let padded = sizes
             .try_fold(0_u64, u64::checked_add)
@@ -123,65 +128,69 @@ impl BufferOptions {
         }
     }
 
-    /// Returns the bytes of the pieces that were asked for, and whether these are divided as they grow. Refuses too many
-    /// pieces before there is a list of them.
-    fn pieces(&self, sites: &[Site]) -> Result<(u64, bool)> {
-        let cut = self.chunk.unwrap_or(u64::MAX);
-        if self.chunk.is_some() && (cut == 0 || !Granularity::TWO_MIB.divides(cut)) {
+    /// Returns the number of pieces that were asked for, each of which is divided further as it grows.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for chunks of a wrong size, and for more pieces than a buffer can have.
+    fn pieces(&self) -> Result<u64> {
+        self.growth.checked_chunk()?;
+        if let Some(cut) = self.chunk
+            && (cut == 0 || !Granularity::TWO_MIB.divides(cut))
+        {
             let why = format!("{cut} bytes");
             return Err(Error::invalid_of("chunk", why, "a multiple of 2 MiB"));
         }
-        let (most, pieces) = (Buffer::MAX_PARTS as u64, self.parts.iter());
+        let cut = self.chunk.unwrap_or(u64::MAX);
+        let pieces = self.parts.iter();
         let pieces = pieces.map(|(_, bytes)| bytes.div_ceil(cut).max(1));
         let pieces = pieces.fold(0, u64::saturating_add);
-        if pieces > most {
+        if pieces > MOST {
             let what = self.chunk.map_or("parts", |_| "chunk");
             let why = format!("it makes {pieces} parts");
-            let valid = format!("at most {most} parts in one buffer");
+            let valid = format!("at most {MOST} parts in one buffer");
             return Err(Error::invalid_of(what, why, valid));
         }
-        // More chunks than a buffer can have are more memory than a machine has, which the driver shall say.
-        let chunks = self.parts.iter().map(|&(location, bytes)| {
-            let chunk = sites[site_of(sites, location)].chunk;
-            let whole = (bytes / cut).saturating_mul(cut.div_ceil(chunk));
-            whole.saturating_add((bytes % cut).div_ceil(chunk))
-        });
-        Ok((cut, chunks.fold(0, u64::saturating_add) <= most))
+        Ok(pieces)
     }
 
-    /// Divides the parts.
-    fn chunks(&self, sites: &[Site]) -> Result<Vec<Chunk>> {
-        let (cut, is_divided) = self.pieces(sites)?;
+    /// Divides the parts into pieces, and those into chunks.
+    fn chunks(&self, sites: &[Site], pieces: u64) -> Result<Vec<Chunk>> {
+        let cut = self.chunk.unwrap_or(u64::MAX);
+        // More chunks than a buffer can have are more memory than a machine has, which the driver shall say.
+        let more = sites.iter().map(|site| site.bytes / site.chunk);
+        let is_divided = more.fold(pieces, u64::saturating_add) <= MOST;
         let mut chunks = Vec::with_capacity(self.parts.len());
         for (index, &(location, bytes)) in self.parts.iter().enumerate() {
             let site = site_of(sites, location);
-            let granularity = sites[site].granularity;
             let most = if is_divided {
                 sites[site].chunk
             } else {
                 u64::MAX
             };
-            let mut left = bytes;
+            let is_last = index + 1 == self.parts.len();
+            // No bytes at all are refused, room or not.
+            let room = if is_last && bytes > 0 { self.room } else { 0 };
+            let all = bytes.saturating_add(room);
+            let mut at = 0;
             loop {
-                let piece = left.min(cut);
-                left -= piece;
-                let is_last = left == 0 && index + 1 == self.parts.len();
-                // No bytes at all are refused, room or not.
-                let room = if is_last && piece > 0 { self.room } else { 0 };
-                let mut rest = piece.saturating_add(room);
-                let mut begins = true;
-                while rest > 0 || begins {
-                    let size = PaddedSize::new(rest.min(most), granularity)?;
-                    let bytes = size.requested();
-                    rest -= bytes;
-                    if size.padded() != bytes && !(is_last && rest == 0) {
-                        let why = "in the middle are not a multiple of the granularity";
-                        return Err(Error::invalid("share", format!("{bytes} bytes {why}")));
-                    }
-                    chunks.push(Chunk { site, size, begins });
-                    begins = false;
+                let next = (at / cut + 1).saturating_mul(cut);
+                // The room belongs to the last piece.
+                let end = if next < bytes { next } else { all };
+                let size = PaddedSize::new((end - at).min(most), sites[site].granularity)?;
+                let begins = at == 0 || (at < bytes && at % cut == 0);
+                chunks.push(Chunk { site, size, begins });
+                at += size.requested();
+                if at == all && is_last {
+                    break;
                 }
-                if left == 0 {
+                if size.padded() != size.requested() {
+                    let why = "bytes in the middle are not a multiple of the granularity";
+                    return Err(Error::invalid(
+                        "share",
+                        format!("{} {why}", size.requested()),
+                    ));
+                }
+                if at == all {
                     break;
                 }
             }

@@ -239,10 +239,12 @@ impl Grants {
     /// Notes the access of locations from now on. Every name of the host is [`Location::Host`].
     pub fn set(&self, changes: &[AccessDesc]) {
         let mut list = lock(&self.0);
+        list.reserve_exact(changes.len());
         for change in changes {
-            let location = match change.location.is_host() {
-                true => Location::Host,
-                false => change.location,
+            let location = if change.location.is_host() {
+                Location::Host
+            } else {
+                change.location
             };
             list.retain(|desc| desc.location != location);
             if change.access != Access::None {

@@ -192,9 +192,12 @@ impl Mapping {
             } else {
                 self.granted_to_gpus |= desc.access != Access::None;
             }
-            if let Ok(has) = has {
+            if let (false, Ok(has)) = (granted, has) {
                 self.grants.set(&[AccessDesc::new(desc.location, has)]);
             }
+        }
+        if granted {
+            self.grants.set(own);
         }
         if let Some(pages) = &self.pages {
             self.grants.set(&pages.gpus());

@@ -205,7 +205,8 @@ pub struct MappedRange<P = PhysicalMemory> {
 }
 
 impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
-    /// Maps `parts` in this order and grants all of them alike. If a step fails, those before it are undone.
+    /// Maps `parts` in this order and grants all of them alike. If a step fails, those before it are undone: the part whose
+    /// step failed and those behind it are released before the others are unmapped, which depend on none of them.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no part, for parts of several drivers and for a sum of sizes beyond 64
@@ -235,7 +236,7 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
             .try_fold(0_u64, u64::checked_add)
             .ok_or_else(|| Error::invalid("parts", "their sum exceeds the address space"))?;
         let reservation = Arc::new(options.reserve(driver, padded)?);
-        let mut range = Self::new();
+        let mut range = Self::with_capacity(parts.len());
         for memory in parts {
             // `as_ref` is the user's code, and may return another memory than before: the mapping's size counts.
             let mut mapping = reservation.map(range.padded, memory.as_ref())?;
@@ -251,11 +252,11 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
 }
 
 impl<P> MappedRange<P> {
-    /// Begins a range, to which a buffer's chunks are added.
-    pub(crate) const fn new() -> Self {
+    /// Begins a range, to which so many parts are added.
+    pub(crate) fn with_capacity(parts: usize) -> Self {
         Self {
-            mappings: Vec::new(),
-            parts: Vec::new(),
+            mappings: Vec::with_capacity(parts),
+            parts: Vec::with_capacity(parts),
             start: DevicePtr(0),
             padded: 0,
             host: Access::ReadWrite,

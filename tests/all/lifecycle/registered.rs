@@ -242,6 +242,33 @@ pub fn addresses_are_for_one_kind_of_memory(driver: &Driver) {
 }
 
 #[test]
+fn wrong_chunks_are_refused_before_registered_memory_is_tried() {
+    let driver = Driver::simulated(Machine::h200x8()).unwrap();
+    let auto = || {
+        Buffer::on(node(&driver, 0))
+            .bytes(4 * MIB)
+            .backing(Backing::Auto)
+    };
+    for (what, options) in [
+        ("chunk", auto().chunk(3 * MIB)),
+        ("chunk", auto().chunk(0)),
+        ("growth", auto().growth(Growth::steady().chunk(3 * MIB))),
+    ] {
+        let error = options.shareable().allocate(&driver).unwrap_err();
+        assert!(
+            matches!(error, Error::InvalidArgument { what: refused, .. } if refused == what),
+            "{error}"
+        );
+    }
+    let sim = driver.sim().unwrap();
+    for call in [Call::MemHostRegister, Call::MemCreate] {
+        assert_eq!(sim.count(call), 0, "{call}");
+    }
+    auto().chunk(2 * MIB).allocate(&driver).unwrap();
+    assert!(sim.count(Call::MemHostRegister) > 0);
+}
+
+#[test]
 fn a_failed_first_grant_opens_nothing_to_the_cpu() {
     let driver = &Driver::simulated(Machine::h200x8()).unwrap();
     let memory = PhysicalMemory::options(node(driver, 0))

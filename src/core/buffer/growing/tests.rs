@@ -244,7 +244,7 @@ fn dropped_while_it_grows_it_gives_everything_back() {
 #[test]
 fn a_rest_is_broken_off() {
     let addresses = Reservation::options().reserve(&driver(), 2 * MIB);
-    let shared = Shared::new(Arc::new(addresses.unwrap()));
+    let shared = Shared::new(Arc::new(addresses.unwrap()), 2);
     assert!(shared.rest(Duration::ZERO).is_continue());
     thread::scope(|scope| {
         let resting = scope.spawn(|| shared.rest(Duration::MAX));

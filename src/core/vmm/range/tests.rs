@@ -180,14 +180,23 @@ fn each_part_is_released_before_the_next_is_unmapped() {
     let seen = Arc::default();
     drop(MappedRange::map(&driver, watched(&driver, &seen), &[]).unwrap());
     assert_eq!(*seen.lock().unwrap(), [(1, 0), (2, 1), (3, 2)]);
-    // The same holds after a failure: the part whose access is refused goes first.
-    let driver = Driver::simulated(Machine::gh200()).unwrap();
-    let seen = Arc::default();
-    let sim = driver.sim().unwrap();
-    sim.fail(Call::MemSetAccess, 3, crate::driver::Code::UNKNOWN);
-    let host = [rw(Location::Host)];
-    MappedRange::map(&driver, watched(&driver, &seen), &host).unwrap_err();
-    assert_eq!(*seen.lock().unwrap(), [(1, 0), (2, 1), (3, 2)]);
+    // The same holds after a failure: the part whose step fails goes first, unmapped before it is released, and then those
+    // that were never mapped.
+    for (call, nth, expected) in [
+        (Call::MemSetAccess, 3, [(1, 0), (2, 1), (3, 2)]),
+        (Call::MemSetAccess, 2, [(1, 0), (1, 1), (2, 2)]),
+        (Call::MemSetAccess, 1, [(1, 0), (1, 1), (1, 2)]),
+        (Call::MemMap, 2, [(0, 0), (0, 1), (1, 2)]),
+    ] {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let seen = Arc::default();
+        let sim = driver.sim().unwrap();
+        sim.fail(call, nth, crate::driver::Code::UNKNOWN);
+        let host = [rw(Location::Host)];
+        MappedRange::map(&driver, watched(&driver, &seen), &host).unwrap_err();
+        assert_eq!(*seen.lock().unwrap(), expected, "{call:?} {nth}");
+        assert!(sim.held().is_empty(), "{}", sim.held());
+    }
 }
 
 #[test]
