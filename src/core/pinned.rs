@@ -12,11 +12,9 @@
 //!
 //! The example `host-memory` measures them beside EGM.
 
-mod pages;
 mod registered;
 
-pub use pages::PageSize;
-pub use registered::RegisteredHost;
+pub use registered::{PageSize, RegisteredHost};
 
 use std::mem;
 use std::ops::Range;
@@ -29,7 +27,7 @@ use crate::memory::{AccessChecks, Engine, Memory, impl_memory};
 use crate::size::not_empty;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
-use pages::Pages;
+use registered::Pages;
 
 /// Refuses a feature that a GPU says it lacks. An attribute that the driver does not know says nothing.
 fn is_supported(
