@@ -251,7 +251,7 @@ impl State {
             .ok_or(Fail::Code(Code::OUT_OF_MEMORY))
     }
 
-    /// Creates memory, taken from the location's capacity and bound to its node.
+    /// Creates memory, taken from the location's capacity.
     pub fn new_memory(
         &self,
         purpose: Purpose,
@@ -264,7 +264,6 @@ impl State {
             Purpose::Pool | Purpose::Event => None,
         };
         let memory = Memory::create(purpose, location, handle_types, size, charge)?;
-        super::memory::bind(&memory, 0, size);
         Ok(Arc::new(memory))
     }
 

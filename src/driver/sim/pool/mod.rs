@@ -14,7 +14,7 @@ use contents::{Allocation, Chunk, Freed};
 
 use super::capacity::Charge;
 use super::fault::{Answer, Fail, fail};
-use super::memory::{Purpose, bind};
+use super::memory::Purpose;
 use super::space::{FreeRanges, GRANULARITY, Range};
 use super::state::{Kind, Point, Region, State, StreamKey, Work};
 use crate::*;
@@ -249,7 +249,6 @@ impl State {
             pool.holes.give(offset, len);
             return Err(error.into());
         }
-        bind(&pool.memory, offset, len);
         pool.reserved.add(len);
         self.add_chunk(handle, range, offset, Some(charge))
     }
