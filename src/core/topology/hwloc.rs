@@ -14,7 +14,7 @@ use hwlocality::object::attributes::{ObjectAttributes, PCIDeviceAttributes};
 use hwlocality::object::types::ObjectType;
 use hwlocality::topology::builder::{BuildFlags, TypeFilter};
 
-use super::discover::gpu_memory;
+use super::gpu_memory;
 use super::kernel::Kernel;
 use super::{
     CpuSet, Gpu, GpuUuid, LinkKind, Locality, NumaNode, PeerLink, Topology, TopologySource,
