@@ -122,6 +122,8 @@ pub mod driver {
     #[cfg(feature = "simulator")]
     #[doc(inline)]
     pub use egmem_core::driver::{Machine, sim};
+    #[doc(hidden)] // for the Python package
+    pub use egmem_core::fork::PerProcess;
 }
 
 /// Reports what works on this machine, why the rest does not, and what to do about it.
