@@ -154,26 +154,16 @@ impl Plan {
     /// # Errors
     /// Those of creating and mapping, after the chunks before.
     fn take(&mut self, driver: &Driver) -> Result<Option<Made>> {
-        let taken = match (self.ahead.pop_front(), self.failed.take()) {
-            (None, Some(error)) => return Err(error),
-            (None, None) => self.make(driver)?,
-            (made, failed) => {
-                self.failed = failed;
-                made
-            }
-        };
-        let most = match self.chosen.backing {
-            Backing::Registered => AHEAD,
-            _ => 1,
-        };
-        while self.ahead.len() + 1 < most && self.failed.is_none() {
-            match self.make(driver) {
-                Ok(Some(made)) => self.ahead.push_back(made),
-                Ok(None) => break,
-                Err(error) => self.failed = Some(error),
-            }
+        if self.chosen.backing != Backing::Registered {
+            return self.make(driver);
         }
-        Ok(taken)
+        while self.ahead.len() < AHEAD && !matches!(self.ahead.back(), Some(Err(_))) {
+            let Some(made) = self.make(driver).transpose() else {
+                break;
+            };
+            self.ahead.push_back(made);
+        }
+        self.ahead.pop_front().transpose()
     }
 
     /// Creates and maps a chunk; `None` after the last.

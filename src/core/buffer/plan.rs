@@ -77,7 +77,6 @@ impl BufferOptions {
             next: (0, 0),
             entry: None,
             ahead: VecDeque::new(),
-            failed: None,
         })
     }
 
@@ -267,7 +266,6 @@ pub(super) struct Plan {
     pub(super) next: (usize, u64),
     /// The ledger's entry of the chunks of one part.
     pub(super) entry: Option<Arc<Entry>>,
-    pub(super) ahead: VecDeque<Made>,
-    /// Why the chunk behind those ahead was not made.
-    pub(super) failed: Option<Error>,
+    /// Those made ahead, and behind them why the next one was not.
+    pub(super) ahead: VecDeque<Result<Made>>,
 }
