@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
 use std::thread;
+use std::time::{Duration, Instant};
 
 pub use egmem::driver::PerProcess;
 use egmem::exchange::Error;

@@ -18,7 +18,6 @@ use crate::vmm::pages::{self, Fork, Pages};
 #[must_use = "options do nothing until `create`"]
 pub struct PhysicalOptions {
     props: AllocationProps,
-    kind: GranularityKind,
     /// The driver's answer, if the caller knows it.
     granularity: Option<Granularity>,
     overcommit: bool,
@@ -40,9 +39,6 @@ impl PhysicalOptions {
 
         /// Sets whether NICs may access the memory by GPUDirect RDMA; device memory only.
         gpu_direct_rdma(on: bool) => props.gpu_direct_rdma = on;
-
-        /// Sets which granularity the size is rounded up to; by default the minimum.
-        granularity(kind: GranularityKind) => kind = kind;
 
         /// Passes on the granularity that [`granularity_of`](Self::granularity_of) returned for the same options,
         /// which saves a driver call for each memory. The driver refuses sizes that are not multiples of its
@@ -182,7 +178,9 @@ impl PhysicalOptions {
         match self.granularity {
             Some(granularity) => Ok(granularity),
             None if self.choose(driver)?.backing == Backing::Registered => Ok(pages::GRANULARITY),
-            None => Granularity::new(driver.mem_granularity(&self.props, self.kind)?),
+            None => {
+                Granularity::new(driver.mem_granularity(&self.props, GranularityKind::Minimum)?)
+            }
         }
     }
 }
@@ -192,7 +190,6 @@ impl PhysicalMemory {
     pub fn options(location: impl Into<Location>) -> PhysicalOptions {
         PhysicalOptions {
             props: AllocationProps::at(location.into()),
-            kind: GranularityKind::Minimum,
             granularity: None,
             overcommit: false,
             backing: Backing::Driver,
