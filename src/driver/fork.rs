@@ -32,18 +32,13 @@ impl Generation {
     /// Returns this process. The first call registers a handler with the C library, which counts forks.
     pub fn current() -> Self {
         // Not a `Once`: a child that is forked while another thread is inside would wait for that thread. Two threads may
-        // register a handler each; every fork then counts twice, and numbers still differ.
+        // register a handler each: every fork then counts twice.
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         if !REGISTERED.load(Acquire) {
             register();
             REGISTERED.store(true, Release);
         }
         Self(FORKS.0.load(Relaxed))
-    }
-
-    /// Returns a number that this process has and none of its ancestors has.
-    pub const fn forks(self) -> u32 {
-        self.0
     }
 
     /// Returns whether this process is the one that the value was created in.

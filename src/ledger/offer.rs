@@ -5,10 +5,8 @@ use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::ptr;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicPtr, AtomicU32};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -16,7 +14,7 @@ use egmem_share::socket::make_private;
 use egmem_share::{Channel, Closer, InstanceId, Listener, Peers};
 
 use crate::driver::lock;
-use crate::fork::Generation;
+use crate::fork::{Generation, PerProcess};
 use crate::ledger::Ledger;
 use crate::size::Bytes;
 use crate::texts::{count, escape_lines};
@@ -233,9 +231,19 @@ pub const PS: &str = "EGMEM_PS";
 /// The environment variable that makes a process report at its exit the memory that is still allocated.
 pub const LEAKS: &str = "EGMEM_LEAKS";
 
-/// The offer that lasts as long as the process: null, or a box that is never freed. A forked child replaces its
-/// parent's, whose thread and socket it does not have. Without a lock, which a thread of the parent may have held.
-static KEPT: AtomicPtr<Offer> = AtomicPtr::new(ptr::null_mut());
+/// What lasts as long as the process. A forked child has none of its parent's, whose thread and socket it does not have.
+static KEPT: PerProcess<Kept> = PerProcess::new();
+
+#[derive(Default)]
+struct Kept {
+    offer: OnceLock<Offer>,
+    /// Whether leaks are reported at the exit.
+    reports: AtomicBool,
+}
+
+fn kept() -> &'static Kept {
+    KEPT.get(|_| Kept::default())
+}
 
 /// Sets the hook before `main`, so that a program need not call anything for the environment variables to work.
 #[used]
@@ -263,7 +271,7 @@ fn start() {
     }
     match offer() {
         Ok(offer) => {
-            KEPT.store(Box::into_raw(Box::new(offer)), Release);
+            let _first = kept().offer.set(offer);
             at_exit(remove_socket);
         }
         Err(error) => tracing::warn!(%error, "this process's ledger is not offered"),
@@ -271,14 +279,10 @@ fn start() {
 }
 
 extern "C" fn remove_socket() {
-    // SAFETY: the pointer is null, or of a box that is never freed nor borrowed mutably.
-    if let Some(offer) = unsafe { KEPT.load(Acquire).as_ref() } {
+    if let Some(offer) = kept().offer.get() {
         offer.remove_file();
     }
 }
-
-/// Which process has registered the report: one more than [`Generation::forks`], 0 for none.
-static REGISTERED: AtomicU32 = AtomicU32::new(0);
 
 /// Writes to standard error, when this process ends by `exit` or by returning from `main`, which allocations it has
 /// not given back: their entries, with the lines that made them, and their frames where
@@ -287,8 +291,7 @@ static REGISTERED: AtomicU32 = AtomicU32::new(0);
 /// Without a call, the environment variable `EGMEM_LEAKS=1` does the same. The kernel takes all memory of a process
 /// back; a report names the memory that a program that runs for longer would accumulate.
 pub fn report_leaks_at_exit() {
-    let this = Generation::current().forks() + 1;
-    if REGISTERED.swap(this, Relaxed) != this {
+    if !kept().reports.swap(true, Relaxed) {
         at_exit(report);
     }
 }
@@ -303,7 +306,7 @@ fn at_exit(function: extern "C" fn()) {
 
 extern "C" fn report() {
     // A forked child inherits the registration, and none of the memory.
-    if REGISTERED.load(Relaxed) != Generation::current().forks() + 1 {
+    if !kept().reports.load(Relaxed) {
         return;
     }
     let text = leaks(&Ledger::without_tiers());

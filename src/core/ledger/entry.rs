@@ -2,7 +2,7 @@
 
 use std::backtrace::Backtrace;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use super::site::{Label, Site};
 use crate::Driver;
 use crate::backing::Chosen;
 use crate::driver::{DevicePtr, Location};
-use crate::fork::Generation;
+use crate::fork::PerProcess;
 use crate::vmm::identity::Identity;
 
 /// The environment variable that turns backtraces on: any value except an empty one and `0`.
@@ -259,8 +259,8 @@ impl Drop for Entry {
 
 static HOOK: OnceLock<fn()> = OnceLock::new();
 
-/// Which process has called the hook: one more than [`Generation::forks`], 0 for none.
-static CALLED: AtomicU32 = AtomicU32::new(0);
+/// Whether this process has called the hook.
+static CALLED: PerProcess<AtomicBool> = PerProcess::new();
 
 /// Sets the function that is called once in each process, after its first entry is made. It must not allocate memory of a
 /// driver. The first function that is set stays; returns whether it is this one.
@@ -270,9 +270,9 @@ pub fn on_first_entry(hook: fn()) -> bool {
 
 /// Calls the hook if this process has not.
 fn first_entry() {
-    let this = Generation::current().forks() + 1;
-    if CALLED.load(Relaxed) != this
-        && CALLED.swap(this, Relaxed) != this
+    let called = CALLED.get(|_| AtomicBool::new(false));
+    if !called.load(Relaxed)
+        && !called.swap(true, Relaxed)
         && let Some(hook) = HOOK.get()
     {
         hook();
