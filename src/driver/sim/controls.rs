@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::fault::{Answer, Fail, FaultId, Faults};
+use super::fault::{Answer, Fail, Faults};
 use super::machine::Machine;
 use super::space::Placement;
 use super::state::{Allocator, Kind, State};
@@ -71,18 +71,13 @@ impl Sim {
     /// need not exist in CUDA.
     ///
     /// The failing call has no other effect, but is counted.
-    pub fn fail(&self, call: Call, nth: u64, code: Code) -> FaultId {
-        lock(&self.faults).add(call, nth, code)
-    }
-
-    /// Cancels a fault; returns whether it had not happened yet.
-    pub fn cancel(&self, fault: FaultId) -> bool {
-        lock(&self.faults).remove(|id| id == fault) > 0
+    pub fn fail(&self, call: Call, nth: u64, code: Code) {
+        lock(&self.faults).add(call, nth, code);
     }
 
     /// Cancels all faults that have not happened yet; returns their number.
     pub fn cancel_all(&self) -> usize {
-        lock(&self.faults).remove(|_| true)
+        lock(&self.faults).clear()
     }
 
     /// Returns how often each call was used; unused calls are left out.

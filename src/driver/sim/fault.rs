@@ -34,21 +34,15 @@ impl From<io::Error> for Fail {
     }
 }
 
-/// Identifies an injected fault, to cancel it. A fault is removed once it has happened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FaultId(u64);
-
 /// Counts every call of the simulator and injects faults.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     pub counts: BTreeMap<Call, u64>,
-    next: u64,
     rules: Vec<Rule>,
 }
 
 #[derive(Debug)]
 struct Rule {
-    id: FaultId,
     call: Call,
     /// Uses until the fault happens; 1: at the next.
     left: u64,
@@ -78,23 +72,14 @@ impl Faults {
         self.counts.get(&call).copied().unwrap_or(0)
     }
 
-    pub fn add(&mut self, call: Call, nth: u64, code: Code) -> FaultId {
-        let (id, left) = (FaultId(self.next), nth.max(1));
-        self.next += 1;
-        self.rules.push(Rule {
-            id,
-            call,
-            left,
-            code,
-        });
-        id
+    pub fn add(&mut self, call: Call, nth: u64, code: Code) {
+        let left = nth.max(1);
+        self.rules.push(Rule { call, left, code });
     }
 
-    /// Removes the faults that `which` selects; returns their number.
-    pub fn remove(&mut self, which: impl Fn(FaultId) -> bool) -> usize {
-        let before = self.rules.len();
-        self.rules.retain(|rule| !which(rule.id));
-        before - self.rules.len()
+    /// Removes the faults that have not happened; returns their number.
+    pub fn clear(&mut self) -> usize {
+        std::mem::take(&mut self.rules).len()
     }
 }
 
@@ -115,15 +100,14 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_can_be_taken_back() {
+    fn faults_of_one_use_follow_each_other_and_can_be_taken_back() {
         let mut faults = Faults::default();
-        let first = faults.add(Call::MemMap, 1, Code::OUT_OF_MEMORY);
         faults.add(Call::MemMap, 1, Code::NOT_PERMITTED);
-        assert_eq!(faults.remove(|id| id == first), 1);
-        assert_eq!(faults.remove(|id| id == first), 0);
         faults.add(Call::MemMap, 1, Code::NOT_SUPPORTED);
+        faults.add(Call::MemMap, 3, Code::OUT_OF_MEMORY);
         assert_eq!(faults.enter(Call::MemMap), Err(Code::NOT_PERMITTED));
         assert_eq!(faults.enter(Call::MemMap), Err(Code::NOT_SUPPORTED));
+        assert_eq!((faults.clear(), faults.clear()), (1, 0));
         assert_eq!(faults.enter(Call::MemMap), Ok(()));
     }
 }

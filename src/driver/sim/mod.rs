@@ -37,7 +37,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 pub use controls::{Held, Sim};
-pub use fault::FaultId;
 pub use machine::{AttributeAnswer, GpuSpec, Machine, NodeSpec, PeerAccess, Refusal};
 
 use crate::backend::done;
