@@ -4,7 +4,7 @@
 //! written or pinned; and when one of them was used last. A tier of one group has one extent, and no counts.
 
 use super::reserve::Request;
-use super::slot::{CHECK, PINS, STAMP, State, Status};
+use super::slot::{CHECK, PINS, STAMP, STATE, State, Status};
 use super::{PAGES, Table};
 use crate::geometry::Group;
 use crate::header::{CLOCK, USABLE};
@@ -187,7 +187,8 @@ impl Table<'_> {
         let pages = self.geometry.pages_of(extent, &self.group(group));
         for page in pages.clone() {
             let slot = self.geometry.slot_at(page);
-            self.set_state(slot, Status::new(page, group, uses), State::Free);
+            let status = Status::new(State::Free, group, uses);
+            self.words.put(slot + STATE, status.word());
             self.words.put(slot + CHECK, 0);
             self.words.put(slot + PINS, 0);
         }

@@ -121,12 +121,12 @@ impl Table<'_> {
                 self.count_in_extent(page, 0, 1);
                 return None;
             }
-            (Some(state @ State::Writing { .. }), Some(key))
-                if self.repair_written(page, state, key, alive) =>
+            (Some(state), Some(key))
+                if state.is_stored() && self.repair_written(page, key, alive) =>
             {
                 return None;
             }
-            (Some(State::Writing { .. }), _) => found.unfinished += 1,
+            (Some(state), _) if state.is_writing() => found.unfinished += 1,
             _ => found.damaged += 1,
         }
         if pins & alive != 0 {
@@ -142,16 +142,16 @@ impl Table<'_> {
     fn keep_from_use(&self, page: u32, group: u8) {
         let slot = self.slot(page);
         let (_, uses) = halves(self.words.get(slot + STATE));
-        self.set_state(slot, Status::new(page, group, uses), State::ABANDONED);
+        let status = Status::new(State::Abandoned, group, uses);
+        self.words.put(slot + STATE, status.word());
         self.count(group, WRITING, 1);
         self.count_in_extent(page, 0, 1);
     }
 
     /// Keeps a page that a store of a living member writes. Returns whether it is one.
-    fn repair_written(&self, page: u32, state: State, key: &Named, alive: u64) -> bool {
+    fn repair_written(&self, page: u32, key: &Named, alive: u64) -> bool {
         let slot = self.slot(page);
         let is_stored = self.words.get(slot + CHECK) == !key.check(page)
-            && state.is_stored()
             && self.is_writer(slot, alive)
             && self.find(key).is_none();
         if is_stored {

@@ -230,7 +230,7 @@ impl Table<'_> {
     fn place(&mut self, page: u32, key: &Named) -> PageId {
         let slot = self.slot(page);
         let status = self.status(slot);
-        self.set_state(slot, status, State::WRITING);
+        self.set_state(slot, status, State::Writing);
         self.words.put(slot + PINS, 0);
         self.words.put(slot + WRITER, self.own.name());
         self.words.put(slot + SUM, 0);

@@ -28,66 +28,40 @@ pub(super) const SUM: u64 = 120;
 /// The words of a key: its length with its group, and its bytes.
 const KEY_WORDS: usize = 1 + Key::MAX_BYTES / 8;
 
-/// The state of a page.
+/// The state of a page: the low 16 bits of a slot's first word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
 pub(super) enum State {
-    Free,
-    /// A store has it. `is_abandoned`: the store is gone, and copies into the page still run.
-    Writing {
-        is_abandoned: bool,
-        /// A copy into it has failed.
-        has_failed: bool,
-    },
-    Ready,
+    Free = 0,
+    /// A store has it.
+    Writing = 1,
+    Ready = 2,
+    /// A store has it, and a copy into it has failed.
+    Failed = 0x201,
+    /// It is no key's: its store is gone, and copies into it still run.
+    Abandoned = 0x301,
 }
 
 impl State {
-    pub(super) const WRITING: Self = Self::Writing {
-        is_abandoned: false,
-        has_failed: false,
-    };
-
-    /// Of a page that is no key's, under copies that have not ended.
-    pub(super) const ABANDONED: Self = Self::Writing {
-        is_abandoned: true,
-        has_failed: true,
-    };
-
     pub(super) const fn is_writing(self) -> bool {
-        matches!(self, Self::Writing { .. })
+        !matches!(self, Self::Free | Self::Ready)
     }
 
     /// Returns whether a store has the page.
     pub(super) const fn is_stored(self) -> bool {
-        matches!(
-            self,
-            Self::Writing {
-                is_abandoned: false,
-                ..
-            }
-        )
-    }
-
-    pub(super) const fn has_failed(self) -> bool {
-        matches!(
-            self,
-            Self::Writing {
-                has_failed: true,
-                ..
-            }
-        )
+        matches!(self, Self::Writing | Self::Failed)
     }
 
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Free => "free",
-            Self::Writing { .. } => "being written",
             Self::Ready => "ready",
+            _ => "being written",
         }
     }
 }
 
-/// The first word of a slot: state 8 bits, flags 8, group 16, uses 32.
+/// The first word of a slot: state 16 bits, group 16, uses 32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Status {
     pub(super) state: State,
@@ -101,11 +75,10 @@ impl Status {
     pub(super) const fn of(word: u64) -> Option<Self> {
         let state = match word as u16 {
             0 => State::Free,
+            1 => State::Writing,
             2 => State::Ready,
-            flags if flags & !0x300 == 1 => State::Writing {
-                is_abandoned: flags & 0x100 != 0,
-                has_failed: flags & 0x200 != 0,
-            },
+            0x201 => State::Failed,
+            0x301 => State::Abandoned,
             _ => return None,
         };
         let group = (word >> 16) as u16;
@@ -120,24 +93,13 @@ impl Status {
     }
 
     pub(super) const fn word(self) -> u64 {
-        let state = match self.state {
-            State::Free => 0,
-            State::Writing {
-                is_abandoned,
-                has_failed,
-            } => 1 | (is_abandoned as u64) << 8 | (has_failed as u64) << 9,
-            State::Ready => 2,
-        };
-        state | (self.group as u64) << 16 | (self.uses as u64) << 32
+        self.state as u64 | (self.group as u64) << 16 | (self.uses as u64) << 32
     }
 
-    /// Returns the status of a free page that was free before as often as the low bits of `uses` say.
-    pub(super) const fn new(page: u32, group: u8, uses: u32) -> Self {
-        Self {
-            state: State::Free,
-            group,
-            uses: PageId::new(page, group, uses).uses(),
-        }
+    /// Returns a status with the low bits of `uses` that a name has.
+    pub(super) const fn new(state: State, group: u8, uses: u32) -> Self {
+        let uses = PageId::new(0, group, uses).uses();
+        Self { state, group, uses }
     }
 
     /// Returns the name of the page with this number.
@@ -241,12 +203,18 @@ mod tests {
 
     #[test]
     fn words_of_states() {
-        for state in [State::Free, State::WRITING, State::ABANDONED, State::Ready] {
+        for state in [
+            State::Free,
+            State::Writing,
+            State::Failed,
+            State::Abandoned,
+            State::Ready,
+        ] {
             let (group, uses) = (63, u32::MAX >> 7);
             let status = Status { state, group, uses };
             assert_eq!(Status::of(status.word()), Some(status));
         }
-        for word in [3, 0x100, 0x102, 0x401, 64 << 16] {
+        for word in [3, 0x100, 0x101, 0x102, 0x401, 64 << 16] {
             assert_eq!(Status::of(word), None, "{word:x}");
         }
     }

@@ -31,7 +31,7 @@ impl Table<'_> {
         for &id in pages {
             let (slot, state) = self.own_written(id)?;
             copying += usize::from(self.words.get(slot + PINS) != 0);
-            failed += usize::from(state.has_failed());
+            failed += usize::from(state == State::Failed);
         }
         if copying > 0 {
             return Err(Error::StillCopying { pages: copying });
@@ -51,7 +51,7 @@ impl Table<'_> {
         if status.state != State::Ready || self.words.get(slot + PINS) == 0 {
             return false;
         }
-        self.set_state(slot, status, State::ABANDONED);
+        self.set_state(slot, status, State::Abandoned);
         self.remove_key(page.number());
         // It is held already, as a pinned page is.
         self.count(status.group, WRITING, 1);
@@ -104,7 +104,7 @@ impl Table<'_> {
         if !self.words.expect(status.state.is_writing()) {
             return;
         }
-        self.set_state(slot, status, State::ABANDONED);
+        self.set_state(slot, status, State::Abandoned);
         self.remove_key(page);
         if self.words.get(slot + PINS) == 0 {
             self.free_written(page);
@@ -134,7 +134,8 @@ impl Table<'_> {
     pub(super) fn set_free(&self, page: u32, group: u8) {
         let slot = self.slot(page);
         let uses = halves(self.words.get(slot + STATE)).1.wrapping_add(1);
-        self.set_state(slot, Status::new(page, group, uses), State::Free);
+        let status = Status::new(State::Free, group, uses);
+        self.words.put(slot + STATE, status.word());
         self.words.put(slot + CHECK, 0);
     }
 
@@ -155,14 +156,9 @@ impl Table<'_> {
     /// Notes in a slot that a copy into its page has failed, or has not ended, if the page is being written.
     pub(super) fn spoil(&self, slot: u64) {
         if let Some(status) = Status::of(self.words.get(slot + STATE))
-            && let State::Writing { is_abandoned, .. } = status.state
+            && status.state == State::Writing
         {
-            let has_failed = true;
-            let state = State::Writing {
-                is_abandoned,
-                has_failed,
-            };
-            self.set_state(slot, status, state);
+            self.set_state(slot, status, State::Failed);
         }
     }
 
@@ -248,7 +244,7 @@ impl Table<'_> {
                 self.stamp(page, slot);
                 self.push_newest(self.lru(status.group), page);
             }
-            state if state.is_writing() && !state.is_stored() => self.free_written(page),
+            State::Abandoned => self.free_written(page),
             _ => {}
         }
     }

@@ -81,9 +81,8 @@ impl Slot {
             is_right: match status.state {
                 State::Free => all[CHECK as usize / 8] == 0 || geometry.has(status.id(page)),
                 State::Ready => all[CHECK as usize / 8] == check,
-                State::Writing { is_abandoned, .. } => {
-                    is_abandoned || all[CHECK as usize / 8] == !check
-                }
+                State::Writing | State::Failed => all[CHECK as usize / 8] == !check,
+                State::Abandoned => true,
             },
             words: all,
         }
