@@ -1,19 +1,29 @@
 //! Tiers in memory that outlives processes.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use egmem_core::GrowingBuffer;
+use egmem_core::ledger::add_tier;
+use egmem_core::per_driver::lock;
+
+use crate::copy::Kernels;
 use crate::driver::setters;
+use crate::events::Hub;
 use crate::geometry::Geometry;
+use crate::gpu::Borders;
 use crate::header::{self, OPENER, Tag, There};
-use crate::inner::{Inner, Opening, PATIENCE, expect_room, expect_writable};
-use crate::lock::Wait;
-use crate::members::Members;
-use crate::memory::CpuView;
+use crate::inner::Inner;
+use crate::lock::{Lock, PATIENCE, Wait};
+use crate::members::{self, Members};
+use crate::memory::{CpuView, is_of_one_kind};
+use crate::table::Table;
 use crate::tier::Tier;
+use crate::verify::Checks;
 use crate::words::Words;
-use crate::{CopyMethod, Error, MemoryError, Result, TierMemory, Verify, members};
+use crate::{CopyMethod, Error, Found, MemoryError, Result, TierMemory, Verify};
 
 /// The time between two looks.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -57,7 +67,7 @@ pub struct AttachOptions {
 }
 
 impl AttachOptions {
-    fn new(memory: Arc<dyn TierMemory>) -> Self {
+    pub(crate) fn new(memory: Arc<dyn TierMemory>) -> Self {
         Self {
             memory,
             pages: None,
@@ -121,17 +131,16 @@ impl AttachOptions {
         let memory = Arc::clone(&self.memory);
         memory.driver().expect_this_process("memory")?;
         let view = memory.cpu()?;
-        expect_writable(&view)?;
+        let words = Words::new(&view)?;
         view.slice(0, crate::geometry::HEADER)?;
         let plan = self.plan(&view, header::read(&view))?;
-        let words = Words::new(&view)?;
         // One process opens it at a time, so nobody sees a tier that is being written, and all know who is a member.
         let own = self.claim(&words, plan.is_a_tier())?;
         // Read again: another process may have had it in between.
         let plan = self.plan(&view, header::read(&view));
         let opened = plan.and_then(|plan| self.open_claimed(&view, plan));
         members::release(&words, OPENER, own);
-        opened.map(Tier::new)
+        opened
     }
 
     /// Waits until no other process opens the tier.
@@ -220,7 +229,7 @@ impl AttachOptions {
         Ok(geometry)
     }
 
-    fn open_claimed(&self, view: &CpuView<'_>, plan: Plan) -> Result<Inner> {
+    fn open_claimed(&self, view: &CpuView<'_>, plan: Plan) -> Result<Tier> {
         let is_new = matches!(plan, Plan::Format(..));
         let (Plan::Format(geometry, _) | Plan::Keep(geometry)) = plan.clone();
         if let Plan::Format(_, is_a_tier) = plan {
@@ -228,18 +237,82 @@ impl AttachOptions {
             Members::of(&Words::new(view)?).expect_none(self.take_over || !is_a_tier)?;
             header::format(view, &geometry, &self.tag)?;
         }
-        let opening = Opening {
-            memory: Arc::clone(&self.memory),
-            geometry,
-            growing: None,
-            method: self.method,
-            verify: self.verify,
-            take_over: self.take_over,
-        };
-        let mut tier = opening.open()?;
-        tier.found.is_new = is_new;
-        Ok(tier)
+        self.join(geometry, is_new, None)
     }
+
+    /// Becomes a member of a tier in formatted memory, which may grow in the background: with it comes the number of its bytes that are
+    /// there.
+    ///
+    /// # Errors
+    /// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may read and write the memory;
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) if it is too small; those of [`Members::claim`] and
+    /// [`Lock::acquire`].
+    pub(crate) fn join(
+        &self,
+        geometry: Geometry,
+        is_new: bool,
+        growing: Option<(Arc<GrowingBuffer>, Arc<AtomicU64>)>,
+    ) -> Result<Tier> {
+        let memory = Arc::clone(&self.memory);
+        let front = match growing {
+            Some(_) => geometry.front(),
+            None => geometry.total,
+        };
+        expect_room(memory.len(), front)?;
+        let grants = memory.hold_grants();
+        let view = memory.cpu()?;
+        let words = Words::new(&view)?;
+        view.slice(0, front)?;
+        if !is_of_one_kind(&*memory, 0, front) {
+            // The driver crashes the process when one copy touches both.
+            let why = "it has memory of the CPU and of a GPU";
+            return Err(MemoryError::invalid("memory", why).into());
+        }
+        let (growing, grown) = growing.unzip();
+        let mut tier = Inner {
+            own: Mutex::default(),
+            member: Members::of(&words).claim(self.take_over)?,
+            checks: Checks::new(self.verify),
+            events: Hub::new(memory.driver().clone()),
+            geometry,
+            borders: Borders::default(),
+            memory: Arc::clone(&memory),
+            growing,
+            grown,
+            kernels: Kernels::default(),
+            no_batches: AtomicBool::new(false),
+            method: self.method,
+            found: Found::default(),
+            _grants: grants,
+        };
+        // If this fails, dropping the tier gives the membership up.
+        tier.found = {
+            let mut own = lock(&tier.own);
+            let _lock = Lock::acquire(&words, tier.member, PATIENCE)?;
+            let mut table = Table::new(&words, &tier.geometry, tier.member, &mut own);
+            let found = table.join(tier.usable(), self.take_over)?;
+            table.expect_undamaged()?;
+            found
+        };
+        tier.found.generation = header::next_generation(&view)?;
+        tier.found.is_new = is_new;
+        let tier = Arc::new(tier);
+        add_tier(tier.driver(), &tier);
+        Ok(Tier(tier))
+    }
+}
+
+/// Checks that memory of `bytes` bytes has room for the `needed` bytes of a tier.
+///
+/// # Errors
+/// [`InvalidArgument`](crate::MemoryError::InvalidArgument).
+fn expect_room(bytes: u64, needed: u64) -> Result<()> {
+    if bytes >= needed {
+        return Ok(());
+    }
+    let why = format!("it has {bytes} bytes");
+    let valid = format!("{needed} bytes or more for this tier");
+    Err(MemoryError::invalid_of("memory", why, valid).into())
 }
 
 /// The use of the memory that `open` has decided on.

@@ -5,18 +5,14 @@
 //! out and takes it over, and repairs the table before anything else.
 
 use std::hint::spin_loop;
-use std::sync::MutexGuard;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::thread::futex;
 
-use crate::geometry::Geometry;
 use crate::header::{DIRTY, LOCK, STEPS};
 use crate::members::{Members, Own, Owner};
-use crate::page::{Direction, PageId};
-use crate::table::{Private, Table};
 use crate::words::Words;
 use crate::{Error, Result};
 
@@ -29,23 +25,18 @@ const NAP: Duration = Duration::from_micros(if cfg!(test) { 1 } else { 20_000 })
 /// The time of a sleep where the kernel cannot wait for the word.
 const DOZE: Duration = Duration::from_micros(200);
 
-/// How long to wait for a process that has something and lives.
-#[derive(Clone, Copy)]
-pub(crate) struct Patience {
-    pub(crate) time: Duration,
-    /// The time begins again with each step that work on many pages makes.
-    pub(crate) is_for_steps: bool,
-}
+/// The time for which a call waits for a process that has something, lives and does not go on.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 5000 });
 
-/// A wait that may take too long.
+/// A wait that may take too long. Its time begins again with each step that work on many pages makes.
 pub(crate) struct Wait {
-    patience: Patience,
+    patience: Duration,
     since: Instant,
     steps: u64,
 }
 
 impl Wait {
-    pub(crate) fn new(words: &Words<'_>, patience: Patience) -> Self {
+    pub(crate) fn new(words: &Words<'_>, patience: Duration) -> Self {
         Self {
             patience,
             since: Instant::now(),
@@ -58,10 +49,10 @@ impl Wait {
     }
 
     fn is_over_at(&mut self, now: Instant, steps: u64) -> bool {
-        if self.patience.is_for_steps && steps != self.steps {
+        if steps != self.steps {
             (self.steps, self.since) = (steps, now);
         }
-        now.saturating_duration_since(self.since) > self.patience.time
+        now.saturating_duration_since(self.since) > self.patience
     }
 }
 
@@ -69,46 +60,46 @@ impl Wait {
 pub(crate) struct Lock<'a> {
     words: &'a Words<'a>,
     own: Own,
-    /// The last holder has ended.
-    pub(crate) is_taken_over: bool,
 }
 
 impl<'a> Lock<'a> {
-    /// Takes the lock if nobody has it.
+    /// Takes the lock if nobody has it; `None` otherwise, and for a member that another process has taken the tier from.
     #[inline]
     pub(crate) fn try_acquire(words: &'a Words<'a>, own: Own) -> Option<Self> {
-        words.swap(LOCK, 0, own.mark()).then_some(Self {
-            words,
-            own,
-            is_taken_over: false,
-        })
+        if !words.swap(LOCK, 0, own.mark()) {
+            return None;
+        }
+        Self::of_member(words, own).ok()
     }
 
-    /// Waits for the lock for as long as `patience` says. No other thread of this process waits for it as the same member.
+    /// Waits for the lock, for as long as its holder goes on and `patience` beyond. No other thread of this process waits for it as the
+    /// same member. After a holder that has ended the table is dirty.
     ///
     /// # Errors
-    /// [`Error::Busy`] if a process has it that does not end.
+    /// [`Error::Busy`] if a process has it that does not end; those of [`Members::expect_member`].
     #[inline]
-    pub(crate) fn acquire(words: &'a Words<'a>, own: Own, patience: Patience) -> Result<Self> {
-        match Self::try_acquire(words, own) {
-            Some(held) => Ok(held),
-            None => Self::wait(words, own, &mut Wait::new(words, patience)),
+    pub(crate) fn acquire(words: &'a Words<'a>, own: Own, patience: Duration) -> Result<Self> {
+        if !words.swap(LOCK, 0, own.mark()) {
+            Self::wait(words, own, &mut Wait::new(words, patience))?;
         }
+        Self::of_member(words, own)
+    }
+
+    #[inline]
+    fn of_member(words: &'a Words<'a>, own: Own) -> Result<Self> {
+        let lock = Self { words, own };
+        Members::of(words).expect_member(own)?;
+        Ok(lock)
     }
 
     #[cold]
-    fn wait(words: &'a Words<'a>, own: Own, wait: &mut Wait) -> Result<Self> {
-        let lock = |is_taken_over| Self {
-            words,
-            own,
-            is_taken_over,
-        };
+    fn wait(words: &Words<'_>, own: Own, wait: &mut Wait) -> Result<()> {
         // After a sleep others may still sleep.
         let mut mark = own.mark();
         loop {
             for _ in 0..SPINS {
                 if words.get(LOCK) == 0 && words.swap(LOCK, 0, mark) {
-                    return Ok(lock(false));
+                    return Ok(());
                 }
                 spin_loop();
             }
@@ -122,9 +113,10 @@ impl<'a> Lock<'a> {
             if !is_own && !sleep(words.low_half(LOCK), (found | WAITERS) as u32) {
                 continue;
             }
-            let owner = match is_own {
-                true => Owner::Ended,
-                false => Members::of(words).judge(found & NAME, (found >> 32) as u32),
+            let owner = if is_own {
+                Owner::Ended
+            } else {
+                Members::of(words).judge(found & NAME, (found >> 32) as u32)
             };
             match owner {
                 Owner::Lives(pid) | Owner::Elsewhere(pid) => {
@@ -134,7 +126,9 @@ impl<'a> Lock<'a> {
                 }
                 Owner::Ended | Owner::None => {
                     if words.swap(LOCK, found | WAITERS, mark) {
-                        return Ok(lock(true));
+                        // Whoever changes the table next repairs it first, also if that is not this call.
+                        words.put(DIRTY, 1);
+                        return Ok(());
                     }
                 }
             }
@@ -183,116 +177,21 @@ impl Drop for Lock<'_> {
     }
 }
 
-/// What this process keeps in its own memory.
-#[derive(Default)]
-pub(crate) struct OwnState {
-    table: Private,
-    /// Ends of uses that could not be written when they happened.
-    pub(crate) late: Vec<End>,
-}
-
-/// A use of pages that has ended.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Use {
-    /// A load, or a copy that was not submitted.
-    Load,
-    /// A copy of some bytes, or one that has failed.
-    Copy(Direction, Option<u64>),
-    /// A store that was not committed.
-    Store,
-}
-
-/// The end of a use of pages.
-#[derive(Debug)]
-pub(crate) struct End {
-    pub(crate) pages: Vec<PageId>,
-    pub(crate) of: Use,
-}
-
-impl End {
-    pub(crate) fn apply(&self, table: &mut Table<'_>) {
-        match self.of {
-            Use::Store => return table.abort(&self.pages),
-            Use::Copy(direction, Some(bytes)) => table.count_copy(direction, bytes),
-            Use::Copy(Direction::Store, None) => table.fail(&self.pages),
-            Use::Copy(Direction::Load, None) | Use::Load => {}
-        }
-        table.unpin(&self.pages);
-    }
-}
-
-/// The locks of a tier: four atomic exchanges with giving them back. The mutex comes first and is this process's own, so that what the
-/// process keeps has one user at a time whatever others write to the lock in the memory.
-pub(crate) struct Held<'a> {
-    /// Given back before the mutex.
-    _lock: Lock<'a>,
-    own: MutexGuard<'a, OwnState>,
-    words: &'a Words<'a>,
-    geometry: &'a Geometry,
-    member: Own,
-}
-
-impl<'a> Held<'a> {
-    /// # Errors
-    /// As [`Members::expect_member`].
-    // A result of this size that is returned through memory costs 10 ns more.
-    #[inline(always)]
-    pub(crate) fn new(
-        own: MutexGuard<'a, OwnState>,
-        lock: Lock<'a>,
-        words: &'a Words<'a>,
-        (geometry, member): (&'a Geometry, Own),
-    ) -> Result<Self> {
-        if lock.is_taken_over {
-            // Whoever changes the table next repairs it first, also if that is not this call.
-            words.put(DIRTY, 1);
-        }
-        Members::of(words).expect_member(member)?;
-        Ok(Self {
-            _lock: lock,
-            own,
-            words,
-            geometry,
-            member,
-        })
-    }
-
-    /// Returns the table, which may have to be repaired first, with the ends of uses that were not written yet.
-    #[inline(always)]
-    pub(crate) fn table(&mut self) -> (Table<'_>, &mut Vec<End>) {
-        let OwnState { table, late } = &mut *self.own;
-        let table = Table::new(self.words, self.geometry, self.member, table);
-        (table, late)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
 
-    const PATIENCE: Patience = Patience {
-        time: Duration::from_secs(5),
-        is_for_steps: true,
-    };
-
     #[test]
     fn a_wait_begins_again_with_each_step() {
         let memory: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(0)).collect();
         let words = Words::over(&memory);
         let at = |seconds| Instant::now() + Duration::from_secs(seconds);
-        let mut wait = Wait::new(&words, PATIENCE);
+        let mut wait = Wait::new(&words, Duration::from_secs(5));
         assert!(!wait.is_over_at(at(4), 0) && !wait.is_over_at(at(8), 1));
         assert!(!wait.is_over_at(at(12), 1) && wait.is_over_at(at(14), 1));
         assert!(!wait.is_over_at(at(14), 2));
-        let is_for_steps = false;
-        let report = Patience {
-            is_for_steps,
-            ..PATIENCE
-        };
-        let mut wait = Wait::new(&words, report);
-        assert!(wait.is_over_at(at(8), 1), "a report waits for no repair");
     }
 
     #[test]
@@ -300,11 +199,10 @@ mod tests {
         let memory: Vec<AtomicU64> = (0..1024).map(|_| AtomicU64::new(0)).collect();
         let words = Words::over(&memory);
         let [own, other] = [(); 2].map(|()| Members::of(&words).claim(false).unwrap());
-        let time = Duration::ZERO;
-        let mut wait = Wait::new(&words, Patience { time, ..PATIENCE });
+        let mut wait = Wait::new(&words, Duration::ZERO);
         words.put(STEPS, 3);
         let _held = Lock::acquire(&words, other, PATIENCE).unwrap();
-        let busy = Lock::wait(&words, own, &mut wait).map(drop);
+        let busy = Lock::wait(&words, own, &mut wait);
         let pid = std::process::id();
         assert_eq!((busy, wait.steps), (Err(Error::Busy { pid }), 3));
     }

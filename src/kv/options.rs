@@ -11,10 +11,10 @@ use egmem_core::{Backing, BufferOptions, GrowingBuffer, Growth, Progress};
 use crate::driver::{Location, setters};
 use crate::geometry::Geometry;
 use crate::header::{self, Tag};
-use crate::inner::Opening;
 use crate::tier::Tier;
 use crate::{
-    Buffer, CopyMethod, Driver, Error, GrowthState, MemoryError, Result, TierMemory, Verify,
+    AttachOptions, Buffer, CopyMethod, Driver, Error, GrowthState, MemoryError, Result, TierMemory,
+    Verify,
 };
 
 impl Tier {
@@ -139,7 +139,7 @@ impl TierOptions {
     /// Opens a new tier in memory of its own.
     ///
     /// # Errors
-    /// Those of [`Opening::open`] and of the memory's view.
+    /// Those of [`AttachOptions::join`] and of the memory's view.
     pub(crate) fn open(
         self,
         memory: Arc<dyn TierMemory>,
@@ -147,15 +147,8 @@ impl TierOptions {
         growing: Option<(Arc<GrowingBuffer>, Arc<AtomicU64>)>,
     ) -> Result<Tier> {
         header::format(&memory.cpu()?, &geometry, &Tag::default())?;
-        let opening = Opening {
-            memory,
-            geometry,
-            growing,
-            method: self.method,
-            verify: self.verify,
-            take_over: false,
-        };
-        Ok(Tier::new(opening.open()?))
+        let options = AttachOptions::new(memory).copy_method(self.method);
+        options.verify(self.verify).join(geometry, false, growing)
     }
 
     /// Checks the options. Returns where everything lies, and the options of the memory.

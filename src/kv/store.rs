@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::events::TierEventKind;
 use crate::inner::Inner;
-use crate::lock::Use;
 use crate::memory::CpuView;
 use crate::page::{Evicted, PageId, Reserved};
+use crate::table::Use;
 use crate::verify::sums;
 use crate::{Error, Key, MemoryError, Result};
 

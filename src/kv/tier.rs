@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use egmem_core::ledger::add_tier;
-
 use crate::copy::CopyMethod;
 use crate::copy::job::{Job, start};
 use crate::driver::DevicePtr;
 use crate::events::{Events, Noted, Subscription, TierEvent, TierEventKind};
 use crate::geometry::Geometry;
 use crate::inner::Inner;
+use crate::members::Members;
 use crate::page::{Direction, PageId};
+use crate::words::Words;
 use crate::{
     Driver, Error, Found, GpuPages, GrowthState, Key, Load, Member, Result, Stats, Store, Stream,
 };
@@ -38,12 +38,6 @@ impl Tier {
     /// memory of its own.
     pub fn found(&self) -> Found {
         self.0.found
-    }
-
-    pub(crate) fn new(inner: Inner) -> Self {
-        let inner = Arc::new(inner);
-        add_tier(inner.driver(), &inner);
-        Self(inner)
     }
 
     /// Returns how many of the first keys are ready: the rest of the list begins with one that is not. Changes no
@@ -251,7 +245,9 @@ impl Tier {
     /// # Errors
     /// [`Error::WrongState`](crate::Error::WrongState) for a page that is not of this tier.
     pub fn page_ptr(&self, page: PageId) -> Result<DevicePtr> {
-        self.0.page_ptr(page)
+        self.0.expect_page(page)?;
+        let memory = self.0.memory.device_ptr();
+        Ok(memory.add(self.0.geometry.page_at(page)))
     }
 
     /// Returns the tier's counters and its present contents. All are 0 in a forked child.
@@ -305,7 +301,12 @@ impl Tier {
 
     /// Returns the open tiers on this memory, of this and other processes. None in a forked child.
     pub fn members(&self) -> Vec<Member> {
-        self.0.members()
+        let list = || {
+            self.0.expect_this_process()?;
+            let view = self.0.memory.cpu()?;
+            Ok::<_, Error>(Members::of(&Words::new(&view)?).list(self.0.member))
+        };
+        list().unwrap_or_default()
     }
 
     /// Returns the tier's driver.

@@ -6,6 +6,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::driver::{Access, Location};
 use crate::memory::CpuView;
 use crate::{MemoryError, Result};
 
@@ -24,12 +25,16 @@ pub(crate) struct Words<'a> {
 
 impl<'a> Words<'a> {
     /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for memory that does not begin at a word, or that the CPU may
-    /// only read.
+    /// [`NotAccessible`](crate::MemoryError::NotAccessible) for memory that the CPU may only read;
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for memory that does not begin at a word.
     pub(crate) fn new(view: &CpuView<'a>) -> Result<Self> {
         let start = view.as_ptr();
-        if !view.is_writable() || !start.addr().is_multiple_of(8) {
-            let why = "it is not writable from a multiple of 8 on";
+        if !view.is_writable() {
+            let (have, need) = (Access::Read, Access::ReadWrite);
+            return Err(MemoryError::not_accessible(Location::Host, have, need).into());
+        }
+        if !start.addr().is_multiple_of(8) {
+            let why = "it does not begin at a multiple of 8";
             return Err(MemoryError::invalid("memory", why).into());
         }
         Ok(Self {

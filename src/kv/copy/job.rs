@@ -7,7 +7,7 @@ use super::Plan;
 use super::{CopyMethod, may_do_otherwise};
 use crate::driver::{Access, Code, Location, Relaxed};
 use crate::inner::Inner;
-use crate::lock::Use;
+use crate::table::Use;
 use crate::memory::{Engine, GrantUse};
 use crate::page::{Direction, PageId};
 use crate::stream::Waited;

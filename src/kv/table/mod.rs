@@ -18,7 +18,7 @@ use std::time::Instant;
 use crate::geometry::{GROUP, GROUPS, Geometry};
 use crate::header::{CLOCK, SEED, STEPS, USABLE};
 use crate::members::{Members, Own};
-use crate::page::{Direction, PageId};
+use crate::page::PageId;
 use crate::words::OfNumbers;
 use crate::words::Words;
 use crate::words::list_for;
@@ -26,6 +26,7 @@ use crate::{Key, Result, Stats};
 
 pub use repair::Found;
 use slot::{Named, PINS, STAMP, STATE, State, Status};
+pub(crate) use stores::{End, Use};
 
 /// Where a group has the number of its pages that are being written, and that of its pages.
 const WRITING: u64 = 40;
@@ -37,9 +38,9 @@ const PAGES: u64 = 48;
 pub(crate) struct Private {
     /// The loads and copies of this process that have a page: fewer than 2^64, as each takes memory.
     users: HashMap<u32, u64, OfNumbers>,
-    /// The pages that this process's stores are writing.
-    writing: usize,
     counts: Stats,
+    /// Ends of uses that could not be written when they happened.
+    pub(crate) late: Vec<End>,
     /// When ended members were last looked for.
     swept: Option<Instant>,
 }
@@ -70,12 +71,29 @@ impl<'a> Table<'a> {
         }
     }
 
+    /// Begins a call: repairs the table if it must be, frees the pages up to `usable` that had no memory yet, and ends uses of pages that
+    /// earlier calls could not end.
+    ///
+    /// # Errors
+    /// As [`repair`](Self::repair).
+    #[inline]
+    pub(crate) fn begin(&mut self, usable: u32) -> Result<()> {
+        if self.is_dirty() {
+            self.take_over()?;
+        }
+        self.grow_to(usable);
+        for end in std::mem::take(&mut self.private.late) {
+            self.end(&end);
+        }
+        Ok(())
+    }
+
     fn members(&self) -> Members<'a> {
         Members::of(self.words)
     }
 
     /// Frees the pages up to `usable` that had no memory yet. They are given out after those that are free now.
-    pub(crate) fn grow_to(&mut self, usable: u32) {
+    fn grow_to(&mut self, usable: u32) {
         let before = self.words.get(USABLE);
         if u64::from(usable) <= before {
             return;
@@ -213,29 +231,15 @@ impl<'a> Table<'a> {
     /// # Errors
     /// [`System`](crate::MemoryError::System) without memory for the list.
     pub(crate) fn keys(&mut self) -> Result<Vec<(Key, PageId)>> {
-        let stats = self.stats();
-        let mut found = list_for(stats.ready as usize)?;
-        for group in 0..self.geometry.groups.len() as u8 {
-            let lru = self.lru(group);
-            let mut next = self.oldest(lru);
-            for _ in 0..self.len_of(lru) {
-                let Some(page) = next else { break };
-                found.push(page);
-                next = self.newer(page);
-            }
-        }
-        if self.geometry.has_groups() {
-            found.sort_by_key(|&page| self.words.get(self.slot(page) + STAMP));
-        }
-        if stats.pinned > 0 {
-            self.each_page(|page, slot, status| {
+        let mut found = list_for(self.stats().ready as usize)?;
+        self.each_page(|page, slot, status| {
+            if status.is_some_and(|status| status.state == State::Ready) {
                 let is_pinned = self.words.get(slot + PINS) != 0;
-                if status.is_some_and(|status| status.state == State::Ready) && is_pinned {
-                    found.push(page);
-                }
-            });
-        }
-        let named = |page: u32| {
+                found.push((is_pinned, self.words.get(slot + STAMP), page));
+            }
+        });
+        found.sort_unstable();
+        let named = |(_, _, page): (bool, u64, u32)| {
             let slot = self.slot(page);
             let key = Named::read(self.words, slot, self.seed)?;
             Some((key.key(), self.id(page, self.status(slot))?))
@@ -267,14 +271,6 @@ impl<'a> Table<'a> {
     fn make_step(&self, number: u64) {
         if number.is_multiple_of(1 << 16) {
             self.words.add(STEPS, 1);
-        }
-    }
-
-    /// Counts a copy that has ended.
-    pub(crate) fn count_copy(&mut self, direction: Direction, bytes: u64) {
-        match direction {
-            Direction::Load => self.private.counts.loaded_bytes += bytes,
-            Direction::Store => self.private.counts.stored_bytes += bytes,
         }
     }
 

@@ -270,18 +270,6 @@ impl Table<'_> {
         Ok(found)
     }
 
-    /// Repairs the table if a call has left that to this one.
-    ///
-    /// # Errors
-    /// As [`repair`](Self::repair).
-    #[inline]
-    pub(crate) fn repair_if_dirty(&mut self) -> Result<()> {
-        match self.is_dirty() {
-            true => self.take_over(),
-            false => Ok(()),
-        }
-    }
-
     /// Repairs the table if a call has met damage.
     ///
     /// # Errors
@@ -295,7 +283,7 @@ impl Table<'_> {
         Err(Error::Damaged)
     }
 
-    /// Repairs after a holder of the lock has ended.
+    /// Repairs the table without the members that have ended.
     ///
     /// # Errors
     /// As [`repair`](Self::repair).

@@ -239,7 +239,6 @@ impl Table<'_> {
         self.insert(page, key);
         self.count(status.group, WRITING, 1);
         self.count_in_extent(page, 0, 1);
-        self.private.writing += 1;
         status.id(page)
     }
 }

@@ -9,6 +9,25 @@ use crate::page::{Direction, Evicted, PageId};
 use crate::words::halves;
 use crate::{Error, Key, Result};
 
+/// A use of pages that has ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Use {
+    /// A load, or a copy that was not submitted.
+    Load,
+    /// A copy of some bytes, or one that has failed.
+    Copy(Direction, Option<u64>),
+    /// A store that was not committed.
+    Store,
+}
+
+/// The end of a use of pages.
+#[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
+pub(crate) struct End {
+    pub(crate) pages: Vec<PageId>,
+    pub(crate) of: Use,
+}
+
 impl Table<'_> {
     /// Makes pages that a store has written ready, the first one the most recently used.
     ///
@@ -83,7 +102,6 @@ impl Table<'_> {
         self.push_newest(self.lru(status.group), page);
         self.count(status.group, WRITING, -1);
         self.count_in_extent(page, 0, -1);
-        self.private.writing = self.private.writing.saturating_sub(1);
         self.private.counts.stores += 1;
     }
 
@@ -92,7 +110,6 @@ impl Table<'_> {
         for &page in pages {
             if self.own_written(page).is_ok() {
                 self.abandon(page.number());
-                self.private.writing = self.private.writing.saturating_sub(1);
             }
         }
     }
@@ -297,8 +314,15 @@ impl Table<'_> {
         }
     }
 
-    /// Returns whether this process holds anything of the tier.
-    pub(crate) fn holds_pages(&self) -> bool {
-        !self.private.users.is_empty() || self.private.writing > 0
+    /// Ends a use of pages.
+    pub(crate) fn end(&mut self, End { pages, of }: &End) {
+        match *of {
+            Use::Store => return self.abort(pages),
+            Use::Copy(Direction::Load, Some(bytes)) => self.private.counts.loaded_bytes += bytes,
+            Use::Copy(Direction::Store, Some(bytes)) => self.private.counts.stored_bytes += bytes,
+            Use::Copy(Direction::Store, None) => self.fail(pages),
+            Use::Copy(Direction::Load, None) | Use::Load => {}
+        }
+        self.unpin(pages);
     }
 }

@@ -1,6 +1,7 @@
 //! Processes that copy pages of other members.
 
 use super::*;
+use crate::page::Direction;
 
 /// A worker of another process copies to and from the pages that it is told, and harms nothing when it is late.
 #[test]

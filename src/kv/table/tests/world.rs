@@ -7,7 +7,7 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use crate::geometry::{Geometry, MEMBER, MEMBERS};
-use crate::lock::{Lock, Patience};
+use crate::lock::Lock;
 use crate::members::{Members, Own};
 use crate::page::{Evicted, PageId, Reserved};
 use crate::table::slot::{Named, State};
@@ -15,10 +15,7 @@ use crate::table::{Private, Table};
 use crate::words::Words;
 use crate::{Key, geometry, header};
 
-const PATIENCE: Patience = Patience {
-    time: Duration::from_secs(60),
-    is_for_steps: true,
-};
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub fn key(number: u64) -> Key {
     Key::from_bytes(&number.to_le_bytes())
@@ -94,41 +91,34 @@ impl World {
             pins: Vec::new(),
         });
         let who = self.processes.len() - 1;
-        self.locked(who, |table, is_broken| {
-            if is_broken {
-                table.words.put(header::DIRTY, 1);
-            }
-            table.join(usable, false).unwrap()
-        });
+        self.locked(who, |table| table.join(usable, false).unwrap());
     }
 
-    /// Calls as a process, as `Inner` does.
+    /// Calls as a process, as `Tier` does.
     pub fn with<T>(&mut self, who: usize, call: impl FnOnce(&mut Table<'_>) -> T) -> T {
-        self.locked(who, |table, is_broken| {
-            if is_broken {
+        self.locked(who, |table| {
+            if table.is_dirty() {
                 table.take_over().unwrap();
             }
             call(table)
         })
     }
 
-    fn locked<T>(&mut self, who: usize, call: impl FnOnce(&mut Table<'_>, bool) -> T) -> T {
+    fn locked<T>(&mut self, who: usize, call: impl FnOnce(&mut Table<'_>) -> T) -> T {
         let words = Words::over(&self.memory);
         let Process { own, private, .. } = &mut self.processes[who];
         if self.is_hostile {
             let mut table = Table::new(&words, &self.geometry, *own, private);
-            let result = call(&mut table, false);
+            let result = call(&mut table);
             if words.take_damage() {
                 table.take_over().unwrap();
                 self.repairs += 1;
             }
             return result;
         }
-        let lock = Lock::acquire(&words, *own, PATIENCE).unwrap();
-        Members::of(&words).expect_member(*own).unwrap();
+        let _lock = Lock::acquire(&words, *own, PATIENCE).unwrap();
         let mut table = Table::new(&words, &self.geometry, *own, private);
-        let is_broken = lock.is_taken_over || table.is_dirty();
-        let result = call(&mut table, is_broken);
+        let result = call(&mut table);
         assert!(!words.take_damage());
         result
     }
