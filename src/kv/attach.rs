@@ -14,7 +14,7 @@ use crate::driver::setters;
 use crate::events::Hub;
 use crate::geometry::Geometry;
 use crate::gpu::Borders;
-use crate::header::{self, OPENER, Tag, There};
+use crate::header::{self, OPENER, Tag};
 use crate::inner::Inner;
 use crate::lock::{Lock, PATIENCE, Wait};
 use crate::members::{self, Members};
@@ -133,11 +133,11 @@ impl AttachOptions {
         let view = memory.cpu()?;
         let words = Words::new(&view)?;
         view.slice(0, crate::geometry::HEADER)?;
-        let plan = self.plan(&view, header::read(&view))?;
+        let is_a_tier = self.plan(&view)?.is_a_tier;
         // One process opens it at a time, so nobody sees a tier that is being written, and all know who is a member.
-        let own = self.claim(&words, plan.is_a_tier())?;
+        let own = self.claim(&words, is_a_tier)?;
         // Read again: another process may have had it in between.
-        let plan = self.plan(&view, header::read(&view));
+        let plan = self.plan(&view);
         let opened = plan.and_then(|plan| self.open_claimed(&view, plan));
         members::release(&words, OPENER, own);
         opened
@@ -160,55 +160,61 @@ impl AttachOptions {
     }
 
     /// Decides what to do, before anything is written.
-    fn plan(&self, view: &CpuView<'_>, there: Result<There>) -> Result<Plan> {
-        match there {
-            Ok(There::Tier(geometry, tag)) => match self.expect_wanted(&geometry, &tag) {
-                Ok(()) => Ok(Plan::Keep(geometry)),
-                Err(_) if self.reset => Ok(Plan::Format(self.new_geometry(view)?, true)),
-                Err(error) => Err(error),
+    fn plan(&self, view: &CpuView<'_>) -> Result<Plan> {
+        let is_a_tier = match header::read(view) {
+            Ok(Some((geometry, tag))) => match self.expect_wanted(&geometry, &tag) {
+                Ok(()) => {
+                    return Ok(Plan {
+                        geometry,
+                        is_new: false,
+                        is_a_tier: true,
+                    });
+                }
+                Err(error) if !self.reset => return Err(error),
+                Err(_) => true,
             },
             // A process that formats it at this moment has its word there.
-            Ok(There::Nothing) => Ok(Plan::Format(self.new_geometry(view)?, true)),
-            Err(Error::NotATier { .. }) if self.reset => {
-                let geometry = self.new_geometry(view)?;
-                Ok(Plan::Format(geometry, header::is_of_a_tier(view)?))
-            }
-            Err(error) => Err(error),
-        }
+            Ok(None) => true,
+            Err(Error::NotATier { .. }) if self.reset => header::is_of_a_tier(view)?,
+            Err(error) => return Err(error),
+        };
+        Ok(Plan {
+            geometry: self.new_geometry(view)?,
+            is_new: true,
+            is_a_tier,
+        })
     }
 
     fn expect_wanted(&self, geometry: &Geometry, tag: &Tag) -> Result<()> {
-        let differs = |what, found: u64, wanted: Option<u64>| match wanted {
-            Some(wanted) if wanted != found => Err(Error::OtherTier {
+        let other = |what, found: String, wanted: String| {
+            Err(Error::OtherTier {
                 what,
-                found: found.to_string(),
-                wanted: wanted.to_string(),
-            }),
-            _ => Ok(()),
+                found,
+                wanted,
+            })
         };
-        differs("pages", geometry.pages.into(), self.pages)?;
-        let sizes: Vec<u64> = geometry
-            .groups
-            .iter()
-            .map(|group| group.page_bytes)
-            .collect();
-        if let (&[found], &[wanted]) = (&sizes[..], &self.page_sizes[..]) {
-            differs("bytes of a page", found, Some(wanted))?;
-        } else if !self.page_sizes.is_empty() && self.page_sizes != sizes {
-            return Err(Error::OtherTier {
-                what: "sizes of pages",
-                found: format!("{sizes:?}"),
-                wanted: format!("{:?}", self.page_sizes),
-            });
+        let pages = u64::from(geometry.pages);
+        if let Some(wanted) = self.pages.filter(|&wanted| wanted != pages) {
+            return other("pages", pages.to_string(), wanted.to_string());
+        }
+        let sizes = geometry.groups.iter().map(|group| group.page_bytes);
+        match (&sizes.collect::<Vec<_>>()[..], &self.page_sizes[..]) {
+            (_, []) => {}
+            (found, wanted) if found == wanted => {}
+            ([found], [wanted]) => {
+                return other("bytes of a page", found.to_string(), wanted.to_string());
+            }
+            (found, wanted) => {
+                return other(
+                    "sizes of pages",
+                    format!("{found:?}"),
+                    format!("{wanted:?}"),
+                );
+            }
         }
         if *tag != self.tag {
             let hex = |tag: &Tag| tag.iter().map(|byte| format!("{byte:02x}")).collect();
-            let (found, wanted) = (hex(tag), hex(&self.tag));
-            return Err(Error::OtherTier {
-                what: "tag",
-                found,
-                wanted,
-            });
+            return other("tag", hex(tag), hex(&self.tag));
         }
         Ok(())
     }
@@ -230,14 +236,13 @@ impl AttachOptions {
     }
 
     fn open_claimed(&self, view: &CpuView<'_>, plan: Plan) -> Result<Tier> {
-        let is_new = matches!(plan, Plan::Format(..));
-        let (Plan::Format(geometry, _) | Plan::Keep(geometry)) = plan.clone();
-        if let Plan::Format(_, is_a_tier) = plan {
+        if plan.is_new {
             // The words of members of other data than a tier mean nothing.
-            Members::of(&Words::new(view)?).expect_none(self.take_over || !is_a_tier)?;
-            header::format(view, &geometry, &self.tag)?;
+            let elsewhere_has_ended = self.take_over || !plan.is_a_tier;
+            Members::of(&Words::new(view)?).expect_none(elsewhere_has_ended)?;
+            header::format(view, &plan.geometry, &self.tag)?;
         }
-        self.join(geometry, is_new, None)
+        self.join(plan.geometry, plan.is_new, None)
     }
 
     /// Becomes a member of a tier in formatted memory, which may grow in the background: with it comes the number of its bytes that are
@@ -316,17 +321,12 @@ fn expect_room(bytes: u64, needed: u64) -> Result<()> {
 }
 
 /// The use of the memory that `open` has decided on.
-#[derive(Clone, Debug)]
-enum Plan {
-    Keep(Geometry),
-    /// And whether the memory was a tier, so that the words of its opener and members are such.
-    Format(Geometry, bool),
-}
-
-impl Plan {
-    const fn is_a_tier(&self) -> bool {
-        !matches!(self, Self::Format(_, false))
-    }
+struct Plan {
+    geometry: Geometry,
+    /// It is formatted first.
+    is_new: bool,
+    /// The memory was a tier, so that the words of its opener and members are such.
+    is_a_tier: bool,
 }
 
 impl fmt::Debug for AttachOptions {

@@ -38,15 +38,6 @@ const FILL: usize = 64 << 20;
 /// The meaning of the pages, in the caller's words.
 pub(crate) type Tag = [u8; 32];
 
-/// The contents at the beginning of a memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum There {
-    /// Zeros, or the header of a tier that was not written completely.
-    Nothing,
-    /// A tier, whose extents fit into the memory.
-    Tier(Geometry, Tag),
-}
-
 /// The fields in front of the check, and the sizes of all groups' pages.
 fn fields(geometry: &Geometry, tag: &Tag, seed: u64) -> [u64; FIELDS + MAX_GROUPS] {
     let mut fields = [0; FIELDS + MAX_GROUPS];
@@ -65,17 +56,18 @@ fn fields(geometry: &Geometry, tag: &Tag, seed: u64) -> [u64; FIELDS + MAX_GROUP
     fields
 }
 
-/// Reads the header. Everything in it may be wrong.
+/// Reads the header of a tier, whose extents fit into the memory; `None` for zeros, and for a header that was not written completely.
+/// Everything in it may be wrong.
 ///
 /// # Errors
 /// [`Error::NotATier`]; those of the view.
-pub(crate) fn read(view: &CpuView<'_>) -> Result<There> {
+pub(crate) fn read(view: &CpuView<'_>) -> Result<Option<(Geometry, Tag)>> {
     let mut words = [0_u64; HEADER as usize / 8];
     view.read_at(0, &mut words)?;
     let zeros = words.iter().enumerate();
     let mut zeros = zeros.filter(|&(at, _)| at as u64 * 8 != OPENER);
     if words[0] == UNFINISHED || zeros.all(|(_, word)| *word == 0) {
-        return Ok(There::Nothing);
+        return Ok(None);
     }
     let not = |why: String| Error::NotATier {
         why,
@@ -119,7 +111,7 @@ pub(crate) fn read(view: &CpuView<'_>) -> Result<There> {
         let (total, len) = (geometry.total, view.len());
         return Err(not(format!("it has {total} bytes, and the memory {len}")));
     }
-    Ok(There::Tier(geometry, tag))
+    Ok(Some((geometry, tag)))
 }
 
 /// Returns whether the memory begins as a tier does: its header may be damaged, of another version, or being written,
@@ -132,7 +124,7 @@ pub(crate) fn is_of_a_tier(view: &CpuView<'_>) -> Result<bool, MemoryError> {
 }
 
 /// Writes the header, and zeros up to the pages of the first extent, where a tier of one group has its slots. The table is to be
-/// repaired then. Killed within, it leaves [`There::Nothing`].
+/// repaired then. Killed within, it leaves no tier.
 ///
 /// # Errors
 /// Those of the view.

@@ -69,6 +69,4 @@ pub use table::Found;
 pub use tier::Tier;
 pub use verify::Verify;
 
-use egmem_core::{
-    Buffer, Driver, Error as MemoryError, Event, GrowthState, Stream, driver, memory, stream,
-};
+use egmem_core::{Buffer, Driver, Error as MemoryError, GrowthState, Stream, driver, memory};

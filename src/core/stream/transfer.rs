@@ -162,43 +162,63 @@ impl<T> Transfer<T> {
         prepared: Result<Option<Prepared>>,
         operands: T,
     ) -> Started<T> {
-        let with_event = |work| Ok((work, stream.spare_event()?));
-        let begun = match prepared.and_then(|work| work.map(with_event).transpose()) {
-            Ok(begun) => begun,
+        let work = match prepared {
+            Ok(work) => work,
             Err(error) => return Err(NotStarted::new(error, operands)),
         };
-        let mut ticket = Self {
+        let mut ticket = Self::new(stream, operands);
+        let Some(mut work) = work else {
+            return Ok(ticket);
+        };
+        ticket.grants = std::mem::take(&mut work.grants);
+        // SAFETY: the caller's promise; the ticket owns the operands until the work has ended.
+        ticket.begin(|_| unsafe { stream.put(&work) })
+    }
+
+    /// Submits work of the caller's by `put`, and returns a ticket that owns the operands, which `put` is given.
+    ///
+    /// # Errors
+    /// Those of `put`, if no work has begun, or it has ended again. If the driver does not say so, there is a ticket, whose
+    /// [`wait`](Self::wait) fails.
+    ///
+    /// # Safety
+    /// `put` submits work to `stream` alone, and the work uses only memory that lives as long as `operands`.
+    pub unsafe fn submit(
+        stream: &Stream,
+        operands: T,
+        put: impl FnOnce(&mut T) -> Result<()>,
+    ) -> Started<T> {
+        Self::new(stream, operands).begin(put)
+    }
+
+    fn new(stream: &Stream, operands: T) -> Self {
+        Self {
             operands: Some(operands),
             progress: Progress::Over(Ok(())),
             #[cfg(feature = "async")]
             polling: Polling::default(),
             grants: [None, None],
             stream: stream.clone(),
-        };
-        if let Some((work, event)) = begun {
-            // SAFETY: the caller's promise; the ticket owns the operands.
-            let put = unsafe { ticket.put(work, event) };
-            if let Err(error) = put
-                && let Some(operands) = ticket.operands.take()
-            {
-                return Err(NotStarted::new(error, operands));
-            }
         }
-        Ok(ticket)
     }
 
     /// Submits the work, and a mark behind it.
-    ///
+    fn begin(mut self, put: impl FnOnce(&mut T) -> Result<()>) -> Started<T> {
+        let event = self.stream.spare_event();
+        if let Err(error) = event.and_then(|event| self.put(event, put))
+            && let Some(operands) = self.operands.take()
+        {
+            return Err(NotStarted::new(error, operands));
+        }
+        Ok(self)
+    }
+
     /// # Errors
     /// The driver's errors, if no work has begun, or it has ended again.
-    ///
-    /// # Safety
-    /// The work's memory lives as long as the operands.
-    unsafe fn put(&mut self, mut work: Prepared, event: Event) -> Result<()> {
+    fn put(&mut self, event: Event, put: impl FnOnce(&mut T) -> Result<()>) -> Result<()> {
+        // If `put` unwinds, the operands are kept for ever.
         self.progress = Progress::Beginning;
-        self.grants = std::mem::take(&mut work.grants);
-        // SAFETY: the operands stay until the work has ended, by `drop`.
-        let put = unsafe { self.stream.put(&work) };
+        let put = self.operands.as_mut().map_or(Ok(()), put);
         let Err(error) = put else {
             self.set(match self.stream.mark(event) {
                 Ok(mark) => Progress::Marked(mark),

@@ -1,17 +1,17 @@
 //! Copies in progress.
 
-use std::mem;
+use std::mem::take;
 use std::sync::Arc;
 
-use super::Plan;
-use super::{CopyMethod, may_do_otherwise};
-use crate::driver::{Access, Code, Location, Relaxed};
+use super::kernel::{Kernel, Launch};
+use super::{CopyMethod, Plan, may_do_otherwise};
+use crate::driver::{Access, Location, Relaxed};
 use crate::inner::Inner;
-use crate::table::Use;
 use crate::memory::{Engine, GrantUse};
 use crate::page::{Direction, PageId};
-use crate::stream::Waited;
-use crate::{Event, GpuPages, MemoryError, Result, Stream};
+use crate::table::Use;
+use crate::{Error, GpuPages, MemoryError, Result, Stream};
+use egmem_core::Transfer;
 use egmem_core::pinned::PinnedHost;
 
 /// Copies in progress, and a ticket for them.
@@ -23,36 +23,37 @@ use egmem_core::pinned::PinnedHost;
 #[derive(Debug)]
 #[must_use = "dropped, it waits for the end of the copies"]
 pub struct Job {
-    /// `None` once the work has ended.
-    held: Option<Held>,
-    progress: Progress,
-    /// Some of the copies may have begun.
-    is_submitted: bool,
-    event: Event,
+    /// `None` once the end of the work was seen, or waited for in vain.
+    ticket: Option<Transfer<Held>>,
+    over: Result<(), MemoryError>,
     stream: Stream,
-    direction: Direction,
     bytes: u64,
 }
 
-/// The objects that the work uses.
+/// The objects that the work uses. The use of the pages ends with it.
 #[derive(Debug)]
 struct Held {
     tier: Arc<Inner>,
     pages: Vec<PageId>,
+    /// A load, as long as the pages are as before.
+    of: Use,
     gpu: GpuPages,
     _grants: Vec<GrantUse>,
     /// Of a kernel.
     list: Option<Arc<PinnedHost>>,
 }
 
-#[derive(Clone, Debug)]
-enum Progress {
-    /// It ends before the event's mark passes.
-    Marked,
-    /// It has ended, or never began.
-    Over(Result<(), MemoryError>),
-    /// It may run for ever, as far as the driver says.
-    Unknown(MemoryError),
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.tier.driver().is_of_this_process() {
+            return;
+        }
+        if let Some(list) = self.list.take() {
+            let _relaxed = Relaxed::new(self.tier.driver()); // it may be freed
+            self.tier.kernels.keep(list);
+        }
+        self.tier.end(take(&mut self.pages), self.of);
+    }
 }
 
 /// Starts the copies of `pairs`.
@@ -73,15 +74,29 @@ pub(crate) fn start(
     let _relaxed = Relaxed::new(stream.driver());
     stream.expect_no_capture()?;
     let pages: Vec<PageId> = pairs.iter().map(|&(page, _)| page).collect();
-    let mut job = Job::begin(tier, stream, direction, pages, gpu)?;
-    // The job has the pages: their places and sizes stay.
+    let held = tier.with(|table| {
+        table.begin_copy(&pages, direction)?;
+        Ok::<_, Error>(Held {
+            tier: Arc::clone(tier),
+            pages,
+            of: Use::Load,
+            gpu: gpu.clone(),
+            _grants: Vec::new(),
+            list: None,
+        })
+    })??;
+    // The pages are held: their places and sizes stay.
     let plan = Plan::new(tier, direction, stream, pairs, gpu)?;
-    job.bytes = plan.bytes;
+    let job = |ticket| Job {
+        ticket,
+        over: Ok(()),
+        stream: stream.clone(),
+        bytes: plan.bytes,
+    };
     if pairs.is_empty() {
-        job.progress = Progress::Over(Ok(()));
-        job.settle();
-        return Ok(job);
+        return Ok(job(None));
     }
+    let mut held = Some(held);
     let is_auto = method == CopyMethod::Auto;
     let mut refused = None;
     for method in method.choices(gpu.least_part_bytes()) {
@@ -95,17 +110,106 @@ pub(crate) fn start(
             }
             gpu.find_borders(tier.driver());
         }
-        match job.try_method(method, &plan) {
-            Ok(()) => return Ok(job),
-            // The next method repeats copies that a refused one may have made already. It must not run beside the
-            // refused one: the resources that the job keeps are for one method, and its end is that of the last one.
-            Err(error) if may_do_otherwise(&error) && job.is_over() => refused = Some(error),
-            Err(error) => return Err(error),
+        match submit(method, &plan, &mut held) {
+            Ok(ticket) => return Ok(job(Some(ticket))),
+            Err(error) => {
+                if method == CopyMethod::Batch {
+                    tier.note_batch_error(&error);
+                }
+                // The next method repeats copies that a refused one may have made already. It must not run beside the
+                // refused one: what is held is for one method, and its end is that of the last one.
+                if held.is_none() || !may_do_otherwise(&error) {
+                    return Err(error);
+                }
+                refused = Some(error);
+            }
         }
     }
-    // Dropping the job releases the pages.
     let none = || MemoryError::invalid("method", "there is none").into();
     Err(refused.map_or_else(none, of_method))
+}
+
+/// What a method submits.
+enum Work<'a> {
+    Kernel(Arc<Kernel>, Launch<'a>),
+    Batch,
+    Loop,
+}
+
+/// Checks a method's requirements, and submits the copies by it.
+///
+/// # Errors
+/// Why the method does not work here, or the driver's errors. `held` is there still if no copy runs; otherwise it is kept for ever.
+fn submit(method: CopyMethod, plan: &Plan<'_>, held: &mut Option<Held>) -> Result<Transfer<Held>> {
+    let Some(mut own) = held.take() else {
+        return Err(MemoryError::failed("copies", "an earlier method's have no end").into());
+    };
+    let work = match prepare(method, plan, &mut own) {
+        Ok(work) => work,
+        Err(error) => {
+            *held = Some(own);
+            return Err(error);
+        }
+    };
+    let mut refused = None;
+    let put = |held: &mut Held| {
+        held.of = Use::Copy(plan.direction, None);
+        let put = match (&work, &held.list) {
+            (Work::Kernel(kernel, launch), Some(list)) => {
+                // SAFETY: the stream is of the kernel's GPU, for which `prepare` has loaded it, and has access, as it has checked. The
+                // pages, the list and the parts are held until the work has ended, and so is the kernel, by the tier; memory of the
+                // caller's stays by the promise of `GpuPages::from_raw`. Access is not revoked meanwhile. `launch` has checked that
+                // all is aligned, and the list was made for it.
+                unsafe { kernel.launch(launch, list) }
+            }
+            // SAFETY: pages and parts are held, as above.
+            (Work::Batch, _) => unsafe { plan.copy_batch() },
+            // SAFETY: as above.
+            _ => unsafe { plan.copy_each() },
+        };
+        put.inspect_err(|error| refused = Some(error.clone()))
+    };
+    // SAFETY: everything goes to the plan's stream, and uses what is held, as just said.
+    let started = unsafe { Transfer::submit(plan.stream, own, put) };
+    match (started, refused) {
+        (Ok(ticket), None) => Ok(ticket),
+        // The driver does not report an end: the ticket's drop keeps what it holds for ever.
+        (Ok(_), Some(error)) => Err(error.into()),
+        (Err(not), _) => {
+            *held = Some(not.operands);
+            Err((*not.error).into())
+        }
+    }
+}
+
+/// Checks a method's requirements, and takes what it needs.
+///
+/// # Errors
+/// Why the method does not work here; the driver's errors.
+fn prepare<'a>(method: CopyMethod, plan: &'a Plan<'_>, held: &mut Held) -> Result<Work<'a>> {
+    let (tier, stream) = (Arc::clone(&held.tier), plan.stream);
+    let engine = match method {
+        CopyMethod::Kernel { .. } => Engine::Kernel,
+        _ => Engine::Copy,
+    };
+    let (of_tier, of_gpu) = match plan.direction {
+        Direction::Load => (Access::Read, Access::ReadWrite),
+        Direction::Store => (Access::ReadWrite, Access::Read),
+    };
+    expect_tier_access(&tier, stream, engine, of_tier)?;
+    held._grants = held.gpu.ready(stream, engine, of_gpu)?;
+    let CopyMethod::Kernel { blocks } = method else {
+        return Ok(match method {
+            CopyMethod::Batch => Work::Batch,
+            _ => Work::Loop,
+        });
+    };
+    let kernel = tier.kernels.on(tier.driver(), stream.device())?;
+    let launch = plan.launch(blocks);
+    let launch = launch.ok_or_else(|| unsupported(UNALIGNED))?;
+    let bytes = launch.list_bytes();
+    held.list = Some(tier.kernels.list(tier.driver(), stream.device(), bytes)?);
+    Ok(Work::Kernel(kernel, launch))
 }
 
 /// Returns whether a stream is the legacy default stream, which takes no batches: 0, and `CU_STREAM_LEGACY`.
@@ -132,10 +236,6 @@ fn expect_tier_access(tier: &Inner, stream: &Stream, engine: Engine, need: Acces
 const NO_BORDERS: &str = "a batch needs memory that tells where its allocations border";
 const UNALIGNED: &str = "a kernel needs addresses and sizes that are multiples of 16 bytes";
 
-fn not_submitted() -> MemoryError {
-    MemoryError::failed("copies", "they were not submitted")
-}
-
 fn unsupported(what: &'static str) -> crate::Error {
     MemoryError::PlatformUnsupported { what, source: None }.into()
 }
@@ -151,122 +251,6 @@ fn of_method(error: crate::Error) -> crate::Error {
 }
 
 impl Job {
-    /// Takes the pages. Nothing is submitted yet.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`](crate::Error::WrongState); the driver's errors.
-    pub(crate) fn begin(
-        tier: &Arc<Inner>,
-        stream: &Stream,
-        direction: Direction,
-        pages: Vec<PageId>,
-        gpu: &GpuPages,
-    ) -> Result<Self> {
-        let event = Event::new(stream.driver(), stream.device(), false)?;
-        tier.with(|table| {
-            table.begin_copy(&pages, direction)?;
-            Ok(Self {
-                held: Some(Held {
-                    tier: Arc::clone(tier),
-                    pages,
-                    gpu: gpu.clone(),
-                    _grants: Vec::new(),
-                    list: None,
-                }),
-                progress: Progress::Over(Err(not_submitted())),
-                is_submitted: false,
-                event,
-                stream: stream.clone(),
-                direction,
-                bytes: 0,
-            })
-        })?
-    }
-
-    /// Checks a method's requirements, and submits the copies by it.
-    ///
-    /// # Errors
-    /// Why the method does not work here, or the driver's errors: the copies that were submitted have ended then, or
-    /// the pages are kept for ever.
-    fn try_method(&mut self, method: CopyMethod, plan: &Plan<'_>) -> Result<()> {
-        let engine = match method {
-            CopyMethod::Kernel { .. } => Engine::Kernel,
-            _ => Engine::Copy,
-        };
-        let (of_tier, of_gpu) = match self.direction {
-            Direction::Load => (Access::Read, Access::ReadWrite),
-            Direction::Store => (Access::ReadWrite, Access::Read),
-        };
-        let is_over = self.is_over();
-        let Some(held) = self.held.as_mut().filter(|_| is_over) else {
-            return Err(MemoryError::failed("copies", "an earlier method's have no end").into());
-        };
-        let tier = Arc::clone(&held.tier);
-        expect_tier_access(&tier, &self.stream, engine, of_tier)?;
-        held._grants = held.gpu.ready(&self.stream, engine, of_gpu)?;
-        // SAFETY, for each: the plan is of the job's tier, stream, pages and parts. The job keeps the tier's memory, its pages,
-        // the list and the parts until the work has ended; memory of the caller's stays by the promise of
-        // `GpuPages::from_raw`. Access was checked, and is not
-        // revoked meanwhile.
-        match method {
-            CopyMethod::Kernel { blocks } => {
-                let device = self.stream.device();
-                let kernel = tier.kernels.on(tier.driver(), device)?;
-                let launch = plan.launch(blocks);
-                let launch = launch.ok_or_else(|| unsupported(UNALIGNED))?;
-                let list = tier
-                    .kernels
-                    .list(tier.driver(), device, launch.list_bytes())?;
-                held.list = Some(Arc::clone(&list));
-                // SAFETY: as said above.
-                self.submit(|| unsafe { kernel.launch(&launch, &list) })
-            }
-            CopyMethod::Batch => {
-                // SAFETY: as said above.
-                self.submit(|| unsafe { plan.copy_batch() })
-                    .inspect_err(|error| tier.note_batch_error(error))
-            }
-            _ => {
-                // SAFETY: as said above.
-                self.submit(|| unsafe { plan.copy_each() })
-            }
-        }
-    }
-
-    /// Submits work that uses only the resources that the job keeps, and a mark behind it.
-    ///
-    /// # Errors
-    /// Those of `put`.
-    fn submit(&mut self, put: impl FnOnce() -> Result<(), MemoryError>) -> Result<()> {
-        // If `put` unwinds, the job keeps everything for ever.
-        self.progress = Progress::Unknown(not_submitted());
-        self.is_submitted = true;
-        let put = put();
-        self.progress = match (&put, self.event.record(&self.stream)) {
-            (Ok(()), Ok(())) => Progress::Marked,
-            // The error may be of earlier work, with some of this work on the stream.
-            _ => after(self.stream.wait_until_over()),
-        };
-        match put {
-            Ok(()) => {
-                self.settle();
-                Ok(())
-            }
-            Err(error) => {
-                // Another method may follow.
-                if let Progress::Over(_) = self.progress {
-                    self.progress = Progress::Over(Err(error.clone()));
-                }
-                Err(error.into())
-            }
-        }
-    }
-
-    /// Returns whether no copy runs.
-    const fn is_over(&self) -> bool {
-        matches!(self.progress, Progress::Over(_))
-    }
-
     /// Returns whether the copies have ended. Their pages are released then.
     ///
     /// Source: `cuEventQuery`.
@@ -275,24 +259,13 @@ impl Job {
     /// The error of the work: [`ContextLost`](crate::MemoryError::ContextLost) after an illegal access. The driver's,
     /// if it refuses the query. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
     pub fn is_done(&mut self) -> Result<bool> {
-        match &self.progress {
-            Progress::Over(result) => Ok(result.clone().map(|()| true)?),
-            Progress::Unknown(error) => Err(error.clone().into()),
-            Progress::Marked => {
-                self.stream.driver().expect_this_process("job")?;
-                if !self.query()? {
-                    return Ok(false);
-                }
-                self.progress = Progress::Over(Ok(()));
-                self.settle();
-                Ok(true)
-            }
+        if let Some(ticket) = &self.ticket
+            && !ticket.is_done()?
+        {
+            return Ok(false);
         }
-    }
-
-    fn query(&self) -> Result<bool, MemoryError> {
-        let _relaxed = Relaxed::new(self.stream.driver());
-        self.event.is_done()
+        self.finish();
+        Ok(self.over.clone().map(|()| true)?)
     }
 
     /// Waits for the end of the copies.
@@ -303,45 +276,23 @@ impl Job {
     /// As [`is_done`](Self::is_done).
     pub fn wait(mut self) -> Result<()> {
         self.finish();
-        match &self.progress {
-            Progress::Over(result) => Ok(result.clone()?),
-            Progress::Unknown(error) => Err(error.clone().into()),
-            Progress::Marked => Ok(self.stream.driver().expect_this_process("job")?),
-        }
+        Ok(self.over.clone()?)
     }
 
-    /// Waits for the end of the work, if the driver reports it.
+    /// Waits for the end of the work, if the driver reports it, and releases the pages.
     fn finish(&mut self) {
-        if !matches!(self.progress, Progress::Marked) || !self.stream.driver().is_of_this_process()
-        {
-            return;
-        }
-        // Not for the stream: its handle may be that of another stream in this thread.
-        self.progress = after({
-            let _relaxed = Relaxed::new(self.stream.driver());
-            self.event.wait_until_over()
-        });
-        self.settle();
-    }
-
-    /// Releases the pages if the work has ended.
-    fn settle(&mut self) {
-        let Progress::Over(result) = &self.progress else {
+        let Some(ticket) = self.ticket.take() else {
             return;
         };
-        let copied = result.is_ok().then_some(self.bytes);
-        if let Some(mut held) = self.held.take() {
-            if let Some(list) = held.list.take() {
-                let _relaxed = Relaxed::new(self.stream.driver()); // it may be freed
-                held.tier.kernels.keep(list);
+        self.over = match ticket.wait() {
+            Ok(mut held) => {
+                if let Use::Copy(_, copied) = &mut held.of {
+                    *copied = Some(self.bytes);
+                }
+                Ok(())
             }
-            let of = match copied {
-                // The pages are as before.
-                None if !self.is_submitted => Use::Load,
-                copied => Use::Copy(self.direction, copied),
-            };
-            held.tier.end(held.pages, of);
-        }
+            Err(failed) => Err(*failed.error),
+        };
     }
 
     /// Returns the bytes that the job copies.
@@ -355,30 +306,8 @@ impl Job {
     }
 }
 
-fn after(waited: Waited) -> Progress {
-    match waited {
-        Waited { result, over: true } => Progress::Over(result),
-        Waited { result, .. } => {
-            let silent = || MemoryError::failed("copies", "the driver does not tell their end");
-            Progress::Unknown(result.err().unwrap_or_else(silent))
-        }
-    }
-}
-
 impl Drop for Job {
     fn drop(&mut self) {
         self.finish();
-        if self.stream.driver().is_of_this_process() {
-            self.settle(); // a job that was refused
-        }
-        let Some(held) = self.held.take() else { return };
-        // The GPU may still use it.
-        mem::forget(held);
-        if self.stream.driver().is_of_this_process()
-            && let Progress::Unknown(error) = &self.progress
-            && error.code() != Some(Code::DEINITIALIZED)
-        {
-            tracing::error!(%error, "the driver does not say whether copies of a tier have ended: the tier's memory is lost until the process ends");
-        }
     }
 }

@@ -45,14 +45,6 @@ impl CopyMethod {
     /// The kernel with the number of blocks that [`Auto`](Self::Auto) takes. On an H100 4 to 64 are about as fast as each other.
     pub const KERNEL: Self = Self::Kernel { blocks: 4 };
 
-    /// Returns the kernel with another number of blocks; other methods as they are.
-    pub const fn with_blocks(self, blocks: u32) -> Self {
-        match self {
-            Self::Kernel { .. } => Self::Kernel { blocks },
-            method => method,
-        }
-    }
-
     /// Returns the methods that are tried, the first one first, for parts of which the smallest has so many bytes.
     pub(crate) fn choices(self, part_bytes: u64) -> Vec<Self> {
         match self {
