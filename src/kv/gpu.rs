@@ -104,13 +104,13 @@ impl GpuPages {
             }
             borders.push(borders_of(&**memory, *at..memory.len()));
         }
-        Ok(Self::of(Layout {
-            borders: OnceLock::from(borders),
-            block_bytes: block_bytes(&bases),
-            parts: places(&bases),
+        let memory = parts.into_iter().map(|(part, at, _)| (part, at));
+        Ok(Self::of(
+            &bases,
             blocks,
-            memory: parts.into_iter().map(|(part, at, _)| (part, at)).collect(),
-        }))
+            OnceLock::from(borders),
+            memory.collect(),
+        ))
     }
 
     /// Describes parts at addresses of memory that other code owns, such as tensors of a framework: `blocks` blocks
@@ -172,16 +172,29 @@ impl GpuPages {
                 return Err(MemoryError::invalid("blocks", why).into());
             }
         }
-        Ok(Self::of(Layout {
-            borders: OnceLock::new(),
-            block_bytes: block_bytes(&parts),
-            parts: places(&parts),
-            blocks,
-            memory: Vec::new(),
-        }))
+        Ok(Self::of(&parts, blocks, OnceLock::new(), Vec::new()))
     }
 
-    fn of(layout: Layout) -> Self {
+    /// Puts the parts side by side. Of parts that are no page together the places saturate, and nothing is copied there.
+    fn of(
+        parts: &[(DevicePtr, PartShape)],
+        blocks: u64,
+        borders: OnceLock<Vec<Option<Vec<u64>>>>,
+        memory: Vec<(Part, u64)>,
+    ) -> Self {
+        let mut block_bytes = 0_u64;
+        let place = |&(base, shape): &(DevicePtr, PartShape)| {
+            let at = block_bytes;
+            block_bytes = block_bytes.saturating_add(shape.bytes);
+            Place { base, shape, at }
+        };
+        let layout = Layout {
+            parts: parts.iter().map(place).collect(),
+            block_bytes,
+            borders,
+            blocks,
+            memory,
+        };
         Self {
             layout: Arc::new(layout),
             offset: None,
@@ -332,23 +345,6 @@ fn check(shapes: impl ExactSizeIterator<Item = PartShape>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Returns the bytes of all parts, saturated: a page has fewer then.
-fn block_bytes(parts: &[(DevicePtr, PartShape)]) -> u64 {
-    let bytes = parts.iter().map(|(_, shape)| shape.bytes);
-    bytes.fold(0, u64::saturating_add)
-}
-
-/// Puts the parts side by side. Of parts that are no page together the places saturate, and nothing is copied there.
-fn places(parts: &[(DevicePtr, PartShape)]) -> Vec<Place> {
-    let mut next = 0_u64;
-    let place = |&(base, shape): &(DevicePtr, PartShape)| {
-        let at = next;
-        next = next.saturating_add(shape.bytes);
-        Place { base, shape, at }
-    };
-    parts.iter().map(place).collect()
 }
 
 impl fmt::Debug for GpuPages {

@@ -64,7 +64,7 @@ pub(crate) struct Lock<'a> {
 
 impl<'a> Lock<'a> {
     /// Takes the lock if nobody has it; `None` otherwise, and for a member that another process has taken the tier from.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn try_acquire(words: &'a Words<'a>, own: Own) -> Option<Self> {
         if !words.swap(LOCK, 0, own.mark()) {
             return None;
@@ -77,7 +77,8 @@ impl<'a> Lock<'a> {
     ///
     /// # Errors
     /// [`Error::Busy`] if a process has it that does not end; those of [`Members::expect_member`].
-    #[inline]
+    // A result of this size that is returned through memory costs 10 ns more.
+    #[inline(always)]
     pub(crate) fn acquire(words: &'a Words<'a>, own: Own, patience: Duration) -> Result<Self> {
         if !words.swap(LOCK, 0, own.mark()) {
             Self::wait(words, own, &mut Wait::new(words, patience))?;
@@ -85,7 +86,7 @@ impl<'a> Lock<'a> {
         Self::of_member(words, own)
     }
 
-    #[inline]
+    #[inline(always)]
     fn of_member(words: &'a Words<'a>, own: Own) -> Result<Self> {
         let lock = Self { words, own };
         Members::of(words).expect_member(own)?;

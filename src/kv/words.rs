@@ -27,15 +27,11 @@ impl<'a> Words<'a> {
     /// # Errors
     /// [`NotAccessible`](crate::MemoryError::NotAccessible) for memory that the CPU may only read;
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for memory that does not begin at a word.
+    #[inline(always)]
     pub(crate) fn new(view: &CpuView<'a>) -> Result<Self> {
         let start = view.as_ptr();
-        if !view.is_writable() {
-            let (have, need) = (Access::Read, Access::ReadWrite);
-            return Err(MemoryError::not_accessible(Location::Host, have, need).into());
-        }
-        if !start.addr().is_multiple_of(8) {
-            let why = "it does not begin at a multiple of 8";
-            return Err(MemoryError::invalid("memory", why).into());
+        if !view.is_writable() || !start.addr().is_multiple_of(8) {
+            return Err(refused(view).into());
         }
         Ok(Self {
             start,
@@ -124,6 +120,14 @@ impl<'a> Words<'a> {
     pub(crate) fn take_damage(&self) -> bool {
         self.is_damaged.take()
     }
+}
+
+#[cold]
+fn refused(view: &CpuView<'_>) -> MemoryError {
+    if view.is_writable() {
+        return MemoryError::invalid("memory", "it does not begin at a multiple of 8");
+    }
+    MemoryError::not_accessible(Location::Host, Access::Read, Access::ReadWrite)
 }
 
 /// Returns the two halves of a word, the low one first.

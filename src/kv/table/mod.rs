@@ -76,16 +76,23 @@ impl<'a> Table<'a> {
     ///
     /// # Errors
     /// As [`repair`](Self::repair).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn begin(&mut self, usable: u32) -> Result<()> {
         if self.is_dirty() {
             self.take_over()?;
         }
         self.grow_to(usable);
+        if !self.private.late.is_empty() {
+            self.end_late();
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn end_late(&mut self) {
         for end in std::mem::take(&mut self.private.late) {
             self.end(&end);
         }
-        Ok(())
     }
 
     fn members(&self) -> Members<'a> {
@@ -108,7 +115,7 @@ impl<'a> Table<'a> {
     }
 
     /// Returns where the slot of a page lies; beyond all memory for a number that no page has now.
-    #[inline]
+    #[inline(always)]
     fn slot(&self, page: u32) -> u64 {
         /// No word lies there.
         const NOWHERE: u64 = u64::MAX - 1023;

@@ -27,9 +27,6 @@ pub struct Found {
     pub is_new: bool,
 }
 
-/// If a stamp is later, all stamps are renumbered.
-const LAST_STAMP: u64 = 1 << 62;
-
 impl Table<'_> {
     /// Ended members are looked for as often at most, where nothing waits for their pages.
     pub(super) const SWEEPS: Duration = Duration::from_millis(100);
@@ -174,7 +171,8 @@ impl Table<'_> {
         self.count_in_extent(page, 1, 0);
     }
 
-    /// Fills the lists of use, and gives smaller stamps to all pages if theirs are too large to count on from.
+    /// Fills the lists of use, and numbers the stamps anew: any number may have been there. One that is killed leaves pages in the order
+    /// in which they were, because the new stamps are no later than the ones before.
     fn order(&self, mut order: Vec<(u64, u32)>) {
         let compared = Cell::new(0_u64);
         order.sort_unstable_by(|one, other| {
@@ -182,15 +180,10 @@ impl Table<'_> {
             self.make_step(compared.get());
             one.cmp(other)
         });
-        let clock = self.words.get(CLOCK);
-        let last = order.last().map_or(0, |&(stamp, _)| stamp).max(clock);
-        let is_late = last > LAST_STAMP;
-        self.words
-            .put(CLOCK, if is_late { order.len() as u64 } else { last });
-        for ((stamp, page), new) in order.into_iter().zip(1..) {
-            self.make_step(new);
+        self.words.put(CLOCK, order.len() as u64);
+        for ((_, page), stamp) in order.into_iter().zip(1..) {
+            self.make_step(stamp);
             let slot = self.slot(page);
-            let stamp = if is_late { new } else { stamp };
             self.words.put(slot + STAMP, stamp);
             self.note_use(page, stamp);
             self.push_newest(self.lru(self.status(slot).group), page);
