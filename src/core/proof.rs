@@ -1,5 +1,6 @@
 //! Proves that the CPU and a GPU see the same bytes.
 
+use std::ffi::CStr;
 use std::sync::Mutex;
 
 use crate::driver::{
@@ -27,53 +28,79 @@ pub struct Prover {
     blocks: u32,
 }
 
-/// This crate's kernels, loaded on a GPU. A launch must have ended when this is dropped.
+/// Kernels, loaded on a GPU. Launches of them must have ended when this is dropped: the unsafe call that launches one promises that.
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct Kernels {
+pub struct Module {
     driver: Driver,
     device: i32,
     module: ModuleHandle,
+}
+
+impl Module {
+    /// Loads PTX.
+    ///
+    /// # Errors
+    /// The driver's: INVALID_PTX, NO_BINARY_FOR_GPU.
+    ///
+    /// # Safety
+    /// The text is PTX, or another form that [`Driver::module_load`] takes.
+    pub unsafe fn load(driver: &Driver, device: i32, ptx: &CStr) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let module = unsafe { driver.module_load(device, ptx)? };
+        Ok(Self {
+            driver: driver.clone(),
+            device,
+            module,
+        })
+    }
+
+    /// Returns a kernel, which is valid as long as this lives.
+    ///
+    /// # Errors
+    /// The driver's, for a name that the module does not have.
+    pub fn function(&self, name: &CStr) -> Result<FunctionHandle> {
+        // SAFETY: `self` keeps the module loaded.
+        unsafe { self.driver.module_function(self.device, self.module, name) }
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        give_back_or_log(&self.driver, "a module", || {
+            // SAFETY: owned by `self`; every launch has ended, as its caller has promised.
+            unsafe { self.driver.module_unload(self.device, self.module) }
+        });
+    }
+}
+
+/// This crate's kernels, loaded on a GPU.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Kernels {
     /// Checks words against a pattern, and writes another.
     pub check_rewrite: FunctionHandle,
     /// Reads words.
     pub read: FunctionHandle,
     /// Writes a pattern.
     pub write: FunctionHandle,
+    _module: Module,
 }
 
 impl Kernels {
     /// Loads them.
     ///
     /// # Errors
-    /// The driver's: INVALID_PTX, NO_BINARY_FOR_GPU.
+    /// Those of [`Module::load`].
     pub fn load(driver: &Driver, device: i32) -> Result<Self> {
         // SAFETY: the text is the crate's own PTX.
-        let module = unsafe { driver.module_load(device, kernels::PTX)? };
-        // Owned from here on, so that a missing function unloads the module.
-        let mut all = Self {
-            driver: driver.clone(),
-            device,
-            module,
-            check_rewrite: FunctionHandle(0),
-            read: FunctionHandle(0),
-            write: FunctionHandle(0),
-        };
-        // SAFETY: `all` keeps the module loaded.
-        let function = |name| unsafe { driver.module_function(device, module, name) };
-        all.check_rewrite = function(kernels::CHECK_REWRITE)?;
-        all.read = function(kernels::READ)?;
-        all.write = function(kernels::WRITE)?;
-        Ok(all)
-    }
-}
-
-impl Drop for Kernels {
-    fn drop(&mut self) {
-        give_back_or_log(&self.driver, "a module", || {
-            // SAFETY: owned by `self`, whose owner has waited for every launch.
-            unsafe { self.driver.module_unload(self.device, self.module) }
-        });
+        let module = unsafe { Module::load(driver, device, kernels::PTX)? };
+        Ok(Self {
+            check_rewrite: module.function(kernels::CHECK_REWRITE)?,
+            read: module.function(kernels::READ)?,
+            write: module.function(kernels::WRITE)?,
+            _module: module,
+        })
     }
 }
 

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use egmem_core::per_driver::lock;
 use egmem_core::pinned::PinnedHost;
-use egmem_core::teardown::give_back_or_log;
+use egmem_core::proof::Module;
 
-use crate::driver::{Code, FunctionHandle, LaunchDims, ModuleHandle};
+use crate::driver::{Code, DevicePtr, FunctionHandle, LaunchDims};
 use crate::gpu::Place;
 use crate::memory::{CpuView, Memory};
 use crate::{Driver, MemoryError, Stream};
@@ -47,13 +47,11 @@ pub(crate) struct Kernels {
 
 type Loaded = Result<Arc<Kernel>, MemoryError>;
 
-/// A kernel, loaded on one GPU.
+/// A kernel, loaded on one GPU. The tier keeps it, and jobs keep the tier until their launches have ended.
 #[derive(Debug)]
 pub(crate) struct Kernel {
-    driver: Driver,
-    device: i32,
-    module: ModuleHandle,
     function: FunctionHandle,
+    _module: Module,
 }
 
 impl Kernels {
@@ -137,17 +135,11 @@ fn no_kernel(driver: &Driver, error: &MemoryError) -> MemoryError {
 impl Kernel {
     fn load(driver: &Driver, device: i32) -> Result<Self, MemoryError> {
         // SAFETY: the text is the crate's own PTX.
-        let module = unsafe { driver.module_load(device, PTX)? };
-        // Owned from here on, so that a missing function unloads the module.
-        let mut kernel = Self {
-            driver: driver.clone(),
-            device,
-            module,
-            function: FunctionHandle(0),
-        };
-        // SAFETY: `kernel` keeps the module loaded.
-        kernel.function = unsafe { driver.module_function(device, module, NAME)? };
-        Ok(kernel)
+        let module = unsafe { Module::load(driver, device, PTX)? };
+        Ok(Self {
+            function: module.function(NAME)?,
+            _module: module,
+        })
     }
 
     /// Starts the copies.
@@ -221,18 +213,11 @@ impl Kernel {
         // base, which by the caller's promise lie in live memory that the GPU may access, at multiples of 16. The
         // CPU's writes to the list come before the launch.
         unsafe {
-            self.driver
+            launch
+                .stream
+                .driver()
                 .launch_kernel(self.function, dims, &args, launch.stream.handle())
         }
-    }
-}
-
-impl Drop for Kernel {
-    fn drop(&mut self) {
-        give_back_or_log(&self.driver, "a module", || {
-            // SAFETY: owned by `self`; the tier keeps it, and jobs keep the tier until their launches have ended.
-            unsafe { self.driver.module_unload(self.device, self.module) }
-        });
     }
 }
 
@@ -259,59 +244,34 @@ pub(crate) struct Launch<'a> {
 ///
 /// Parts of one shape that are the whole page have one entry, and their bases. Others have an entry each, with the
 /// address of the block itself: they need not lie side by side in the page.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) part_bytes: u64,
     pub(crate) bases: Vec<u64>,
-    entries: Vec<Entry>,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct Entry {
-    /// In the page.
-    at: u64,
-    /// Of block 0.
-    base: u64,
-    /// The bytes between two blocks.
-    stride: u64,
+    entries: Vec<Place>,
 }
 
 impl Group {
     /// Groups the parts of a page by size.
     pub(crate) fn of(places: &[Place]) -> Vec<Self> {
-        let Some(first) = places.first() else {
-            return Vec::new();
+        let group = |bases, entry: Place| Self {
+            part_bytes: entry.shape.bytes,
+            bases,
+            entries: vec![entry],
         };
-        if places.iter().all(|place| place.shape == first.shape) {
-            return vec![Self {
-                part_bytes: first.shape.bytes,
-                bases: places.iter().map(|place| place.base.0).collect(),
-                entries: vec![Entry {
-                    at: 0,
-                    base: 0,
-                    stride: first.shape.stride,
-                }],
-            }];
+        let first = places.first().copied();
+        let is_alone = |first: &Place| places.iter().all(|place| place.shape == first.shape);
+        if let Some(first) = first.filter(is_alone) {
+            let bases = places.iter().map(|place| place.base.0).collect();
+            let base = DevicePtr(0);
+            return vec![group(bases, Place { base, ..first })];
         }
         let mut groups: Vec<Self> = Vec::new();
-        for place in places {
-            let entry = Entry {
-                at: place.at,
-                base: place.base.0,
-                stride: place.shape.stride,
-            };
-            let part_bytes = place.shape.bytes;
-            let same = groups.iter_mut();
-            match same
-                .into_iter()
-                .find(|group| group.part_bytes == part_bytes)
-            {
-                Some(group) => group.entries.push(entry),
-                None => groups.push(Self {
-                    part_bytes,
-                    bases: vec![0],
-                    entries: vec![entry],
-                }),
+        for &place in places {
+            let mut same = groups.iter_mut();
+            match same.find(|group| group.part_bytes == place.shape.bytes) {
+                Some(group) => group.entries.push(place),
+                None => groups.push(group(vec![0], place)),
             }
         }
         groups
@@ -362,7 +322,7 @@ impl Launch<'_> {
             // In the tier, and below the blocks' end.
             let page = self.tier_at + page_at;
             for entry in &group.entries {
-                words[count] = [page + entry.at, entry.base + block * entry.stride];
+                words[count] = [page + entry.at, entry.base.0 + block * entry.shape.stride];
                 count += 1;
                 if count == words.len() {
                     view.write_at(at, words.as_flattened())?;
@@ -413,7 +373,6 @@ mod tests {
 #[cfg(test)]
 mod launch_tests {
     use super::*;
-    use crate::driver::DevicePtr;
     use crate::gpu::PartShape;
     use egmem_core::pinned::PinnedHost;
     use egmem_core::{Driver, Machine};
