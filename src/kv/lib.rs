@@ -44,7 +44,6 @@ mod header;
 mod inner;
 mod lock;
 mod members;
-mod metrics;
 mod options;
 mod page;
 mod store;

@@ -3,13 +3,92 @@
 use std::mem::take;
 use std::sync::Arc;
 
-use crate::events::TierEventKind;
+use crate::events::{Noted, TierEventKind};
 use crate::inner::Inner;
 use crate::memory::CpuView;
 use crate::page::{Evicted, PageId, Reserved};
 use crate::table::Use;
+use crate::tier::Tier;
 use crate::verify::sums;
-use crate::{Error, Key, MemoryError, Result};
+use crate::{Error, GrowthState, Key, MemoryError, Result};
+
+impl Tier {
+    /// Finds a page for each of `keys` that the tier does not have, and evicts the least recently used pages if there
+    /// are too few: never pinned ones, and never those of `keys`.
+    ///
+    /// # Errors
+    /// [`Error::Full`](crate::Error::Full) if too few pages can be evicted; nothing has changed then. It says whether the
+    /// tier still grows. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
+    pub fn prepare_store(&self, keys: &[Key]) -> Result<Store> {
+        let (store, noted) = self.0.with(|table| {
+            let reserved = table.reserve(keys);
+            let evicted = match &reserved {
+                Ok(reserved) => &reserved.evicted[..],
+                Err(Error::Full { evicted, .. }) => evicted,
+                Err(_) => &[],
+            };
+            let gone = || evicted.iter().map(|evicted| evicted.key).collect();
+            let noted = self.0.events.note(TierEventKind::Evicted, gone);
+            let store = reserved.map(|reserved| Store::new(Arc::clone(&self.0), keys, reserved));
+            (store, noted)
+        })?;
+        drop(noted);
+        store.map_err(|mut error| {
+            if let Error::Full {
+                missing: 1..,
+                is_growing,
+                ..
+            } = &mut error
+            {
+                // They may have come by now.
+                let growth = self.0.growing.as_ref().map(|memory| memory.growth());
+                *is_growing = growth != Some(GrowthState::Stopped);
+            }
+            error
+        })
+    }
+
+    /// Pins the pages of `keys`, all of which must be ready.
+    ///
+    /// With [`Verify`](crate::Verify) the CPU then reads the pages that are to be checked, without the tier's lock. Keys of
+    /// damaged pages are removed, and such a page becomes free with its last use.
+    ///
+    /// # Errors
+    /// [`Error::NotReady`](crate::Error::NotReady) with the first key that is not, or whose page is damaged; nothing is
+    /// pinned then. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child. Those of the memory's view.
+    pub fn prepare_load(&self, keys: &[Key]) -> Result<Load> {
+        let is_checked = self.0.checks.is_on();
+        let mut load = Load::empty(Arc::clone(&self.0));
+        let sums = self.0.with(|table| {
+            load.pages = table.pin(keys)?;
+            let checked = load.pages.iter().filter(|_| is_checked);
+            Ok(checked.map(|&page| table.sum(page)).collect::<Vec<_>>())
+        })?;
+        let not_ready = |index: usize| Error::NotReady {
+            key: keys[index],
+            index,
+        };
+        let sums = sums.map_err(not_ready)?;
+        let view = |page| self.0.page_view(page);
+        let damaged = self.0.checks.damaged(load.pages(), &sums, view)?;
+        let Some(&index) = damaged.first() else {
+            return Ok(load);
+        };
+        let noted = self.discard_damaged(keys, load.pages(), &damaged)?;
+        drop(load);
+        drop(noted);
+        Err(not_ready(index))
+    }
+
+    /// Takes the keys of some of `pages`, which loads have pinned, out of the table.
+    fn discard_damaged(&self, keys: &[Key], pages: &[PageId], damaged: &[usize]) -> Result<Noted> {
+        self.0.with(|table| {
+            let discard = |&index: &usize| table.discard_damaged(pages[index]).then(|| keys[index]);
+            let keys = damaged.iter().filter_map(discard).collect();
+            self.0.events.note(TierEventKind::Damaged, || keys)
+        })
+    }
+}
 
 /// Pages for keys that the tier does not have yet. Copy the contents to them, wait, and [`commit`](Self::commit).
 ///
