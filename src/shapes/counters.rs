@@ -32,7 +32,6 @@ pub const fn check(what: &'static str, found: u64, (least, most): (u64, u64)) ->
 }
 
 /// Reads a text of another process: a kind of message, and so many numbers. `None` for any other text.
-#[cfg(feature = "share")]
 pub fn numbers<const COUNT: usize>(kind: &str, text: &str) -> Option<[u64; COUNT]> {
     let words = text.strip_prefix(kind)?.strip_prefix(' ')?.split(' ');
     let numbers: Option<Vec<u64>> = words.map(|word| word.parse().ok()).collect();

@@ -8,7 +8,7 @@
 //! - [`Appender`] takes the output of kernels that cannot say before how much it will be.
 //! - [`Replicated`] is read-mostly data with a copy on each of several nodes and GPUs.
 //!
-//! With the feature `share`, the module `sharing` maps growing vectors in other processes, a process hands one side of a ring to
+//! The module [`sharing`] maps growing vectors in other processes, a process hands one side of a ring to
 //! another, and replicated data have readers in other processes.
 //!
 //! Programs depend on the crate `egmem`, which re-exports the items that they need.
@@ -20,7 +20,6 @@ pub mod device;
 pub mod growable;
 pub mod replicated;
 pub mod ring;
-#[cfg(feature = "share")]
 pub mod sharing;
 mod striped;
 

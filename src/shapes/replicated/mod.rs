@@ -3,7 +3,6 @@
 mod near;
 mod publish;
 mod version;
-#[cfg(feature = "share")]
 mod view;
 
 use std::fmt;
@@ -23,7 +22,6 @@ use publish::Readers;
 use version::Version;
 
 pub use version::Replica;
-#[cfg(feature = "share")]
 pub use view::ReplicatedView;
 
 /// Data with a copy on each of several host nodes and GPUs, which are replaced as a whole: tables, weights, routes.

@@ -10,7 +10,7 @@ use egmem_core::per_driver::lock;
 use egmem_share::{Channel, Description, ImportOptions, ImportedBuffer, Link, Offer, Shared};
 
 use super::near::Near;
-use super::publish::{Control, MAX_TEXT, Reader};
+use super::publish::{Control, Reader};
 use super::version::{Copy, Source, Version};
 use super::{Replica, Replicated};
 use crate::counters::numbers;
@@ -22,6 +22,9 @@ use crate::{Buffer, Error, Result, Stream};
 
 /// The beginning of the text before the copies: the kind of message and its version.
 const KIND: &str = "egmem-replicated 1";
+
+/// The most bytes of the text.
+const MAX_TEXT: usize = 128;
 
 /// The most places of another process's data.
 const MAX_PLACES: u64 = 256;

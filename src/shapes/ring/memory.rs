@@ -1,7 +1,10 @@
 //! A ring's memory: its counters, and its records mapped twice side by side.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, fence};
+use std::sync::{Arc, Mutex};
+
+use egmem_core::per_driver::lock;
+use egmem_share::{ImportedParts, Link};
 
 use crate::counters::counter;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleTypes, Location};
@@ -38,32 +41,26 @@ pub(super) struct RingMemory {
     /// Where the counters and the records begin, in bytes from the first mapping's start.
     counters: u64,
     records: u64,
-    #[cfg_attr(
-        not(feature = "share"),
-        expect(dead_code, reason = "it keeps the memory")
-    )]
     pub(super) parts: Parts,
     _constants: Option<PhysicalMemory>,
     /// The least that the CPU may do with a mapping; it never changes.
     host: Access,
     pub(super) shape: Shape,
-    /// The process that has the other side, if it was sent away or came from there.
-    pub(super) peer: Peer,
+    /// The connection to the process that has the other side, if it was sent away or came from there.
+    pub(super) peer: Mutex<Option<Link>>,
 }
 
 /// The counters' memory and the records'.
 #[derive(Debug)]
 pub(super) enum Parts {
     Created([Arc<PhysicalMemory>; 2]),
-    #[cfg(feature = "share")]
-    Imported(egmem_share::ImportedParts),
+    Imported(ImportedParts),
 }
 
 impl Parts {
     fn both(&self) -> [&PhysicalMemory; 2] {
         match self {
             Self::Created([counters, records]) => [counters, records],
-            #[cfg(feature = "share")]
             Self::Imported(parts) => [parts.part(0), parts.part(1)],
         }
     }
@@ -127,7 +124,7 @@ impl RingMemory {
             _constants: constants,
             host,
             shape,
-            peer: Peer::default(),
+            peer: Mutex::default(),
         };
         memory.set_up()?;
         Ok(memory)
@@ -165,7 +162,9 @@ impl RingMemory {
 
     /// Returns whether the other side is gone: dropped, or in a process that has ended. Its writes are seen then.
     pub(super) fn has_one_side(self: &Arc<Self>) -> bool {
-        let is_one = Arc::strong_count(self) == 1 && !self.peer.is_there();
+        let is_there = |link: &Link| !link.is_cut();
+        let is_one =
+            Arc::strong_count(self) == 1 && !lock(&self.peer).as_ref().is_some_and(is_there);
         // The count itself is read without an order. Pairs with the release of the side that was dropped.
         fence(Acquire);
         is_one
@@ -239,33 +238,6 @@ impl RingMemory {
     /// Returns the address of the records' first mapping.
     pub(super) fn first_record(&self) -> DevicePtr {
         self.address().add(self.records)
-    }
-}
-
-/// The connection to the process that has the other side; none if no other process was ever given it.
-#[derive(Debug, Default)]
-pub(super) struct Peer {
-    #[cfg(feature = "share")]
-    link: std::sync::Mutex<Option<egmem_share::Link>>,
-}
-#[cfg(not(feature = "share"))]
-impl Peer {
-    pub(super) const fn is_there(&self) -> bool {
-        false
-    }
-}
-
-#[cfg(feature = "share")]
-impl Peer {
-    /// Returns whether a process has the other side.
-    pub(super) fn is_there(&self) -> bool {
-        let link = egmem_core::per_driver::lock(&self.link);
-        link.as_ref().is_some_and(|link| !link.is_cut())
-    }
-
-    /// Sets the connection to the process that has the other side from now on.
-    pub(super) fn set(&self, link: egmem_share::Link) {
-        *egmem_core::per_driver::lock(&self.link) = Some(link);
     }
 }
 

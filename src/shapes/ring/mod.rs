@@ -3,7 +3,6 @@
 mod consumer;
 mod memory;
 mod producer;
-#[cfg(feature = "share")]
 mod share;
 
 use std::fmt;
@@ -104,7 +103,7 @@ pub use producer::{Batch, Producer};
 /// by then.
 ///
 /// # Between processes
-/// With the feature `share`, a process hands one side of a [`shareable`](RingOptions::shareable) ring to another process over
+/// A process hands one side of a [`shareable`](RingOptions::shareable) ring to another process over
 /// a channel: `Producer::share_consumer` and `Consumer::share_producer` send it, `Consumer::receive` and
 /// `Producer::receive` get it. Each process maps the memory by itself and keeps it, whatever the other does.
 ///

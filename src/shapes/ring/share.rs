@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering::Release;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use egmem_core::Backing;
+use egmem_core::per_driver::lock;
 use egmem_share::{Channel, Description, ImportOptions, Result, Shared};
 
 use super::memory::{HEAD, Parts, RingMemory, Shape, TAIL};
@@ -61,7 +62,7 @@ impl RingMemory {
                 channel.send_link()
             }),
         };
-        self.peer.set(link?);
+        *lock(&self.peer) = Some(link?);
         Ok(())
     }
 
@@ -89,7 +90,7 @@ impl RingMemory {
         let constants = constants.create(driver, counters.size().padded())?;
         let parts = Parts::Imported(parts);
         let memory = Self::map(driver, parts, (Some(constants), &access), header.shape)?;
-        memory.peer.set(link);
+        *lock(&memory.peer) = Some(link);
         Ok(Arc::new(memory))
     }
 }
