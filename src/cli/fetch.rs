@@ -17,11 +17,11 @@ use egmem::proof::Prover;
 use egmem::size::Bytes;
 use tokio::sync::watch;
 
+use crate::common::Source;
 use crate::connect::{self, Connect, block_on};
 use crate::log::create_private;
 use crate::output::{ByteProgress, print, progress};
 use crate::signals::{Ends, Left, end_now};
-use crate::source::Source;
 
 /// Files are copied in pieces of this size.
 const PIECE: usize = 1 << 20;

@@ -4,6 +4,7 @@
 //! handles signals, and ends the process where it must not wait for a driver.
 
 mod certs;
+mod common;
 mod connect;
 mod doctor;
 mod fetch;
@@ -11,14 +12,9 @@ mod help;
 mod log;
 mod names;
 mod output;
-mod ps;
-mod report;
 mod serve;
 mod signals;
-mod source;
-mod stdio;
 mod topo;
-mod trials;
 
 use std::ffi::OsString;
 use std::iter::once;
@@ -59,7 +55,7 @@ enum Command {
     /// The doctor's report and the topology; for each node and GPU proofs that both see the same bytes, bandwidth and
     /// latency; how long memory takes to pin, on which node it lies, and fabric handles. A part that fails, crashes or takes
     /// too long is an entry with its reason. It uses up to 4 GiB of a node's memory, a quarter of what is free at most.
-    Report(report::Report),
+    Report(doctor::Report),
     /// Draw the node: its sockets, memories, GPUs and links
     Topo(topo::Topo),
     /// Run this node's allocator service: its memory outlives the processes that use it
@@ -83,7 +79,7 @@ enum Command {
     /// other processes the report shows what the kernel and NVML tell, as far as permitted: run it as root, outside of
     /// containers. It divides the memory in use on each node and GPU up by cause, with commands that show more, and shows
     /// imported memory whose exporter has ended.
-    Ps(ps::Ps),
+    Ps(topo::Ps),
     /// Create certificates: a private authority, and one certificate for each node and user
     Certs(certs::Certs),
     /// Print a script that completes this program's commands and options in a shell

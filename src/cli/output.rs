@@ -8,9 +8,9 @@ use egmem::size::Bytes;
 use egmem::text::escape_lines;
 use egmem::{Error, Result};
 
+use crate::common::{self, complain_painted};
+pub use crate::common::{print, print_json, print_painted};
 use crate::log;
-use crate::stdio::{self, complain_painted};
-pub use crate::stdio::{print, print_json, print_painted};
 
 /// Success.
 pub const DONE: u8 = 0;
@@ -36,9 +36,9 @@ pub fn complain(text: &str) {
 /// wait for the terminal.
 pub fn progress(text: &str) {
     match log::queue() {
-        Some(queue) if io::stderr().is_terminal() => queue.line(stdio::in_place(text).as_bytes()),
+        Some(queue) if io::stderr().is_terminal() => queue.line(common::in_place(text).as_bytes()),
         Some(_) => {}
-        None => stdio::progress(text),
+        None => common::progress(text),
     }
 }
 

@@ -10,11 +10,11 @@ use egmem::share::Error as ShareError;
 use egmem::{Driver, Error as MemoryError, Explained};
 use sd_notify::NotifyState;
 
+use crate::common::Source;
 use crate::connect::first_of;
 use crate::log;
 use crate::output::{ByteProgress, DONE, STILL_HELD, complain, print};
 use crate::signals::{Asked, Left, Signals};
-use crate::source::Source;
 
 /// How often the progress of filling the reserves is looked at.
 const TICK: Duration = Duration::from_millis(100);

@@ -1,5 +1,8 @@
 //! Replays a log's allocations and frees on the heap and on other allocators.
 
+// The options and the streams are those of the command line `egmem`.
+#[path = "../../../src/cli/common.rs"]
+mod common;
 mod entrant;
 mod generate;
 mod heap;
@@ -7,11 +10,6 @@ mod play;
 mod plot;
 mod read;
 mod report;
-// The options and the streams are those of the command line `egmem`.
-#[path = "../../../src/cli/source.rs"]
-mod source;
-#[path = "../../../src/cli/stdio.rs"]
-mod stdio;
 mod threads;
 mod trace;
 
@@ -28,14 +26,13 @@ use egmem_replay::contestants::Room;
 use flate2::read::MultiGzDecoder;
 use tracing_subscriber::EnvFilter;
 
+use self::common::{Source, complain_painted, print, print_json, progress};
 use self::entrant::{Entrant, Setting};
 use self::generate::{Shape, generate};
 use self::heap::Ground;
 use self::play::Script;
 use self::read::Reading;
 use self::report::Report;
-use self::source::Source;
-use self::stdio::{complain_painted, print, print_json, progress};
 use self::trace::Trace;
 
 /// The end of the help.
