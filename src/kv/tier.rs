@@ -15,6 +15,13 @@ use crate::page::{Direction, PageId};
 use crate::words::Words;
 use crate::{Driver, Error, Found, GpuPages, Key, Member, Result, Stats, Stream};
 
+/// Returns numbers by type and name, with a help text and a value: a row each.
+macro_rules! rows {
+    ($($kind:ident $name:literal, $help:literal => $value:expr;)*) => {
+        [$(($name, stringify!($kind), $help, $value)),*]
+    };
+}
+
 /// Fixed pages of pinned host memory by [`Key`], in least-recently-used order. Clones are the same tier.
 ///
 /// The memory is given back with the last clone, store, load and job. All calls may be made from any thread, and by several
@@ -71,10 +78,7 @@ impl Tier {
     /// Returns the keys that are ready with their pages, the least recently used first; those of pinned pages come
     /// last. None in a forked child.
     pub fn keys(&self) -> Vec<(Key, PageId)> {
-        let keys = self.0.with(|table| {
-            table.sweep_if_due();
-            table.keys()
-        });
+        let keys = self.0.with(|table| table.keys());
         keys.and_then(|keys| keys).unwrap_or_default()
     }
 
@@ -177,8 +181,11 @@ impl Tier {
     /// Returns the tier's counters and its present contents. All are 0 in a forked child.
     pub fn stats(&self) -> Stats {
         let growth = self.growth();
-        let stats = self.0.with(|table| table.stats_of_living());
-        let mut stats = stats.unwrap_or_default();
+        let stats = self.0.with(|table| {
+            table.sweep_if_due()?;
+            Ok(table.stats())
+        });
+        let mut stats = stats.and_then(|stats| stats).unwrap_or_default();
         stats.growth = growth;
         stats
     }
@@ -194,10 +201,11 @@ impl Tier {
         self.0.with_now(|table| table.touch(keys))
     }
 
-    /// As [`stats`](Self::stats), if that waits for nobody; `None` as for [`try_lookup`](Self::try_lookup).
+    /// As [`stats`](Self::stats), if that waits for nobody, and with what ended processes had; `None` as for
+    /// [`try_lookup`](Self::try_lookup).
     pub fn try_stats(&self) -> Option<Stats> {
         let growth = self.growth();
-        let mut stats = self.0.with_now(|table| table.stats_of_living())?;
+        let mut stats = self.0.with_now(|table| table.stats())?;
         stats.growth = growth;
         Some(stats)
     }
@@ -261,78 +269,23 @@ impl Tier {
     pub fn metrics(&self, labels: &[(&str, &str)]) -> String {
         let stats = self.stats();
         let labels = labels_of(labels);
-        let rows = [
-            ("gauge", "pages", "Pages of the tier", stats.pages),
-            ("gauge", "page_bytes", "Bytes of a page", stats.page_bytes),
-            (
-                "gauge",
-                "usable_pages",
-                "Pages whose memory is there",
-                stats.usable,
-            ),
-            ("gauge", "free_pages", "Pages that are free", stats.free),
-            (
-                "gauge",
-                "writing_pages",
-                "Pages that stores are writing",
-                stats.writing,
-            ),
-            (
-                "gauge",
-                "ready_pages",
-                "Pages that can be loaded",
-                stats.ready,
-            ),
-            (
-                "gauge",
-                "pinned_pages",
-                "Ready pages that loads and copies have",
-                stats.pinned,
-            ),
-            (
-                "counter",
-                "hits_total",
-                "Keys that look-ups found",
-                stats.hits,
-            ),
-            (
-                "counter",
-                "misses_total",
-                "Keys that look-ups did not find, or that came after one",
-                stats.misses,
-            ),
-            (
-                "counter",
-                "stores_total",
-                "Pages that commits made ready",
-                stats.stores,
-            ),
-            (
-                "counter",
-                "evictions_total",
-                "Ready pages that made room for others",
-                stats.evictions,
-            ),
-            (
-                "counter",
-                "damaged_total",
-                "Pages found with other bytes than were committed",
-                stats.damaged,
-            ),
-            (
-                "counter",
-                "loaded_bytes_total",
-                "Bytes copied to GPUs",
-                stats.loaded_bytes,
-            ),
-            (
-                "counter",
-                "stored_bytes_total",
-                "Bytes copied from GPUs",
-                stats.stored_bytes,
-            ),
-        ];
-        let text = |(kind, name, help, value)| {
+        let rows = rows! {
+            gauge "pages", "Pages of the tier" => stats.pages;
+            gauge "page_bytes", "Bytes of a page" => stats.page_bytes;
+            gauge "usable_pages", "Pages whose memory is there" => stats.usable;
+            gauge "free_pages", "Pages that are free" => stats.free;
+            gauge "writing_pages", "Pages that stores are writing" => stats.writing;
+            gauge "ready_pages", "Pages that can be loaded" => stats.ready;
+            gauge "pinned_pages", "Ready pages that loads and copies have" => stats.pinned;
+            counter "hits_total", "Keys that look-ups found" => stats.hits;
+            counter "misses_total", "Keys that look-ups did not find, or that came after one" => stats.misses;
+            counter "stores_total", "Pages that commits made ready" => stats.stores;
+            counter "evictions_total", "Ready pages that made room for others" => stats.evictions;
+            counter "damaged_total", "Pages found with other bytes than were committed" => stats.damaged;
+            counter "loaded_bytes_total", "Bytes copied to GPUs" => stats.loaded_bytes;
+            counter "stored_bytes_total", "Bytes copied from GPUs" => stats.stored_bytes;
+        };
+        let text = |(name, kind, help, value)| {
             let name = format!("egmem_kv_{name}");
             format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{labels} {value}\n")
         };

@@ -238,13 +238,24 @@ impl<'a> Table<'a> {
     /// # Errors
     /// [`System`](crate::MemoryError::System) without memory for the list.
     pub(crate) fn keys(&mut self) -> Result<Vec<(Key, PageId)>> {
+        self.sweep_if_due()?;
         let mut found = list_for(self.stats().ready as usize)?;
-        self.each_page(|page, slot, status| {
-            if status.is_some_and(|status| status.state == State::Ready) {
-                let is_pinned = self.words.get(slot + PINS) != 0;
-                found.push((is_pinned, self.words.get(slot + STAMP), page));
+        let usable = self.words.get(USABLE).min(self.geometry.pages.into()) as u32;
+        for extent in 0..self.geometry.extents {
+            let Some(group) = self.group_of_extent(extent) else {
+                continue;
+            };
+            let pages = self.geometry.pages_of(extent, &self.group(group));
+            for page in pages.take_while(|&page| page < usable) {
+                self.make_step(page.into());
+                let slot = self.geometry.slot_at(page);
+                let status = Status::of(self.words.get(slot + STATE));
+                if status.is_some_and(|status| status.state == State::Ready) {
+                    let is_pinned = self.words.get(slot + PINS) != 0;
+                    found.push((is_pinned, self.words.get(slot + STAMP), page));
+                }
             }
-        });
+        }
         found.sort_unstable();
         let named = |(_, _, page): (bool, u64, u32)| {
             let slot = self.slot(page);
@@ -254,37 +265,11 @@ impl<'a> Table<'a> {
         Ok(found.into_iter().filter_map(named).collect())
     }
 
-    /// Calls `visit` for each page that is there, with its slot and its status; `None`: its first word is wrong.
-    fn each_page(&self, mut visit: impl FnMut(u32, u64, Option<Status>)) {
-        let usable = self.words.get(USABLE).min(self.geometry.pages.into()) as u32;
-        for extent in 0..self.geometry.extents {
-            let group = self.group_of_extent(extent);
-            let Some(group) = group.and_then(|group| self.geometry.groups.get(usize::from(group)))
-            else {
-                continue;
-            };
-            for page in self.geometry.pages_of(extent, group) {
-                if page >= usable {
-                    return;
-                }
-                self.make_step(page.into());
-                let slot = self.geometry.slot_at(page);
-                visit(page, slot, Status::of(self.words.get(slot + STATE)));
-            }
-        }
-    }
-
     /// Lets members that wait for the lock see that work on many pages goes on.
     fn make_step(&self, number: u64) {
         if number.is_multiple_of(1 << 16) {
             self.words.add(STEPS, 1);
         }
-    }
-
-    /// Returns the counts, without what ended members had.
-    pub(crate) fn stats_of_living(&mut self) -> Stats {
-        self.sweep_if_due();
-        self.stats()
     }
 
     /// Returns the counts. Of a tier of several groups, its pages are those of the extents that groups have now.

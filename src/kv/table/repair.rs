@@ -31,9 +31,12 @@ impl Table<'_> {
     /// Ended members are looked for as often at most, where nothing waits for their pages.
     pub(super) const SWEEPS: Duration = Duration::from_millis(100);
 
-    /// Sweeps the members that have ended, if that was not done for a while.
-    pub(crate) fn sweep_if_due(&mut self) {
-        self.sweep_ended(Self::SWEEPS);
+    /// Takes everything from members that have ended, if that was not done for a while.
+    ///
+    /// # Errors
+    /// As [`repair`](Self::repair).
+    pub(crate) fn sweep_if_due(&mut self) -> Result<()> {
+        self.sweep_ended(Self::SWEEPS).map(drop)
     }
 
     /// Returns whether a repair was begun and did not end, or is needed first.
@@ -190,48 +193,25 @@ impl Table<'_> {
         }
     }
 
-    /// Takes everything from members that have ended: their pins, and the pages that they were writing. Returns how many of these there
-    /// were.
-    pub(crate) fn sweep(&mut self, members: u64) -> u64 {
-        let mut unfinished = Vec::new();
-        let mut pinned = Vec::new();
-        self.each_page(|page, slot, status| {
-            let is_written = status.is_some_and(|status| status.state.is_stored());
-            if is_written && self.is_writer(slot, members) {
-                unfinished.push(page);
-            }
-            if self.words.get(slot + PINS) & members != 0 {
-                pinned.push(page);
-            }
-        });
-        for &page in &unfinished {
-            self.abandon(page);
-        }
-        for page in pinned {
-            // Before the pin goes, without which the store could be committed.
-            self.spoil(self.slot(page));
-            self.clear_pins(page, members);
-        }
-        unfinished.len() as u64
-    }
-
-    /// Sweeps the members that have ended, unless that was done within `pause`. Returns whether there were any.
-    pub(super) fn sweep_ended(&mut self, pause: Duration) -> bool {
+    /// Takes everything from members that have ended, unless they were looked for within `pause`: repairs the table without them. Returns
+    /// whether there were any.
+    ///
+    /// # Errors
+    /// As [`repair`](Self::repair).
+    pub(super) fn sweep_ended(&mut self, pause: Duration) -> Result<bool> {
         let is_due = self
             .private
             .swept
             .is_none_or(|swept| swept.elapsed() >= pause);
         if !is_due || !self.members().has_others(self.own) {
-            return false;
+            return Ok(false);
         }
         self.private.swept = Some(Instant::now());
-        let ended = self.members().ended(false);
-        if ended.mask() != 0 {
-            self.sweep(ended.mask());
-            // Last, so that a kill before repeats it.
-            self.members().forget(&ended);
+        let has_ended = self.members().ended(false).mask() != 0;
+        if has_ended {
+            self.take_over()?;
         }
-        ended.mask() != 0
+        Ok(has_ended)
     }
 
     /// Begins as a member whose number another one may have had. Alone, it has the first `usable` pages. Members elsewhere have ended if
@@ -243,22 +223,11 @@ impl Table<'_> {
         let members = self.members();
         let ended = members.ended(take_over);
         let others = members.all() & !ended.mask() & !self.own.bit();
-        let found = match (others, self.is_dirty()) {
-            (0, _) => {
-                self.words.put(USABLE, usable.into());
-                self.repair(0)?
-            }
-            (_, true) => self.repair(others)?,
-            (_, false) => {
-                let unfinished = self.sweep(ended.mask() | self.own.bit());
-                let ready = self.stats().ready;
-                Found {
-                    ready,
-                    unfinished,
-                    ..Found::default()
-                }
-            }
-        };
+        if others == 0 {
+            self.words.put(USABLE, usable.into());
+        }
+        let found = self.repair(others)?;
+        // Last, so that a kill before repeats it.
         members.forget(&ended);
         Ok(found)
     }

@@ -59,8 +59,8 @@ impl Table<'_> {
         let mut request = self.request(keys)?;
         // A process that has ended keeps nothing from anyone for long.
         let swept = match (self.has_room(&request), request.waits_for_other) {
-            (false, _) => self.sweep_ended(Duration::ZERO),
-            (true, true) => self.sweep_ended(Self::SWEEPS),
+            (false, _) => self.sweep_ended(Duration::ZERO)?,
+            (true, true) => self.sweep_ended(Self::SWEEPS)?,
             (true, false) => false,
         };
         if swept {

@@ -108,23 +108,13 @@ impl Table<'_> {
     /// Frees pages of a store, or leaves that to the end of the copies that still write them.
     pub(crate) fn abort(&mut self, pages: &[PageId]) {
         for &page in pages {
-            if self.own_written(page).is_ok() {
-                self.abandon(page.number());
+            if let Ok((slot, _)) = self.own_written(page) {
+                self.set_state(slot, self.status(slot), State::Abandoned);
+                self.remove_key(page.number());
+                if self.words.get(slot + PINS) == 0 {
+                    self.free_written(page.number());
+                }
             }
-        }
-    }
-
-    /// Ends the store of a page that is being written.
-    pub(super) fn abandon(&self, page: u32) {
-        let slot = self.slot(page);
-        let status = self.status(slot);
-        if !self.words.expect(status.state.is_writing()) {
-            return;
-        }
-        self.set_state(slot, status, State::Abandoned);
-        self.remove_key(page);
-        if self.words.get(slot + PINS) == 0 {
-            self.free_written(page);
         }
     }
 
@@ -232,7 +222,7 @@ impl Table<'_> {
     }
 
     /// The pin comes first: a page with a pin is in a list at worst, and a repair takes it out.
-    pub(super) fn set_pin(&self, page: u32) {
+    fn set_pin(&self, page: u32) {
         let slot = self.slot(page);
         let (status, pins) = (self.status(slot), self.words.get(slot + PINS));
         if pins & self.own.bit() != 0 {
@@ -245,11 +235,11 @@ impl Table<'_> {
         }
     }
 
-    /// Removes the pins of members from a page, and gives it back if no other is left.
-    pub(super) fn clear_pins(&self, page: u32, members: u64) {
+    /// Removes this member's pin from a page, and gives it back if no other is left.
+    fn clear_pin(&self, page: u32) {
         let slot = self.slot(page);
         let (status, pins) = (self.status(slot), self.words.get(slot + PINS));
-        let left = pins & !members;
+        let left = pins & !self.own.bit();
         if left == pins {
             return;
         }
@@ -308,7 +298,7 @@ impl Table<'_> {
             if *users.get() == 0 {
                 users.remove();
                 if self.slot_of(page).is_some() {
-                    self.clear_pins(page.number(), self.own.bit());
+                    self.clear_pin(page.number());
                 }
             }
         }

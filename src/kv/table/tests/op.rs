@@ -123,18 +123,26 @@ impl World {
             Op::Touch(keys) => self.with(who, |table| table.touch(keys)),
             Op::Remove(keys) => drop(self.with(who, |table| table.remove(keys))),
             Op::Sweep => self.sweep(who),
-            Op::Repair | Op::Join | Op::Leave if self.is_hostile => self.with(who, |table| {
+            Op::Join | Op::Leave if self.is_hostile => self.with(who, |table| {
                 let keys = table.keys().unwrap();
                 assert!(keys.iter().all(|&(_, page)| table.geometry.has(page)));
-                table.sweep(table.words.get(header::CLOCK) & !table.own.bit());
                 table.stats();
+            }),
+            Op::Repair if self.is_hostile => self.with(who, |table| {
+                let alive = table.words.get(header::CLOCK) | table.own.bit();
+                table.repair(alive).unwrap();
             }),
             Op::Repair => self.with(who, |table| table.take_over().unwrap()),
             Op::Join if self.processes.len() < 5 => self.join(self.geometry.pages),
             Op::Join => {}
             Op::Leave if self.processes.len() > 1 => {
-                let bit = self.processes[who].own.bit();
-                self.with(who, |table| table.sweep(bit));
+                // The ends of its stores and loads come before that of its tier.
+                let (stores, pins) = (&self.processes[who].stores, &self.processes[who].pins);
+                let (stores, pins) = (stores.concat(), pins.clone());
+                self.with(who, |table| {
+                    table.abort(&stores);
+                    pins.iter().for_each(|pages| table.unpin(pages));
+                });
                 let own = self.processes[who].own;
                 Members::of(&Words::over(&self.memory)).release(own);
                 self.processes.remove(who);

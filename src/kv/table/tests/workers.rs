@@ -98,7 +98,7 @@ fn a_store_whose_worker_was_killed_is_not_committed() {
         world.die(1);
         world.with(0, |table| match is_repaired {
             true => table.take_over().unwrap(),
-            false => assert!(table.sweep_ended(Duration::ZERO)),
+            false => assert!(table.sweep_ended(Duration::ZERO).unwrap()),
         });
         assert_eq!(
             world.with(0, |table| table.commit(&pages)),

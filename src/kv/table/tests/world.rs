@@ -199,7 +199,7 @@ impl World {
     }
 
     pub fn sweep(&mut self, who: usize) {
-        self.with(who, |table| table.sweep_ended(Duration::ZERO));
+        self.with(who, |table| table.sweep_ended(Duration::ZERO).unwrap());
     }
 
     /// Writes any value, or one that is nearly right, to a word of the table behind the members.
