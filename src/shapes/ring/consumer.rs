@@ -39,26 +39,10 @@ impl<T> Consumer<T> {
         }
     }
 
-    /// Returns the most records that the ring holds.
-    pub fn capacity(&self) -> usize {
-        self.memory.shape.capacity as usize
-    }
-
-    /// Returns the size of a record in bytes.
-    pub fn record_bytes(&self) -> u64 {
-        self.memory.shape.record
-    }
-
     /// Returns how many records were released since the ring was created, by this side and by those that had it before in
     /// other processes: the number of the oldest record. It goes on at 0 after 2^64 - 1.
     pub const fn released(&self) -> u64 {
         self.tail
-    }
-
-    /// Returns whether the producer's side was dropped, or the process that has it has ended, so that no more records will
-    /// come. Those that it committed are still there: ask this first, and take records until there are none afterwards.
-    pub fn is_alone(&self) -> bool {
-        self.memory.has_one_side()
     }
 
     /// Returns how many records the ring has now. The producer may add more at any time.

@@ -229,6 +229,32 @@ impl<T> RingOptions<T> {
     }
 }
 
+/// Defines what each side says of its ring.
+macro_rules! side {
+    ($($name:ident),*) => { $(
+        impl<T> $name<T> {
+            /// Returns the most records that the ring holds.
+            pub fn capacity(&self) -> usize {
+                self.memory.shape.capacity as usize
+            }
+
+            /// Returns the size of a record in bytes.
+            pub fn record_bytes(&self) -> u64 {
+                self.memory.shape.record
+            }
+
+            /// Returns whether the other side was dropped, or the process that has it has ended: no record is released any more, or
+            /// none comes. Its earlier writes are seen then: a consumer asks this first, and takes records until there are none
+            /// afterwards.
+            pub fn is_alone(&self) -> bool {
+                self.memory.has_one_side()
+            }
+        }
+    )* };
+}
+
+side!(Producer, Consumer, GpuProducer, GpuConsumer);
+
 /// Defines a side that a GPU has. The other side's CPU end has the counter that is not this one's own.
 macro_rules! gpu_side {
     ($name:ident of $cpu:ident, $what:literal, $elements:ty, $counter:ident, $own:ident) => {
@@ -253,22 +279,6 @@ macro_rules! gpu_side {
             /// Returns the address of the ring's records, which are mapped twice side by side.
             pub fn records_ptr(&self) -> DevicePtr {
                 self.memory.first_record()
-            }
-
-            /// Returns the most records that the ring holds.
-            pub fn capacity(&self) -> usize {
-                self.memory.shape.capacity as usize
-            }
-
-            /// Returns the size of a record in bytes.
-            pub fn record_bytes(&self) -> u64 {
-                self.memory.shape.record
-            }
-
-            /// Returns whether the other side was dropped, or the process that has it has ended. Its earlier writes are seen then: a consumer asks this
-            /// first, and takes records until there are none afterwards.
-            pub fn is_alone(&self) -> bool {
-                self.memory.has_one_side()
             }
 
             /// Fails if the CPU cannot have the side, which then stays with the GPU.

@@ -39,26 +39,10 @@ impl<T> Producer<T> {
         }
     }
 
-    /// Returns the most records that the ring holds.
-    pub fn capacity(&self) -> usize {
-        self.memory.shape.capacity as usize
-    }
-
-    /// Returns the size of a record in bytes.
-    pub fn record_bytes(&self) -> u64 {
-        self.memory.shape.record
-    }
-
     /// Returns how many records were committed since the ring was created, by this side and by those that had it before in
     /// other processes. It goes on at 0 after 2^64 - 1.
     pub const fn committed(&self) -> u64 {
         self.head
-    }
-
-    /// Returns whether the consumer's side was dropped, or the process that has it has ended, so that no record will be
-    /// released.
-    pub fn is_alone(&self) -> bool {
-        self.memory.has_one_side()
     }
 
     /// Returns how many records there is room for now. The consumer may make more at any time.
