@@ -239,21 +239,21 @@ impl Cells {
     }
 }
 
-/// The host's knowledge of the cursor that kernels reserve records by.
+/// The cursor that kernels reserve records by, as far as the host has confirmed it.
 ///
 /// A kernel adds to the cursor before it reports how many records it wants, so a count above the cursor is damaged. A
 /// cursor in a GPU's own memory is copied by that GPU. Until the copy comes, a count is believed for as many records above
 /// the last known cursor as are kept ahead. So a damaged count maps so many at most.
 #[derive(Debug, Default)]
-pub(super) struct Belief {
+pub(super) struct ConfirmedCursor {
     /// Records that were reserved, at least.
     known: u64,
     /// A copy of the cursor under way, and the count that it is to confirm.
     look: Option<(u64, Box<Look>)>,
 }
 
-impl Belief {
-    /// Returns the belief of a host that knows that `len` records were reserved.
+impl ConfirmedCursor {
+    /// Returns the cursor of a host that knows that `len` records were reserved.
     pub(super) fn of(len: u64) -> Self {
         Self {
             known: len,

@@ -17,7 +17,7 @@ use crate::memory::Memory;
 use crate::topology::Topology;
 use crate::{Driver, Error, Result};
 
-use cells::{Belief, CLOSED, Cells, Constants};
+use cells::{CLOSED, Cells, ConfirmedCursor, Constants};
 
 /// The records of kernels that cannot say before how many there will be, at one range of addresses that grows.
 ///
@@ -84,7 +84,7 @@ pub struct Appender<T> {
     cells: Arc<Cells>,
     records: Growable<T>,
     ahead: usize,
-    belief: Belief,
+    confirmed: ConfirmedCursor,
     /// Why no memory is added any more before the next `collect`.
     stopped: Option<Error>,
     /// Why the driver does not say whether kernels have ended. No record is appended any more then.
@@ -153,7 +153,7 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
     /// Lets kernels append behind the records.
     fn open(&mut self, len: usize) -> Result<()> {
         let len = len as u64;
-        self.belief = Belief::of(len);
+        self.confirmed = ConfirmedCursor::of(len);
         self.cells.set_wanted(len);
         self.cells.set_end(self.end());
         self.cells.set_cursor(len, self.end())
@@ -331,7 +331,7 @@ impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
             cells: Arc::new(cells),
             records,
             ahead,
-            belief: Belief::default(),
+            confirmed: ConfirmedCursor::default(),
             stopped: None,
             lost: None,
         };

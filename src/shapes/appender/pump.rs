@@ -41,11 +41,11 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
         }
         let len = self.records.len();
         let (place, ahead) = ((len as u64, wanted), self.ahead as u64);
-        let believed = self.belief.records(&self.cells, place, ahead)?;
-        let target = with_those_ahead(believed);
+        let confirmed = self.confirmed.records(&self.cells, place, ahead)?;
+        let target = with_those_ahead(confirmed);
         self.records.reserve(target - len).inspect_err(|_| {
             // The records reserved so far may fit without those ahead. The refusal is reported anyway.
-            let needed = usize::try_from(believed).unwrap_or(most).min(most);
+            let needed = usize::try_from(confirmed).unwrap_or(most).min(most);
             let _ = self.records.reserve(needed.saturating_sub(len));
         })
     }
@@ -114,8 +114,8 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
         if waited.over {
             return;
         }
-        let belief = mem::take(&mut self.belief); // else its drop would wait, too
-        mem::forget((Arc::clone(&self.cells), self.records.chunk_list(), belief));
+        let cursor = mem::take(&mut self.confirmed); // else its drop would wait, too
+        mem::forget((Arc::clone(&self.cells), self.records.chunk_list(), cursor));
         let what = "memory of kernels that append, whose end the driver does not tell";
         log_lost(what, Err(error.clone()));
         self.lost = Some(error);
