@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,6 +23,18 @@ pub(crate) fn object<T>(reference: Option<T>, what: &'static str) -> Outcome<T> 
 pub(crate) fn write<T>(out: Option<&mut MaybeUninit<T>>, value: T) {
     if let Some(out) = out {
         out.write(value);
+    }
+}
+
+/// Writes one of several results; `out` may be null. Places of several results are pointers, because two references to one
+/// place must not exist, and a program may give one place twice.
+///
+/// # Safety
+/// `out` is null or may be written.
+pub(crate) unsafe fn write_one<T>(out: Option<NonNull<T>>, value: impl FnOnce() -> T) {
+    if let Some(out) = out {
+        // SAFETY: the caller's promise; no other reference to the place exists.
+        unsafe { out.write(value()) };
     }
 }
 
@@ -255,16 +268,27 @@ pub(crate) fn read_backing(backing: i32) -> Outcome<Option<Backing>> {
     }
 }
 
-/// Returns what memory is, and writes why to `reason` unless it is null.
-pub(crate) fn backing(chosen: &Chosen, reason: Option<&mut MaybeUninit<*mut c_char>>) -> i32 {
-    if let Some(reason) = reason {
-        reason.write(given_text(chosen.why.to_string()));
-    }
-    match chosen.backing {
+/// Writes what memory is, and why to `reason` unless it is null.
+///
+/// # Safety
+/// `out` and `reason` are null or may be written.
+pub(crate) unsafe fn write_backing(
+    chosen: &Chosen,
+    out: Option<NonNull<i32>>,
+    reason: Option<NonNull<*mut c_char>>,
+) -> Outcome {
+    let backing = match chosen.backing {
         Backing::Driver => EGM_BACKING_DRIVER,
         Backing::Registered => EGM_BACKING_REGISTERED,
         Backing::Auto => EGM_BACKING_AUTO,
+    };
+    object(out, "out")?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        write_one(out, || backing);
+        write_one(reason, || given_text(chosen.why.to_string()));
     }
+    Ok(())
 }
 
 pub(crate) fn read_handle_types(bits: u32) -> Outcome<HandleTypes> {

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 use std::mem::{self, MaybeUninit};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use egmem::driver::{Access, DevicePtr, Location};
@@ -10,7 +11,7 @@ use egmem::memory::CpuView;
 use egmem::share::ImportedBuffer;
 use egmem::{Buffer, Error, Memory, PoolBuffer};
 
-use crate::args::{backing, object, read_backing, read_handle_types};
+use crate::args::{object, read_backing, read_handle_types, write_backing};
 use crate::call::{answer, ask, call, make, noted, on};
 use crate::failure::{Failure, Outcome};
 use crate::options::{check_flags, read, read_grants};
@@ -224,11 +225,13 @@ pub unsafe extern "C" fn egm_buffer_location(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_backing(
     buffer: Option<&egm_buffer>,
-    out: Option<&mut MaybeUninit<i32>>,
-    reason: Option<&mut MaybeUninit<*mut c_char>>,
+    out: Option<NonNull<i32>>,
+    reason: Option<NonNull<*mut c_char>>,
 ) -> egm_status {
-    ask(buffer, "buffer", out, |buffer| {
-        Ok(backing(buffer.own_memory()?.backing(), reason))
+    on(buffer, "buffer", |buffer| {
+        let chosen = buffer.own_memory()?.backing();
+        // SAFETY: the caller's promise.
+        unsafe { write_backing(chosen, out, reason) }
     })
 }
 

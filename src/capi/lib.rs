@@ -5,7 +5,8 @@
 //! panic does not leave the library: it becomes [`EGM_INTERNAL`](egm_status::EGM_INTERNAL).
 //!
 //! Handles and places for results are nullable references, `Option<&T>`: C programs pass pointers that are null or as each
-//! function's contract says. So bodies need unsafe code only for texts, arrays, options, and blocks.
+//! function's contract says. So bodies need unsafe code only for texts, arrays, options, blocks, and the places of several
+//! results, which a program may confuse: those are pointers.
 //!
 //! Rust programs use the crate `egmem` instead.
 #![deny(missing_docs)]

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 use std::mem::{self, MaybeUninit};
+use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use egmem::driver::{DevicePtr, Location};
@@ -9,7 +10,7 @@ use egmem::shapes::ring::{GpuConsumer, GpuProducer, Untyped};
 use egmem::shapes::{Consumer, Producer, Ring};
 use egmem::share::ImportOptions;
 
-use crate::args::object;
+use crate::args::{object, write_one};
 use crate::buffer::pointer;
 use crate::call::{ask, destroy, make, noted, on};
 use crate::failure::{Failure, Outcome};
@@ -120,8 +121,8 @@ fn deadline(timeout_ms: u64) -> Instant {
 pub unsafe extern "C" fn egm_ring_create(
     driver: Option<&egm_driver>,
     options: *const egm_ring_options,
-    producer: Option<&mut MaybeUninit<*mut egm_ring_side>>,
-    consumer: Option<&mut MaybeUninit<*mut egm_ring_side>>,
+    producer: Option<NonNull<*mut egm_ring_side>>,
+    consumer: Option<NonNull<*mut egm_ring_side>>,
 ) -> egm_status {
     let create = |driver: &egm_driver| {
         // SAFETY: the caller's promise.
@@ -146,9 +147,8 @@ pub unsafe extern "C" fn egm_ring_create(
         let ring = ring.create(&driver.driver)?;
         let kinds = [Kind::Producer(ring.producer), Kind::Consumer(ring.consumer)];
         for (out, kind) in [producer, consumer].into_iter().zip(kinds) {
-            if let Some(out) = out {
-                out.write(args::given(egm_ring_side { kind }));
-            }
+            // SAFETY: the caller's promise.
+            unsafe { write_one(out, || args::given(egm_ring_side { kind })) };
         }
         Ok(())
     };
@@ -208,15 +208,20 @@ pub unsafe extern "C" fn egm_ring_peek(
     side: Option<&mut egm_ring_side>,
     most: usize,
     timeout_ms: u64,
-    out: Option<&mut MaybeUninit<*const c_void>>,
-    count: Option<&mut MaybeUninit<usize>>,
+    out: Option<NonNull<*const c_void>>,
+    count: Option<NonNull<usize>>,
 ) -> egm_status {
     on(side, "side", |side| {
-        let (out, count) = (object(out, "out")?, object(count, "count")?);
+        object(out, "out")?;
+        object(count, "count")?;
         let consumer = side.kind.consumer()?;
         let records = consumer.peek_until(most, deadline(timeout_ms))?;
-        out.write(pointer(records.device_ptr().0).cast_const());
-        count.write(records.len());
+        let first = pointer(records.device_ptr().0).cast_const();
+        // SAFETY: the caller's promise.
+        unsafe {
+            write_one(out, || first);
+            write_one(count, || records.len());
+        }
         Ok(())
     })
 }

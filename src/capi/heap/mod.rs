@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use egmem::{Block, Error, Stream};
 
-use crate::args::{backing, object};
+use crate::args::{object, write_backing};
 use crate::call::{ask, call, make, noted, on};
 use crate::failure::{Failure, Outcome, given_json};
 use crate::options::read;
@@ -199,11 +199,12 @@ pub unsafe extern "C" fn egm_heap_usable_size(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_backing(
     heap: Option<&egm_heap>,
-    out: Option<&mut MaybeUninit<i32>>,
-    reason: Option<&mut MaybeUninit<*mut c_char>>,
+    out: Option<NonNull<i32>>,
+    reason: Option<NonNull<*mut c_char>>,
 ) -> egm_status {
-    ask(heap, "heap", out, |heap| {
-        Ok(backing(heap.heap().backing(), reason))
+    on(heap, "heap", |heap| {
+        // SAFETY: the caller's promise.
+        unsafe { write_backing(heap.heap().backing(), out, reason) }
     })
 }
 

@@ -2,8 +2,10 @@
  * egmem for C: Extended GPU Memory, the CPU's memory that is pinned on a chosen NUMA node and that the CPU and every GPU
  * read and write. docs/c.md is the guide; egmem.hpp is for C++.
  *
- * Every call returns a status. EGM_OK is 0. A result is written only if the call succeeds. A handle is destroyed by the
- * function with its name and _destroy; each function says which threads may call it and how long its results are valid.
+ * Every call returns a status. EGM_OK is 0. A result is written only if the call succeeds. The place of a result overlaps no
+ * other argument's memory; of two results of one call at one place, one overwrites the other, whose object or text is lost. A
+ * handle is destroyed by the function with its name and _destroy; each function says which threads may call it and how long
+ * its results are valid.
  * The library never unwinds into the program, and never ends the process.
  *
  * Made by cbindgen from src/capi: do not change it by hand.

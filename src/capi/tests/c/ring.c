@@ -57,6 +57,9 @@ static void one_process(void)
     FAILS(EGM_INVALID_ARGUMENT, egm_ring_peek(producer, 1, 0, &found, &count));
     FAILS(EGM_INVALID_ARGUMENT, egm_ring_reserve(consumer, 1, 0, &room));
     FAILS(EGM_INVALID_ARGUMENT, egm_ring_release(consumer, 4));
+    size_t both = 0; /* one place for two results: one of them overwrites the other */
+    OK(egm_ring_peek(consumer, 2, 0, (const void **)&both, &both));
+    CHECK(both == 2);
     pop(consumer, 1);
     egm_ring_info info;
     OK(egm_ring_get_info(producer, &info));
