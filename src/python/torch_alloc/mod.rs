@@ -14,7 +14,7 @@ use egmem::{Explained, Language};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
-use crate::error::{ToPy, invalid, not_supported};
+use crate::error::{ToPy, not_supported};
 use crate::heap::Heap;
 use crate::interpreter::detached;
 
@@ -337,14 +337,8 @@ pub struct CupySource {
 impl CupySource {
     #[new]
     fn new(heap: &Bound<'_, Heap>) -> PyResult<Self> {
-        let heap = heap.get().handle()?;
-        if heap.driver().is_simulated() {
-            return Err(invalid(
-                "CuPy's GPUs cannot use memory of a simulated driver",
-            ));
-        }
         // CuPy's own pool keeps idle memory.
-        let pool = Box::new(StreamPool::new(heap, 0));
+        let pool = Box::new(StreamPool::new(heap.get().handle()?, 0));
         Ok(Self { pool })
     }
 
@@ -357,6 +351,11 @@ impl CupySource {
             cupy_allocate as *const c_void as usize,
             cupy_free as *const c_void as usize,
         )
+    }
+
+    /// The exception of the last allocation that failed, or `None`.
+    fn last_error(&self) -> Option<PyErr> {
+        self.pool.last_error().map(ToPy::to_py)
     }
 }
 
@@ -374,10 +373,7 @@ unsafe extern "C" fn cupy_allocate(
     let stream = StreamHandle { device, raw: 0 };
     match pool.allocate(size as u64, stream, Caller::WithoutLock) {
         Ok(address) => std::ptr::with_exposed_provenance_mut(address as usize),
-        Err(error) => {
-            tracing::warn!(%error, "CuPy gets no memory");
-            std::ptr::null_mut()
-        }
+        Err(_) => std::ptr::null_mut(), // CuPy's pool asks for it: `last_error`
     }
 }
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Callable, Optional
 
 import cupy
 
 from . import _egmem, _heaps
-from ._errors import OutOfMemory
+from ._errors import InvalidArgument, OutOfMemory
 from ._heaps import GpuLike, NodeLike
 
 __all__ = ["asarray", "memory_pool", "pinned_allocator"]
@@ -25,6 +26,34 @@ def _heap(node: NodeLike, near_gpu: GpuLike, heap: Optional[_egmem.Heap], backin
     return _egmem.Heap(node, near_gpu=near_gpu, label="egmem.cupy", backing=backing)
 
 
+class _Pool(cupy.cuda.MemoryPool):
+    """CuPy's pool above a heap. CuPy drops the reason for its ``OutOfMemoryError``, which becomes the cause here."""
+
+    def __init__(self, source: _egmem._CupySource) -> None:
+        self._failed = threading.local()
+        allocator = cupy.cuda.CFunctionAllocator(*source.functions, source)
+
+        def grow(nbytes: int) -> Any:
+            memory = allocator.malloc(nbytes)
+            if not nbytes or memory.ptr:
+                return memory
+            self._failed.error = error = source.last_error()
+            if error is not None and not isinstance(error, OutOfMemory):
+                raise error
+            # The pool frees its cached memory and retries, and then raises its OutOfMemoryError.
+            raise cupy.cuda.runtime.CUDARuntimeError(_NO_ROOM)
+
+        super().__init__(grow)
+
+    def malloc(self, size: int) -> Any:
+        self._failed.error = None
+        try:
+            return super().malloc(size)
+        except cupy.cuda.memory.OutOfMemoryError as error:
+            # Without one, it is the pool's own limit.
+            raise error from self._failed.error
+
+
 def memory_pool(
     node: NodeLike = None, *, near_gpu: GpuLike = None, heap: Optional[_egmem.Heap] = None, backing: Optional[str] = None
 ) -> Any:
@@ -32,23 +61,16 @@ def memory_pool(
     GPU. Without ``heap`` it makes one; ``backing`` is as for ``egmem.Heap``.
 
     The pool is CuPy's own: it orders reuse by streams and keeps freed memory. It asks the heap when it grows, and raises
-    CuPy's ``OutOfMemoryError`` if the heap has no room.
+    CuPy's ``OutOfMemoryError`` if the heap has no room, with egmem's error as its cause.
 
     >>> pool = egmem.cupy.memory_pool(node=0)                       # doctest: +SKIP
     >>> with cupy.cuda.using_allocator(pool.malloc):                # doctest: +SKIP
     ...     array = cupy.zeros(1 << 30, dtype="u1")
     """
-    source = _egmem._CupySource(_heap(node, near_gpu, heap, backing))
-    allocator = cupy.cuda.CFunctionAllocator(*source.functions, source)
-
-    def grow(nbytes: int) -> Any:
-        memory = allocator.malloc(nbytes)
-        if nbytes and not memory.ptr:
-            # The pool frees its cached memory and retries, and then raises its OutOfMemoryError.
-            raise cupy.cuda.runtime.CUDARuntimeError(_NO_ROOM)
-        return memory
-
-    return cupy.cuda.MemoryPool(grow)
+    heap = _heap(node, near_gpu, heap, backing)
+    if heap.driver.is_simulated:
+        raise InvalidArgument("CuPy's GPUs cannot use memory of a simulated driver", "pass a heap of egmem.open()")
+    return _Pool(_egmem._CupySource(heap))
 
 
 class _Pinned:

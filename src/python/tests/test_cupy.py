@@ -1,0 +1,94 @@
+"""egmem.cupy on the simulator, with a stand-in for the parts of CuPy that its pool consists of."""
+
+import ctypes
+import importlib
+import sys
+import types
+
+import pytest
+
+import egmem
+
+
+class CUDARuntimeError(RuntimeError):
+    def __init__(self, status):
+        self.status = status
+
+
+class OutOfMemoryError(MemoryError):
+    pass
+
+
+class CFunctionAllocator:
+    """Calls the functions as CuPy does: with the GIL."""
+
+    def __init__(self, parameter, malloc, free, owner):
+        signature = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        self._malloc, self._parameter, self._owner = signature(malloc), parameter, owner
+
+    def malloc(self, nbytes):
+        return types.SimpleNamespace(ptr=self._malloc(self._parameter, nbytes, 0))
+
+
+class MemoryPool:
+    """Fails as CuPy's does: after a retry, and without a context."""
+
+    limit = 1 << 40
+
+    def __init__(self, allocator):
+        self._allocator = allocator
+
+    def malloc(self, size):
+        if size > self.limit:
+            raise OutOfMemoryError
+        for _ in range(2):
+            try:
+                return self._allocator(size)
+            except CUDARuntimeError as error:
+                if error.status != 2:
+                    raise
+        raise OutOfMemoryError
+
+
+@pytest.fixture
+def module(monkeypatch):
+    cuda = types.SimpleNamespace(
+        MemoryPool=MemoryPool,
+        CFunctionAllocator=CFunctionAllocator,
+        memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+        runtime=types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
+    monkeypatch.delitem(sys.modules, "egmem.cupy", raising=False)
+    yield importlib.import_module("egmem.cupy")
+    sys.modules.pop("egmem.cupy", None)
+
+
+def pool_of(module, heap):
+    return module._Pool(egmem._egmem._CupySource(heap))
+
+
+def test_an_error_of_cupys_pool_has_egmems_as_its_cause(driver, module):
+    heap = egmem.Heap(0, limit="32MiB", driver=driver)
+    pool = pool_of(module, heap)
+    kept = pool.malloc(1 << 20)
+    assert kept.ptr
+    with pytest.raises(OutOfMemoryError) as raised:
+        pool.malloc(64 << 20)
+    cause = raised.value.__cause__
+    assert isinstance(cause, egmem.OutOfMemory) and "64 MiB" in cause.message and cause.remedy
+    pool.limit = 1 << 20
+    with pytest.raises(OutOfMemoryError) as raised:
+        pool.malloc(2 << 20)
+    assert raised.value.__cause__ is None, "the pool's own limit is no failure of the heap"
+
+
+def test_memory_that_the_gpu_cannot_reach_is_no_lack_of_room(driver, module):
+    heap = egmem.Heap(0, access_by=[1], driver=driver)
+    with pytest.raises(egmem.NotAccessible, match="GPU 0"):
+        pool_of(module, heap).malloc(1 << 20)
+
+
+def test_cupy_gets_no_memory_of_a_simulated_driver(driver, module):
+    with pytest.raises(egmem.InvalidArgument, match="simulated"):
+        module.memory_pool(heap=egmem.Heap(0, driver=driver))
