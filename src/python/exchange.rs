@@ -15,7 +15,7 @@ use pyo3::types::{PyBytes, PyList};
 use crate::args::{self, NodeArg, Size, With, timeout_of};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, ToPy, closed, invalid};
-use crate::interpreter::{Closing, Open, check, closing, lock, waiting};
+use crate::interpreter::{Closing, Open, check, closing, interruptible, lock};
 use crate::ledger::from_program;
 use crate::memory::{Memory, SharedBuffer, make};
 use crate::pickle::{part_of, shareable};
@@ -37,7 +37,7 @@ impl Client {
     ) -> PyResult<T> {
         self.driver.expect_this_process("client").or_raise()?;
         let client = self.inner.value().ok_or_else(|| closed("client"))?;
-        waiting(py, || {
+        interruptible(py, || {
             let done = work(&client);
             drop(client);
             done
@@ -255,7 +255,7 @@ impl RemoteBuffer {
             _ => None,
         };
         let remote = remote.ok_or_else(|| invalid("it is no fetched memory"))?;
-        waiting(py, || remote.release())
+        interruptible(py, || remote.release())
     }
 }
 
@@ -308,7 +308,7 @@ pub fn connect(
         .peers(peers)
         .agent(concat!("egmem ", env!("CARGO_PKG_VERSION"), " (Python)"))
         .timeout(timeout_of(timeout)?);
-    let client = waiting(py, || {
+    let client = interruptible(py, || {
         blocking::Client::connect_interruptible(options, &driver, check())
     })?;
     let client = Client {

@@ -13,8 +13,8 @@ use pyo3::prelude::*;
 
 use crate::args::{self, timeout_of};
 use crate::driver::{Driver, given_or_default};
-use crate::error::{ToPy, not_supported, raise};
-use crate::interpreter::{closing, object};
+use crate::error::{OrRaise, ToPy, not_supported, raise};
+use crate::interpreter::{SLICE, closing, object, signals};
 use crate::ledger::from_program;
 use crate::memory::{SharedBuffer, make};
 use crate::region::Owner;
@@ -23,33 +23,12 @@ use crate::shared_heap::SharedHeap;
 use crate::stream::Event;
 use crate::tickets::{CLOSED, GRANTED, PATIENCE, TEXT, UNKNOWN};
 
-/// How long a wait may last before signals are looked for.
-pub const SLICE: Duration = Duration::from_millis(50);
-
-/// Why another process gives nothing.
-pub enum Refused {
-    /// The process that made a ticket does not answer: it has ended.
-    Ended,
-    /// Its memory was closed.
-    Closed,
-    /// The ticket was used before, or is no ticket.
-    Unknown,
-    /// The memory could not be exported.
-    Failed(String),
-    /// A side of a ring was not handed over.
-    NoSide(String),
-    /// The connection failed.
-    Lost(Error),
-    /// The caller stopped the wait.
-    Stopped,
-}
-
 /// What another process has pickled.
 enum Received {
     Memory(ImportedBuffer),
     Heap(Channel),
     Event(egmem::Event),
-    Ring(RingSide),
+    Ring(Side),
 }
 
 /// Receives what another process has pickled.
@@ -65,42 +44,33 @@ pub fn unpickle<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let driver = given_or_default(py, None)?;
     expect_kind(&driver, process, simulated)?;
-    let receive = |channel: &mut Channel| {
+    let receive = || -> PyResult<Received> {
+        let mut channel = connect_to(name, process)?;
+        channel.send_text(ticket).or_raise()?;
+        granted(&mut channel, process, kind)??;
+        if kind == "heap" {
+            return Ok(Received::Heap(channel));
+        }
+        wait(&mut channel, PATIENCE)?;
         let options = ImportOptions::new();
-        Ok(match kind {
-            "event" => Received::Event(channel.receive_event(&driver)?),
-            "producer" => {
-                let side = Producer::receive_untyped(&driver, channel, options)?;
-                Received::Ring(RingSide::of(&driver, Side::Producer(side)))
-            }
-            "consumer" => {
-                let side = Consumer::receive_untyped(&driver, channel, options)?;
-                Received::Ring(RingSide::of(&driver, Side::Consumer(side)))
-            }
-            _ => Received::Memory(receive_from(channel, &driver, None)?),
-        })
+        let received = match kind {
+            "event" => channel.receive_event(&driver).map(Received::Event),
+            "producer" => Producer::receive_untyped(&driver, &mut channel, options)
+                .map(|side| Received::Ring(Side::Producer(side))),
+            "consumer" => Consumer::receive_untyped(&driver, &mut channel, options)
+                .map(|side| Received::Ring(Side::Consumer(side))),
+            _ => receive_from(&mut channel, &driver, None).map(Received::Memory),
+        };
+        received.or_raise()
     };
-    let received = from_program(py, || {
-        waiting(py, process, |go_on| {
-            let mut channel = redeem(name, ticket, go_on).map_err(|refused| match refused {
-                Refused::Failed(why) if kind != "memory" => Refused::NoSide(why),
-                refused => refused,
-            })?;
-            if kind == "heap" {
-                return Ok(Received::Heap(channel));
-            }
-            wait(&mut channel, PATIENCE, go_on)?;
-            receive(&mut channel).map_err(Refused::Lost)
-        })
-    });
-    match received? {
+    match from_program(py, || py.detach(receive))? {
         Received::Memory(imported) => make(py, SharedBuffer, Owner::Imported(imported)),
         Received::Heap(channel) => {
             let heap = SharedHeap::new(channel, driver, process);
             object(py, closing(heap))
         }
         Received::Event(event) => object(py, Event::of(event)),
-        Received::Ring(side) => object(py, side),
+        Received::Ring(side) => object(py, RingSide::of(&driver, side)),
     }
 }
 
@@ -123,125 +93,81 @@ pub fn expect_kind(driver: &Native, process: u32, simulated: bool) -> PyResult<(
     ))
 }
 
-/// Returns the exception for memory that was not received from a process.
-fn explain(refused: Refused, process: u32) -> PyErr {
-    let (class, message, remedy) = match refused {
-        Refused::Lost(error) => return error.to_py(),
-        Refused::Ended => (
+/// Waits until a message comes on a channel, without the GIL.
+///
+/// # Errors
+/// `TimedOut`; that of a signal's handler; the channel's.
+pub fn wait(channel: &mut Channel, patience: Duration) -> PyResult<()> {
+    let begun = Instant::now();
+    while !channel.wait_for_message(SLICE).or_raise()? {
+        signals()?;
+        if begun.elapsed() >= patience {
+            return Err(Error::timed_out("waiting for memory", patience).to_py());
+        }
+    }
+    Ok(())
+}
+
+/// Connects to the socket of a process that pickled something.
+///
+/// # Errors
+/// `ConnectionFailed`; `Refused` if another user's process has the socket's name by now.
+fn connect_to(name: &str, process: u32) -> PyResult<Channel> {
+    let address = SocketAddr::from_abstract_name(name);
+    let stream = address.and_then(|address| UnixStream::connect_addr(&address));
+    let stream = stream.map_err(|error| match error.kind() {
+        ErrorKind::ConnectionRefused | ErrorKind::NotFound => raise(
             "ConnectionFailed",
-            format!("process {process}, which pickled the memory, has ended"),
+            &format!("process {process}, which pickled the memory, has ended"),
             "keep it until the processes that get its memory have unpickled it; after that it may end",
+            None,
         ),
-        Refused::Closed => (
+        _ => {
+            let what = "connecting to the process that pickled the memory";
+            Error::from(egmem::Error::system(what, &error)).to_py()
+        }
+    })?;
+    let mut channel = Channel::new(stream, &Peers::same_user()).or_raise()?;
+    channel.set_timeout(PATIENCE);
+    Ok(channel)
+}
+
+/// Receives an answer: what follows the word that grants something, or why nothing is granted. The channel can be used after
+/// both.
+///
+/// # Errors
+/// Those of [`wait`].
+pub fn granted(channel: &mut Channel, process: u32, kind: &str) -> PyResult<PyResult<String>> {
+    wait(channel, PATIENCE)?;
+    let answer = channel.receive_text(TEXT).or_raise()?;
+    if let Some(rest) = answer.strip_prefix(GRANTED) {
+        return Ok(Ok(rest.trim().to_owned()));
+    }
+    let (class, message, remedy) = match (&*answer, kind) {
+        (CLOSED, _) => (
             "Closed",
             format!("process {process} has closed what it pickled"),
             "keep it open there until the other process is done with it",
         ),
-        Refused::Unknown => (
+        (UNKNOWN, _) => (
             "Refused",
             format!(
                 "process {process} does not know this pickle: it was unpickled before, or is too old"
             ),
             "pickle the memory once for each process that gets it",
         ),
-        Refused::Failed(why) => (
-            "Refused",
-            format!("process {process} could not export the memory: {why}"),
-            "pass the offset of a live block, or pickle memory that can be exported",
-        ),
-        Refused::NoSide(why) => (
+        (why, "producer" | "consumer") => (
             "Refused",
             format!("process {process} did not hand over its side of a ring: {why}"),
             "keep one side in the process that pickles the other; pickle it again once the third process has ended",
         ),
-        Refused::Stopped => ("Error", "the wait was stopped".into(), "try again"),
+        (why, _) => (
+            "Refused",
+            format!("process {process} could not export what it pickled: {why}"),
+            "pass the offset of a live block, or pickle memory that can be exported",
+        ),
     };
-    raise(class, &message, remedy, None)
-}
-
-/// Calls `work` without the GIL, which asks `process` for something. The function that it gets looks for signals, and returns
-/// `false` if one raised.
-///
-/// # Errors
-/// The exception of a signal's handler; that of the refusal.
-pub fn waiting<T: Send>(
-    py: Python<'_>,
-    process: u32,
-    work: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, Refused> + Send,
-) -> PyResult<T> {
-    let mut raised = None;
-    let done = py.detach(|| {
-        work(&mut || match Python::attach(|py| py.check_signals()) {
-            Ok(()) => true,
-            Err(error) => {
-                raised = Some(error);
-                false
-            }
-        })
-    });
-    match raised {
-        Some(error) => Err(error),
-        None => done.map_err(|refused| explain(refused, process)),
-    }
-}
-
-/// Waits until a message comes on a channel. `go_on` is asked between waits.
-pub fn wait(
-    channel: &mut Channel,
-    patience: Duration,
-    go_on: &mut dyn FnMut() -> bool,
-) -> Result<(), Refused> {
-    let begun = Instant::now();
-    while !channel.wait_for_message(SLICE).map_err(Refused::Lost)? {
-        if !go_on() {
-            return Err(Refused::Stopped);
-        }
-        if begun.elapsed() >= patience {
-            let error = Error::timed_out("waiting for memory", patience);
-            return Err(Refused::Lost(error));
-        }
-    }
-    Ok(())
-}
-
-/// Presents a ticket at a socket, and returns the channel on which what it admits to comes. `go_on` is asked between
-/// waits.
-///
-/// # Errors
-/// Why there is no memory.
-fn redeem(name: &str, ticket: &str, go_on: &mut dyn FnMut() -> bool) -> Result<Channel, Refused> {
-    let connect = || {
-        let address = SocketAddr::from_abstract_name(name)?;
-        UnixStream::connect_addr(&address)
-    };
-    let stream = connect().map_err(|error| match error.kind() {
-        ErrorKind::ConnectionRefused | ErrorKind::NotFound => Refused::Ended,
-        _ => {
-            let what = "connecting to the process that pickled the memory";
-            Refused::Lost(egmem::Error::system(what, &error).into())
-        }
-    })?;
-    // Another user's process may have the name by now.
-    let mut channel = Channel::new(stream, &Peers::same_user()).map_err(Refused::Lost)?;
-    channel.set_timeout(PATIENCE);
-    channel.send_text(ticket).map_err(Refused::Lost)?;
-    granted(&mut channel, go_on)?;
-    Ok(channel)
-}
-
-/// Receives an answer: what follows the word that grants something.
-///
-/// # Errors
-/// Why nothing is granted.
-pub fn granted(channel: &mut Channel, go_on: &mut dyn FnMut() -> bool) -> Result<String, Refused> {
-    wait(channel, PATIENCE, go_on)?;
-    let answer = channel.receive_text(TEXT).map_err(Refused::Lost)?;
-    match (answer.as_str(), answer.strip_prefix(GRANTED)) {
-        (_, Some(rest)) => Ok(rest.trim().to_owned()),
-        (CLOSED, _) => Err(Refused::Closed),
-        (UNKNOWN, _) => Err(Refused::Unknown),
-        (why, _) => Err(Refused::Failed(why.to_owned())),
-    }
+    Ok(Err(raise(class, &message, remedy, None)))
 }
 
 /// Receives memory that another process of this user offers at a socket: by `Memory.share`, or by a program in Rust or C.
@@ -259,12 +185,8 @@ pub fn receive<'py>(
     driver: Option<&Bound<'_, Driver>>,
     timeout: f64,
     mode: Option<&str>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let driver = given_or_default(py, driver)?;
-    let access = mode.map(args::mode).transpose()?;
-    let received = receive_at(py, &path, &driver, access, (timeout_of(timeout)?, true))?;
-    let received = received.ok_or_else(|| explain(Refused::Ended, 0))?; // it has waited for the socket
-    make(py, SharedBuffer, Owner::Imported(received))
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    receive_at(py, &path, driver, (timeout, true), mode)
 }
 
 /// Receives memory as `receive` does, but does not wait for the socket: returns `None` if no process listens there.
@@ -276,73 +198,60 @@ pub fn receive_offered<'py>(
     driver: &Bound<'_, Driver>,
     timeout: f64,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let driver = given_or_default(py, Some(driver))?;
-    let received = receive_at(py, &path, &driver, None, (timeout_of(timeout)?, false))?;
+    receive_at(py, &path, Some(driver), (timeout, false), None)
+}
+
+/// Receives memory at a socket. `for_socket` says whether to wait for the socket too: `None` otherwise if no process listens
+/// there.
+fn receive_at<'py>(
+    py: Python<'py>,
+    path: &Path,
+    driver: Option<&Bound<'_, Driver>>,
+    (timeout, for_socket): (f64, bool),
+    mode: Option<&str>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let driver = given_or_default(py, driver)?;
+    let access = mode.map(args::mode).transpose()?;
+    let patience = timeout_of(timeout)?;
+    let receive = || -> PyResult<Option<ImportedBuffer>> {
+        let begun = Instant::now();
+        let Some(mut channel) = connect(path, patience, for_socket)? else {
+            return Ok(None);
+        };
+        wait(&mut channel, patience.saturating_sub(begun.elapsed()))?;
+        let received = receive_from(&mut channel, &driver, access);
+        received.map(Some).or_raise()
+    };
+    let received = from_program(py, || py.detach(receive))?;
     let object = |imported| make(py, SharedBuffer, Owner::Imported(imported));
     received.map(object).transpose()
 }
 
-/// Receives memory at a socket. The last argument says how long to wait, and whether to wait for the socket too: `None`
-/// otherwise if no process listens there.
-fn receive_at(
-    py: Python<'_>,
-    path: &Path,
-    driver: &Native,
-    access: Option<Access>,
-    (patience, for_socket): (Duration, bool),
-) -> PyResult<Option<ImportedBuffer>> {
-    from_program(py, || {
-        // Without a ticket it is refused by no process, only lost.
-        waiting(py, 0, |go_on| {
-            let begun = Instant::now();
-            let mut channel = match connect(path, (patience, for_socket), go_on) {
-                Err(Refused::Lost(error)) if !for_socket && nobody_listens(&error) => {
-                    return Ok(None);
-                }
-                channel => channel?,
-            };
-            let left = patience.saturating_sub(begun.elapsed());
-            wait(&mut channel, left, go_on)?;
-            let received = receive_from(&mut channel, driver, access);
-            received.map(Some).map_err(Refused::Lost)
-        })
-    })
-}
-
-fn nobody_listens(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::Unreachable {
-            cause: Unreachable::NoSocket | Unreachable::NobodyListens,
-            ..
-        }
-    )
-}
-
-/// Connects to a socket. `for_socket` says whether to wait until there is one.
-fn connect(
-    path: &Path,
-    (patience, for_socket): (Duration, bool),
-    go_on: &mut dyn FnMut() -> bool,
-) -> Result<Channel, Refused> {
+/// Connects to a socket. `for_socket` says whether to wait until there is one: `None` otherwise if no process listens there.
+fn connect(path: &Path, patience: Duration, for_socket: bool) -> PyResult<Option<Channel>> {
     let begun = Instant::now();
     loop {
         let left = patience.saturating_sub(begun.elapsed());
         let error = match Channel::connect_within(path, Peers::same_user(), SLICE) {
-            Ok(channel) => return Ok(channel),
+            Ok(channel) => return Ok(Some(channel)),
             Err(error) => error,
         };
         let may_come = match &error {
             Error::TimedOut { .. } => true,
-            error => for_socket && nobody_listens(error),
+            Error::Unreachable {
+                cause: Unreachable::NoSocket | Unreachable::NobodyListens,
+                ..
+            } => match for_socket {
+                true => true,
+                false => return Ok(None),
+            },
+            _ => false,
         };
         if !may_come || left.is_zero() {
-            return Err(Refused::Lost(error));
+            return Err(error.to_py());
         }
         std::thread::sleep(SLICE.min(left));
-        if !go_on() {
-            return Err(Refused::Stopped);
-        }
+        signals()?;
     }
 }
 

@@ -11,11 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use egmem::driver::PerProcess;
-use egmem::exchange::Error;
 use egmem::exchange::blocking::Check;
 use egmem::{Driver, Progress};
 use pyo3::PyClass;
-use pyo3::exceptions::{PyKeyboardInterrupt, PyTypeError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use serde::Serialize;
 
@@ -191,45 +190,60 @@ pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound
     py.import("json")?.call_method1("loads", (text,))
 }
 
-/// How often a wait for a GPU runs Python's signal handlers.
-const CHECK: Duration = Duration::from_millis(50);
+/// How often a wait runs Python's signal handlers.
+pub const SLICE: Duration = Duration::from_millis(50);
 /// How long a wait for a GPU asks without pauses: most copies end meanwhile.
 const BUSY: Duration = Duration::from_millis(1);
 /// The longest pause between two questions.
 const PAUSE: Duration = Duration::from_millis(1);
 
 thread_local! {
-    /// The exception with which a handler broke this thread's wait off.
+    /// The exception with which Python broke off this thread's call.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+    /// The function that this thread's call of [`told`] has, which may be none.
+    static TOLD: RefCell<Option<Option<Py<PyAny>>>> = const { RefCell::new(None) };
 }
 
-/// Returns the check of clients whose calls are made by [`waiting`].
-pub fn check() -> Check {
-    Arc::new(|| {
-        // At the interpreter's end no handler runs.
-        match Python::try_attach(|py| py.check_signals()) {
-            Some(Err(error)) => {
-                RAISED.set(Some(error));
-                ControlFlow::Break(())
-            }
-            _ => ControlFlow::Continue(()),
+/// Calls Python, which breaks a call of [`interruptible`] off if it raises. At the interpreter's end nothing is called.
+fn goes_on(call: impl FnOnce(Python<'_>) -> PyResult<()>) -> ControlFlow<()> {
+    match Python::try_attach(call) {
+        Some(Err(error)) => {
+            RAISED.set(Some(error));
+            ControlFlow::Break(())
         }
-    })
+        _ => ControlFlow::Continue(()),
+    }
 }
 
-/// Runs calls of a client without the GIL.
+/// Returns the check of clients whose calls are made by [`interruptible`].
+pub fn check() -> Check {
+    Arc::new(|| goes_on(|py| py.check_signals()))
+}
+
+/// Runs Python's signal handlers, for a wait without the GIL.
 ///
 /// # Errors
-/// The exception of a signal handler; otherwise the error of the calls.
-pub fn waiting<T: Send>(
+/// The exception of a handler.
+pub fn signals() -> PyResult<()> {
+    Python::try_attach(|py| py.check_signals()).unwrap_or(Ok(()))
+}
+
+/// Runs `work` without the GIL.
+///
+/// # Errors
+/// The exception with which Python broke it off; otherwise the error of `work`.
+pub fn interruptible<T: Send, E: ToPy + Send>(
     py: Python<'_>,
-    calls: impl FnOnce() -> Result<T, Error> + Send,
+    work: impl FnOnce() -> Result<T, E> + Send,
 ) -> PyResult<T> {
-    match py.detach(calls) {
-        Err(Error::Interrupted) => Err(RAISED
-            .take()
-            .unwrap_or_else(|| PyKeyboardInterrupt::new_err(()))),
-        done => done.or_raise(),
+    RAISED.take();
+    let done = py.detach(work);
+    match RAISED.take() {
+        Some(error) => {
+            py.detach(|| drop(done));
+            Err(error)
+        }
+        None => done.or_raise(),
     }
 }
 
@@ -240,7 +254,7 @@ pub fn waiting<T: Send>(
 pub fn until<T: Send>(py: Python<'_>, mut ask: impl FnMut() -> Option<T> + Send) -> PyResult<T> {
     let begun = Instant::now();
     loop {
-        let slice = Instant::now() + CHECK;
+        let slice = Instant::now() + SLICE;
         let answer = py.detach(|| {
             loop {
                 let answer = ask();
@@ -260,92 +274,40 @@ pub fn until<T: Send>(py: Python<'_>, mut ask: impl FnMut() -> Option<T> + Send)
     }
 }
 
-/// Runs `work` without the GIL. The function that it gets checks signals and calls `progress(done, total)`; `work`
-/// must call it with no lock held. If Python raises there, the function breaks.
+/// Runs `work` without the GIL. The function that it gets runs signal handlers and calls `progress(done, total)`, and breaks
+/// if Python raises there; `work` must call it with no lock held. It calls nothing in another thread: no other one takes
+/// the GIL for it, which would end the process at the interpreter's end.
 ///
 /// # Errors
 /// The exception that Python raised; otherwise the error of `work`.
 pub fn told<T: Send, E: ToPy + Send>(
     py: Python<'_>,
     progress: Option<&Bound<'_, PyAny>>,
-    work: impl FnOnce(&mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<T, E> + Send,
+    work: impl FnOnce(fn(Progress) -> ControlFlow<()>) -> Result<T, E> + Send,
 ) -> PyResult<T> {
-    let mut calls = Calls::of(progress);
-    let done = py.detach(|| work(&mut |made| calls.tell(made)));
-    calls.result(done)
+    // The function may make such a call itself.
+    let outer = TOLD.replace(Some(progress.map(|progress| progress.clone().unbind())));
+    let done = interruptible(py, || work(tell));
+    TOLD.set(outer);
+    done
 }
 
-/// As [`told`], for growth that another thread continues when `work` is over. The function is called in this thread
-/// alone: no other one takes the GIL for it, which would end the process at the interpreter's end.
-///
-/// # Errors
-/// As `told`.
-pub fn told_at_first<T: Send, E: ToPy + Send>(
-    py: Python<'_>,
-    progress: Option<&Bound<'_, PyAny>>,
-    work: impl FnOnce(Box<dyn FnMut(Progress) -> ControlFlow<()> + Send>) -> Result<T, E> + Send,
-) -> PyResult<T> {
-    // `None` outside of a call, and when `work` is over: the other thread drops no Python object.
-    let calls = Arc::new(Mutex::new(Some(Calls::of(progress))));
-    let (of_function, caller) = (Arc::clone(&calls), thread::current().id());
-    let tell = move |made| {
-        if thread::current().id() != caller {
-            return ControlFlow::Continue(());
-        }
-        let Some(mut calls) = lock(&of_function).take() else {
-            return ControlFlow::Continue(());
-        };
-        let goes_on = calls.tell(made);
-        *lock(&of_function) = Some(calls);
-        goes_on
+fn tell(made: Progress) -> ControlFlow<()> {
+    let Some(progress) = TOLD.take() else {
+        return ControlFlow::Continue(()); // another thread's
     };
-    let done = py.detach(|| work(Box::new(tell)));
-    let calls = lock(&calls).take();
-    match calls {
-        Some(calls) => calls.result(done),
-        None => done.or_raise(),
-    }
-}
-
-/// Calls of a function, until one raises.
-struct Calls {
-    progress: Option<Py<PyAny>>,
-    raised: Option<PyErr>,
-}
-
-impl Calls {
-    fn of(progress: Option<&Bound<'_, PyAny>>) -> Self {
-        Self {
-            progress: progress.map(|progress| progress.clone().unbind()),
-            raised: None,
-        }
-    }
-
-    fn tell(&mut self, made: Progress) -> ControlFlow<()> {
-        // The interpreter checks signals itself when the call is over.
-        if self.progress.is_none() && made.done == made.total {
-            return ControlFlow::Continue(());
-        }
-        let told = Python::attach(|py| {
+    // The interpreter runs handlers itself when the call is over.
+    let is_over = progress.is_none() && made.done == made.total;
+    let told = match is_over {
+        true => ControlFlow::Continue(()),
+        false => goes_on(|py| {
             py.check_signals()?;
-            match &self.progress {
+            match &progress {
                 Some(progress) => progress.call1(py, (made.done, made.total)).map(drop),
                 None => Ok(()),
             }
-        });
-        match told {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(error) => {
-                self.raised = Some(error);
-                ControlFlow::Break(())
-            }
-        }
-    }
-
-    fn result<T, E: ToPy>(self, done: Result<T, E>) -> PyResult<T> {
-        match self.raised {
-            Some(error) => Err(error),
-            None => done.or_raise(),
-        }
-    }
+        }),
+    };
+    TOLD.set(Some(progress));
+    told
 }

@@ -11,9 +11,9 @@ use egmem::share::{Channel, Error};
 use pyo3::prelude::*;
 
 use crate::args::Size;
-use crate::error::{OrRaise, raise};
-use crate::import::{Refused, SLICE, granted, receive_from, wait, waiting};
-use crate::interpreter::{Closing, drop_detached, lock};
+use crate::error::{OrRaise, ToPy, raise};
+use crate::import::{granted, receive_from, wait};
+use crate::interpreter::{Closing, SLICE, drop_detached, lock, signals};
 use crate::ledger::from_program;
 use crate::memory::{SharedBuffer, make};
 use crate::region::{Owner, Region, expect_within};
@@ -61,66 +61,69 @@ impl SharedHeap {
     }
 
     /// Asks the other process for the chunk at an offset.
-    fn ask(&self, offset: u64, go_on: &mut dyn FnMut() -> bool) -> Result<(), Refused> {
+    fn ask(&self, offset: u64) -> PyResult<()> {
         let mut channel = loop {
             let mut connection = lock(&self.connection);
             match std::mem::replace(&mut *connection, Connection::Used) {
                 Connection::Free(channel) => break channel,
                 Connection::Closed => {
                     *connection = Connection::Closed;
-                    return Err(Refused::Closed);
+                    drop(connection);
+                    return Err(raise(
+                        "Closed",
+                        "the heap is closed, or the connection to its process has ended",
+                        "keep both heaps open, and ask again only after a call that was not interrupted",
+                        None,
+                    ));
                 }
                 Connection::Used => {}
             }
             drop(connection);
             std::thread::sleep(SLICE / 50);
-            if !go_on() {
-                return Err(Refused::Stopped);
-            }
+            signals()?;
         };
         // Another thread may have asked for it meanwhile.
         let answer = match self.mapped(offset) {
-            Some(_) => Ok(()),
-            None => self.ask_on(&mut channel, offset, go_on),
+            Some(_) => Ok(Ok(())),
+            None => self.ask_on(&mut channel, offset),
         };
         let mut connection = lock(&self.connection);
-        if let (Connection::Used, Ok(()) | Err(Refused::Closed | Refused::Failed(_))) =
-            (&*connection, &answer)
-        {
+        if let (Connection::Used, Ok(_)) = (&*connection, &answer) {
             *connection = Connection::Free(channel);
         } else {
             // The rest of an answer may come.
             *connection = Connection::Closed;
         }
-        answer
+        drop(connection);
+        answer?
     }
 
-    fn ask_on(
-        &self,
-        channel: &mut Channel,
-        offset: u64,
-        go_on: &mut dyn FnMut() -> bool,
-    ) -> Result<(), Refused> {
-        channel
-            .send_text(&offset.to_string())
-            .map_err(Refused::Lost)?;
-        let start = granted(channel, go_on)?;
+    /// Asks on the connection; returns whether the other process has granted the chunk.
+    ///
+    /// # Errors
+    /// Those after which the connection cannot be used.
+    fn ask_on(&self, channel: &mut Channel, offset: u64) -> PyResult<PyResult<()>> {
+        channel.send_text(&offset.to_string()).or_raise()?;
+        let start = match granted(channel, self.process, "heap")? {
+            Ok(start) => start,
+            Err(refused) => return Ok(Err(refused)),
+        };
         let start: u64 = start.parse().map_err(|_| self.broken())?;
-        wait(channel, PATIENCE, go_on)?;
-        let imported = receive_from(channel, &self.driver, None).map_err(Refused::Lost)?;
+        wait(channel, PATIENCE)?;
+        let imported = receive_from(channel, &self.driver, None).or_raise()?;
         let chunk = Arc::new(Region::new(Owner::Imported(imported)));
         // Otherwise the caller would ask for ever.
         if offset.checked_sub(start).is_none_or(|at| at >= chunk.len) {
             return Err(self.broken());
         }
         lock(&self.chunks).insert(start, chunk);
-        Ok(())
+        Ok(Ok(()))
     }
 
-    /// Returns the refusal for an answer that makes no sense, which ends the connection: the rest of it may come.
-    fn broken(&self) -> Refused {
+    /// Returns the exception for an answer that makes no sense, which ends the connection: the rest of it may come.
+    fn broken(&self) -> PyErr {
         let peer = format!("process {}", self.process);
-        Refused::Lost(Error::protocol(peer, "no chunk of the heap at the offset"))
+        Error::protocol(peer, "no chunk of the heap at the offset").to_py()
     }
 
     fn is_closed(&self) -> bool {
@@ -156,23 +159,15 @@ impl SharedHeap {
         self.driver.expect_this_process("heap").or_raise()?;
         let (offset, nbytes) = (offset.0, nbytes.0);
         // Memory that is mapped here is valid without the other process.
-        if self.mapped(offset).is_none() && self.is_closed() {
-            return Err(raise(
-                "Closed",
-                "the heap is closed, or the connection to its process has ended",
-                "keep both heaps open, and ask again only after a call that was not interrupted",
-                None,
-            ));
-        }
-        let find = |go_on: &mut dyn FnMut() -> bool| {
+        let find = || {
             loop {
                 match self.mapped(offset) {
-                    Some(found) => return Ok(found),
-                    None => self.ask(offset, go_on)?,
+                    Some(found) => return Ok::<_, PyErr>(found),
+                    None => self.ask(offset)?,
                 }
             }
         };
-        let (start, whole) = from_program(py, || waiting(py, self.process, find))?;
+        let (start, whole) = from_program(py, || py.detach(find))?;
         let offset = offset - start;
         expect_within(offset, nbytes, whole.len).or_raise()?;
         let len = nbytes;

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use egmem::driver::Driver;
 use egmem::kv::{self, TierEventKind};
@@ -13,10 +13,7 @@ use pyo3::types::PyBytes;
 
 use crate::args::timeout_of;
 use crate::error::{OrRaise, closed};
-use crate::interpreter::{Closing, Open, drop_detached, lock};
-
-/// How often a wait runs Python's signal handlers, and finds that the queue was closed.
-const CHECK: Duration = Duration::from_millis(50);
+use crate::interpreter::{Closing, Open, SLICE, drop_detached, lock};
 
 /// A change of keys that one call made.
 #[pyclass(frozen, get_all, module = "egmem.kv")]
@@ -85,7 +82,7 @@ impl Events {
         // The queue is looked up each time: another thread may close it.
         while let Some(events) = self.inner.value() {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let slice = left.map_or(CHECK, |left| left.min(CHECK));
+            let slice = left.map_or(SLICE, |left| left.min(SLICE));
             let (event, is_over) = py.detach(move || {
                 let event = events.next_timeout(slice);
                 (event, events.is_over())

@@ -1,7 +1,6 @@
 //! A tier that is open until Python closes it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use egmem::GrowthState;
 use egmem::driver::Location;
@@ -13,7 +12,7 @@ use pyo3::prelude::*;
 use super::{Groups, Keys, no_group};
 use crate::args::{Count, OneOrEach, Size, choice};
 use crate::error::{OrRaise, closed, invalid};
-use crate::interpreter::Open;
+use crate::interpreter::{Open, SLICE};
 use crate::ledger::{Words, backing_at};
 use crate::memory::Memory;
 use crate::region::{Owner, Region};
@@ -169,9 +168,6 @@ fn options(owner: &Owner) -> PyResult<AttachOptions> {
     }
 }
 
-/// How often a wait runs Python's signal handlers and tells progress.
-const CHECK: Duration = Duration::from_millis(50);
-
 /// Returns the word for whether a tier grows.
 pub fn growth(tier: &kv::Tier) -> &'static str {
     match tier.growth() {
@@ -194,7 +190,7 @@ pub fn waiting(
     let mut told = None;
     loop {
         let tier = tier()?;
-        let ended = py.detach(|| tier.wait_grown_timeout(CHECK));
+        let ended = py.detach(|| tier.wait_grown_timeout(SLICE));
         let made = tier.grown();
         crate::interpreter::drop_detached(tier);
         if let Some(progress) = progress

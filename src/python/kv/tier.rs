@@ -15,7 +15,7 @@ use super::{Groups, Keys, listed};
 use crate::args::{self, Count, GpuArg, NodeArg, Size, With};
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
-use crate::interpreter::{Closing, closing, told, told_at_first};
+use crate::interpreter::{Closing, closing, told};
 use crate::ledger::from_program;
 use crate::memory::Memory;
 use crate::places::location;
@@ -74,11 +74,11 @@ impl Tier {
                 kv::TierOptions::backing,
             )
             .label(label.unwrap_or_else(|| "egmem.kv".into()));
-        let tier = from_program(py, || match background {
-            true => told_at_first(py, progress, |tell| {
-                options.create_in_background(&driver, tell)
-            }),
-            false => told(py, progress, |tell| options.create_with(&driver, tell)),
+        let tier = from_program(py, || {
+            told(py, progress, |tell| match background {
+                true => options.create_in_background(&driver, tell),
+                false => options.create_with(&driver, tell),
+            })
         })?;
         Ok(closing(Self(OpenTier::of(
             tier,
