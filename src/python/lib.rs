@@ -74,9 +74,11 @@ mod _egmem {
     #[pymodule_export]
     use crate::kv::gpu_pages::GpuPages;
     #[pymodule_export]
+    use crate::kv::open_tier::Tier;
+    #[pymodule_export]
     use crate::kv::store::{Job, Load, PageView, Store};
     #[pymodule_export]
-    use crate::kv::tier::{Member, Tier};
+    use crate::kv::tier::Member;
     #[pymodule_export]
     use crate::ledger::{Allocation, Located, allocations, locate, memory_summary};
     #[pymodule_export]

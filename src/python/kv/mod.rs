@@ -2,7 +2,7 @@
 
 pub mod events;
 pub mod gpu_pages;
-mod open_tier;
+pub mod open_tier;
 pub mod store;
 pub mod tier;
 

@@ -1,52 +1,69 @@
-//! A tier that is open until Python closes it.
+//! The class `egmem.kv.Tier`, open until Python closes it; its methods are in `tier.rs`.
 
 use std::sync::Arc;
 
-use egmem::GrowthState;
 use egmem::driver::Location;
 use egmem::kv::{self, AttachOptions, Key, PageId, TierOptions, Verify};
 use egmem::size::Bytes;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use super::{Groups, Keys, no_group};
+use super::{Groups, Keys};
 use crate::args::{Count, OneOrEach, Size, choice};
 use crate::error::{OrRaise, closed, invalid};
-use crate::interpreter::{Open, SLICE};
+use crate::interpreter::{Closing, Open, SLICE, closing, drop_detached};
 use crate::ledger::{Words, backing_at};
 use crate::memory::Memory;
 use crate::region::{Owner, Region};
-use crate::share::Ends;
+use crate::share::{Ends, Offer};
 
-/// A tier, and what is known of it when it is closed.
-pub struct OpenTier {
+/// Fixed pages of pinned host memory by key, in least-recently-used order: the tier below a serving engine's cache.
+///
+/// `Tier(pages=4096, page_bytes=65536, node=0)` allocates the memory. Pages lie side by side, and none is rounded up.
+/// `Tier(bytes="48GiB", page_bytes=[65536, 18432])` has groups of keys, whose pages have these sizes and share the bytes. `group=` of a
+/// method is the group of all keys, or a sequence with one for each; equal bytes in two groups are two keys.
+///
+/// A key is `bytes`, such as the hash of a block of tokens and of all before it. Keys of up to 64 bytes are kept as they
+/// are; of a longer one the tier keeps a hash of 32 bytes: `stored_key`. `near_gpu`, `access_by` and `label` are as for `Buffer`.
+/// So is `backing`, whose default is `"auto"` here.
+///
+/// `verify` is `"never"`, `"sample"` or `"always"`: whether commits compute checksums of pages, and `prepare_load` checks one
+/// page in 16, or each. A page with other bytes than were committed is a miss: `NotReady`, and `damaged` in `stats`.
+///
+/// `progress(done, total)` is called after each chunk of memory, in bytes and with no lock held. If it raises, or a
+/// signal does, such as Ctrl-C between two chunks, everything is given back. With `background=True` the tier is there
+/// as soon as its first page is: `progress` is called until then, and a thread creates the rest, whose pages are free
+/// one after the other (`wait_grown`, `growth`, `stats`).
+#[pyclass(extends = Closing, frozen, module = "egmem.kv")]
+pub struct Tier {
     // In this order: the offer ends first.
     offered: Open<Offered>,
     inner: Open<kv::Tier>,
-    pub location: Location,
-    pub pages: u32,
+    location: Location,
+    /// The number of pages.
+    #[pyo3(get)]
+    pages: u32,
     /// The bytes of a page of each group.
-    pub page_sizes: Vec<u64>,
+    pub(super) page_sizes: Vec<u64>,
 }
 
 /// Memory that other processes may get until the tier is closed.
 #[derive(Default)]
 pub struct Offered {
-    pub _offer: Option<Ends>,
-    pub _memory: Option<Arc<Region>>,
+    _offer: Option<Ends>,
+    _memory: Option<Arc<Region>>,
 }
 
-impl OpenTier {
-    pub fn of(tier: kv::Tier, location: Location, offered: Offered) -> Self {
-        Self {
+impl Tier {
+    pub fn of(tier: kv::Tier, location: Location, offered: Offered) -> PyClassInitializer<Self> {
+        let sizes = (0..tier.groups()).filter_map(|group| tier.page_bytes_of(group));
+        closing(Self {
             pages: tier.pages(),
-            page_sizes: (0..tier.groups())
-                .filter_map(|group| tier.page_bytes_of(group))
-                .collect(),
+            page_sizes: sizes.collect(),
             inner: Open::new(tier),
             offered: Open::new(offered),
             location,
-        }
+        })
     }
 
     /// Returns a handle.
@@ -72,16 +89,6 @@ impl OpenTier {
         (tier.driver().clone(), self.location)
     }
 
-    /// Returns the bytes of a page of a group.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for no group of the tier.
-    pub fn page_bytes_of(&self, group: u64) -> PyResult<u64> {
-        let found = usize::try_from(group).ok();
-        let bytes = found.and_then(|group| self.page_sizes.get(group)).copied();
-        bytes.ok_or_else(|| no_group(group, self.page_sizes.len()))
-    }
-
     /// Returns what the memory is, and why.
     ///
     /// # Errors
@@ -97,12 +104,41 @@ impl OpenTier {
     }
 
     /// Ends the tier, which may wait.
-    pub fn close(&self, py: Python<'_>) {
+    pub fn end(&self, py: Python<'_>) {
         let (offered, tier) = (self.offered.take(), self.inner.take());
         py.detach(|| {
             drop(offered);
             drop(tier);
         });
+    }
+
+    /// Waits for the end of the growth without the GIL, and calls `progress(done, total)` when it has changed. It takes a handle
+    /// each time, so that the wait does not keep a tier that was closed.
+    ///
+    /// # Errors
+    /// Those of [`handle`](Self::handle), of `progress`, of a signal handler and of the growth.
+    pub fn wait_until_grown(
+        &self,
+        py: Python<'_>,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let mut told = None;
+        loop {
+            let tier = self.handle()?;
+            let ended = py.detach(|| tier.wait_grown_timeout(SLICE));
+            let made = tier.grown();
+            drop_detached(tier);
+            if let Some(progress) = progress
+                && told != Some(made)
+            {
+                progress.call1((made.done, made.total))?;
+                told = Some(made);
+            }
+            match ended {
+                Some(grown) => return grown.or_raise(),
+                None => py.check_signals()?,
+            }
+        }
     }
 
     /// Returns Python's `repr`.
@@ -118,9 +154,6 @@ impl OpenTier {
     }
 }
 
-/// A tier, its place, and memory that other processes may get while the tier is open.
-pub type Attached = (kv::Tier, Location, Option<Arc<Region>>);
-
 /// Takes the memory of an object over for a tier. If that fails, the object has its memory again.
 ///
 /// # Errors
@@ -128,13 +161,12 @@ pub type Attached = (kv::Tier, Location, Option<Arc<Region>>);
 pub fn attach(
     py: Python<'_>,
     object: &Memory,
+    offer: Option<&Bound<'_, Offer>>,
     open: impl FnOnce(AttachOptions) -> Result<kv::Tier, kv::Error>,
-) -> PyResult<Attached> {
-    let region = object.region()?;
-    region.expect_here()?;
-    let location = region.only_location();
-    drop(region);
+) -> PyResult<PyClassInitializer<Tier>> {
+    object.region()?.expect_here()?;
     let region = object.take_offered()?.ok_or_else(|| closed("memory"))?;
+    let location = region.only_location();
     let opened = region
         .wait_for_gpus(py)
         .and_then(|()| open(options(region.owner().or_raise()?)?).or_raise());
@@ -145,12 +177,14 @@ pub fn attach(
             return Err(error);
         }
     };
-    if region.shared_before().is_some() {
-        return Ok((tier, location, Some(region)));
-    }
+    let memory = region.shared_before().map(|_| Arc::clone(&region));
     // The tier keeps the memory, and waits for its own copies.
     drop(Arc::into_inner(region).map(Region::into_owner));
-    Ok((tier, location, None))
+    let offered = Offered {
+        _offer: offer.map(|offer| offer.get().ends()),
+        _memory: memory,
+    };
+    Ok(Tier::of(tier, location, offered))
 }
 
 /// Returns the options of a tier in memory.
@@ -165,44 +199,6 @@ fn options(owner: &Owner) -> PyResult<AttachOptions> {
         _ => Err(invalid(
             "a tier lies in a Buffer, a RemoteBuffer or a SharedBuffer that is no part of one",
         )),
-    }
-}
-
-/// Returns the word for whether a tier grows.
-pub fn growth(tier: &kv::Tier) -> &'static str {
-    match tier.growth() {
-        GrowthState::Complete => "complete",
-        GrowthState::Growing => "growing",
-        _ => "stopped",
-    }
-}
-
-/// Waits for the end of a tier's growth without the GIL, and calls `progress(done, total)` when it has changed. `tier` is asked
-/// for a handle each time, so that the wait does not keep a tier that was closed.
-///
-/// # Errors
-/// Those of `tier`, of `progress`, of a signal handler and of the growth.
-pub fn waiting(
-    py: Python<'_>,
-    progress: Option<&Bound<'_, PyAny>>,
-    tier: impl Fn() -> PyResult<kv::Tier>,
-) -> PyResult<()> {
-    let mut told = None;
-    loop {
-        let tier = tier()?;
-        let ended = py.detach(|| tier.wait_grown_timeout(SLICE));
-        let made = tier.grown();
-        crate::interpreter::drop_detached(tier);
-        if let Some(progress) = progress
-            && told != Some(made)
-        {
-            progress.call1((made.done, made.total))?;
-            told = Some(made);
-        }
-        match ended {
-            Some(grown) => return grown.or_raise(),
-            None => py.check_signals()?,
-        }
     }
 }
 

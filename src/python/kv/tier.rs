@@ -1,5 +1,6 @@
 //! `egmem.kv.Tier`: pages by key.
 
+use egmem::GrowthState;
 use egmem::kv::{self, Key, PageId};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -7,39 +8,17 @@ use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
 use super::events::{Events, Subscription, telling};
 use super::gpu_pages::GpuPages;
-use super::open_tier::{
-    Offered, OpenTier, PageSizes, attach, growth, sized, verify as parse_verify, waiting,
-};
+use super::open_tier::{Offered, PageSizes, Tier, attach, sized, verify as parse_verify};
 use super::store::{Job, Load, Store, start};
-use super::{Groups, Keys, listed};
+use super::{Groups, Keys, listed, no_group};
 use crate::args::{self, Count, GpuArg, NodeArg, Size, With};
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
-use crate::interpreter::{Closing, closing, told};
+use crate::interpreter::{closing, told};
 use crate::ledger::from_program;
 use crate::memory::Memory;
 use crate::places::location;
 use crate::share::Offer;
-
-/// Fixed pages of pinned host memory by key, in least-recently-used order: the tier below a serving engine's cache.
-///
-/// `Tier(pages=4096, page_bytes=65536, node=0)` allocates the memory. Pages lie side by side, and none is rounded up.
-/// `Tier(bytes="48GiB", page_bytes=[65536, 18432])` has groups of keys, whose pages have these sizes and share the bytes. `group=` of a
-/// method is the group of all keys, or a sequence with one for each; equal bytes in two groups are two keys.
-///
-/// A key is `bytes`, such as the hash of a block of tokens and of all before it. Keys of up to 64 bytes are kept as they
-/// are; of a longer one the tier keeps a hash of 32 bytes: `stored_key`. `near_gpu`, `access_by` and `label` are as for `Buffer`.
-/// So is `backing`, whose default is `"auto"` here.
-///
-/// `verify` is `"never"`, `"sample"` or `"always"`: whether commits compute checksums of pages, and `prepare_load` checks one
-/// page in 16, or each. A page with other bytes than were committed is a miss: `NotReady`, and `damaged` in `stats`.
-///
-/// `progress(done, total)` is called after each chunk of memory, in bytes and with no lock held. If it raises, or a
-/// signal does, such as Ctrl-C between two chunks, everything is given back. With `background=True` the tier is there
-/// as soon as its first page is: `progress` is called until then, and a thread creates the rest, whose pages are free
-/// one after the other (`wait_grown`, `growth`, `stats`).
-#[pyclass(extends = Closing, frozen, module = "egmem.kv")]
-pub struct Tier(OpenTier);
 
 #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
 #[pymethods]
@@ -80,11 +59,7 @@ impl Tier {
                 false => options.create_with(&driver, tell),
             })
         })?;
-        Ok(closing(Self(OpenTier::of(
-            tier,
-            location,
-            Offered::default(),
-        ))))
+        Ok(Self::of(tier, location, Offered::default()))
     }
 
     /// Attaches the tier in memory that outlives the process, or that several processes have: a `RemoteBuffer` of
@@ -130,12 +105,7 @@ impl Tier {
                 });
             py.detach(|| options.open())
         };
-        let (tier, location, shared) = attach(py, memory.get(), with)?;
-        let offered = Offered {
-            _offer: offer.map(|offer| offer.get().ends()),
-            _memory: shared,
-        };
-        Py::new(py, closing(Self(OpenTier::of(tier, location, offered))))
+        Py::new(py, attach(py, memory.get(), offer, with)?)
     }
 
     /// Returns how many bytes of memory a tier takes, for the size of memory that it is to be attached in.
@@ -154,26 +124,26 @@ impl Tier {
     /// What the memory is: `"driver"` or `"registered"`.
     #[getter]
     fn backing(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.0.words(py)?.backing)
+        Ok(self.words(py)?.backing)
     }
 
     /// Why it is that.
     #[getter]
     fn backing_reason(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.0.words(py)?.reason)
+        Ok(self.words(py)?.reason)
     }
 
     /// The contents that `attach` found, as a dictionary: `generation` (how often the tier was attached), `ready`
     /// (pages kept), `unfinished` (pages that were being written), `damaged`, and `is_new`.
     #[getter]
     fn found<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        found(py, self.0.handle()?.found())
+        found(py, self.handle()?.found())
     }
 
     /// Returns how many of the first keys are ready. Changes no order.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
     fn lookup(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<usize> {
-        let (tier, asked) = self.0.asked(&keys, &group)?;
+        let (tier, asked) = self.asked(&keys, &group)?;
         let found = tier.try_lookup(&asked);
         Ok(found.unwrap_or_else(|| py.detach(|| tier.lookup(&asked))))
     }
@@ -181,7 +151,7 @@ impl Tier {
     /// Makes the ready ones among the keys the most recently used pages.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
     fn touch(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<()> {
-        let (tier, asked) = self.0.asked(&keys, &group)?;
+        let (tier, asked) = self.asked(&keys, &group)?;
         let touched = tier.try_touch(&asked);
         touched.unwrap_or_else(|| py.detach(|| tier.touch(&asked)));
         Ok(())
@@ -191,23 +161,23 @@ impl Tier {
     /// there are too few: never pinned ones. Raises `OutOfMemory` if too few can be evicted.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
     fn prepare_store(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<Store> {
-        let (tier, asked) = self.0.asked(&keys, &group)?;
+        let (tier, asked) = self.asked(&keys, &group)?;
         let store = telling(py, || tier.prepare_store(&asked)).or_raise()?;
-        Ok(Store::new(store, &keys.0, self.0.place(&tier)))
+        Ok(Store::new(store, &keys.0, self.place(&tier)))
     }
 
     /// Pins the pages of the keys, all of which must be ready; raises `NotReady` otherwise.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
     fn prepare_load(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<Load> {
-        let (tier, asked) = self.0.asked(&keys, &group)?;
+        let (tier, asked) = self.asked(&keys, &group)?;
         let load = telling(py, || tier.prepare_load(&asked)).or_raise()?;
-        Ok(Load::new(load, self.0.place(&tier)))
+        Ok(Load::new(load, self.place(&tier)))
     }
 
     /// Frees the pages of the keys that are ready and not pinned; returns how many.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
     fn remove(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<usize> {
-        let (tier, asked) = self.0.asked(&keys, &group)?;
+        let (tier, asked) = self.asked(&keys, &group)?;
         telling(py, || tier.remove(&asked)).or_raise()
     }
 
@@ -215,7 +185,7 @@ impl Tier {
     /// is the hash that `stored_key` returns. With `groups=True` each has its group before it: (group, key, page).
     #[pyo3(signature = (*, groups=false))]
     fn keys<'py>(&self, py: Python<'py>, groups: bool) -> PyResult<Bound<'py, PyAny>> {
-        let tier = self.0.handle()?;
+        let tier = self.handle()?;
         listed(py, py.detach(|| tier.keys()), groups)
     }
 
@@ -238,7 +208,7 @@ impl Tier {
         gpu: Option<GpuArg>,
         method: &str,
     ) -> PyResult<Job> {
-        let (tier, on) = (self.0.handle()?, (stream, gpu, method));
+        let (tier, on) = (self.handle()?, (stream, gpu, method));
         start(py, (&tier, true), (pages, blocks), gpu_pages, on)
     }
 
@@ -254,7 +224,7 @@ impl Tier {
         gpu: Option<GpuArg>,
         method: &str,
     ) -> PyResult<Job> {
-        let (tier, on) = (self.0.handle()?, (stream, gpu, method));
+        let (tier, on) = (self.handle()?, (stream, gpu, method));
         start(py, (&tier, false), (pages, blocks), gpu_pages, on)
     }
 
@@ -262,7 +232,7 @@ impl Tier {
     /// store or a load has the page.
     fn page_address(&self, page: Count) -> PyResult<u64> {
         let page = PageId::from_bits(page.0);
-        Ok(self.0.handle()?.page_ptr(page).or_raise()?.0)
+        Ok(self.handle()?.page_ptr(page).or_raise()?.0)
     }
 
     /// Returns the tier's statistics as a dictionary of numbers. The counters begin when the tier is created or attached.
@@ -276,7 +246,7 @@ impl Tier {
     /// - `damaged`: the pages that were found to have other bytes than were committed
     /// - `loaded_bytes`, `stored_bytes`: the bytes that jobs have copied to GPUs and from them
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let tier = self.0.handle()?;
+        let tier = self.handle()?;
         let found = tier.try_stats();
         stats(py, found.unwrap_or_else(|| py.detach(|| tier.stats())))
     }
@@ -285,7 +255,7 @@ impl Tier {
     /// `Events.lost`. Changes that other processes make are not among them, nor are keys that `attach` found.
     #[pyo3(signature = (capacity=Count(1 << 16)), text_signature = "($self, capacity=65536)")]
     fn events(&self, py: Python<'_>, capacity: Count) -> PyResult<Py<Events>> {
-        let tier = self.0.handle()?;
+        let tier = self.handle()?;
         let events = tier.events(usize::try_from(capacity.0).unwrap_or(usize::MAX));
         Py::new(py, closing(Events::new(events, tier.driver())))
     }
@@ -295,7 +265,7 @@ impl Tier {
     /// time may call it in another order, which `TierEvent.number` tells. An exception of the function goes to
     /// `sys.unraisablehook`.
     fn on_event(&self, function: &Bound<'_, PyAny>) -> PyResult<Py<Subscription>> {
-        let subscription = Subscription::new(&self.0.handle()?, function)?;
+        let subscription = Subscription::new(&self.handle()?, function)?;
         Py::new(function.py(), closing(subscription))
     }
 
@@ -303,14 +273,18 @@ impl Tier {
     /// `{"engine": 0}`, which distinguish tiers.
     #[pyo3(signature = (labels=None))]
     fn metrics(&self, py: Python<'_>, labels: Option<&Bound<'_, PyDict>>) -> PyResult<String> {
-        metrics(py, &self.0.handle()?, labels)
+        metrics(py, &self.handle()?, labels)
     }
 
     /// Whether the tier grows in the background: `"growing"`, `"complete"`, or `"stopped"` by an error or by
     /// `cancel_growth`. A tier whose growth was stopped keeps the pages that are there.
     #[getter]
     fn growth(&self) -> PyResult<&'static str> {
-        Ok(growth(&self.0.handle()?))
+        Ok(match self.handle()?.growth() {
+            GrowthState::Complete => "complete",
+            GrowthState::Growing => "growing",
+            _ => "stopped",
+        })
     }
 
     /// Waits until all pages of a tier that grows in the background are there. Raises `Error` after `cancel_growth`, and
@@ -318,41 +292,37 @@ impl Tier {
     /// bytes. If it raises, or a signal does, such as Ctrl-C, the wait ends and the growth goes on.
     #[pyo3(signature = (progress=None))]
     fn wait_grown(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        waiting(py, progress, || self.0.handle())
+        self.wait_until_grown(py, progress)
     }
 
     /// Stops the growth in the background after the chunk of memory under way. The tier keeps the pages that are there.
     fn cancel_growth(&self) -> PyResult<()> {
-        self.0.handle()?.cancel_growth();
+        self.handle()?.cancel_growth();
         Ok(())
-    }
-
-    /// The number of pages.
-    #[getter]
-    fn pages(&self) -> u32 {
-        self.0.pages
     }
 
     /// The bytes of a page; of group 0, if there are several.
     #[getter]
     fn page_bytes(&self) -> u64 {
-        self.0.page_sizes.first().copied().unwrap_or_default()
+        self.page_sizes.first().copied().unwrap_or_default()
     }
 
     /// The number of groups of keys, each of which has a size of pages.
     #[getter]
     fn groups(&self) -> usize {
-        self.0.page_sizes.len()
+        self.page_sizes.len()
     }
 
     /// Returns the bytes of a page of a group.
     fn page_bytes_of(&self, group: Count) -> PyResult<u64> {
-        self.0.page_bytes_of(group.0)
+        let found = usize::try_from(group.0).ok();
+        let bytes = found.and_then(|group| self.page_sizes.get(group)).copied();
+        bytes.ok_or_else(|| no_group(group.0, self.page_sizes.len()))
     }
 
     /// Returns the open tiers on this memory, of this process and others.
     fn members(&self, py: Python<'_>) -> PyResult<Vec<Member>> {
-        let tier = self.0.handle()?;
+        let tier = self.handle()?;
         let members = py.detach(|| tier.members());
         Ok(members.iter().map(Member::of).collect())
     }
@@ -361,23 +331,23 @@ impl Tier {
     #[getter]
     fn driver(&self) -> PyResult<Driver> {
         Ok(Driver {
-            inner: self.0.handle()?.driver().clone(),
+            inner: self.handle()?.driver().clone(),
         })
     }
 
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        self.0.is_closed()
+        self.is_closed()
     }
 
     /// Ends the tier's use. Its memory is given back with its last store, load, job and view.
     fn close(&self, py: Python<'_>) {
-        self.0.close(py);
+        self.end(py);
     }
 
     fn __repr__(&self) -> String {
-        self.0.text()
+        self.text()
     }
 }
 
