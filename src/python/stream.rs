@@ -5,7 +5,7 @@ use std::sync::Arc;
 use egmem::driver::{Driver as Native, IpcEventHandle, StreamHandle};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::PyBytes;
 
 use crate::args::{GpuArg, expect_gpu};
 use crate::driver::{Driver, given_or_default};
@@ -47,17 +47,9 @@ impl Stream {
 
     /// Waits until all work on the stream is done. A signal handler that raises ends the wait; the work goes on.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        self.inner
-            .driver()
-            .expect_this_process("stream")
-            .or_raise()?;
-        until(py, || match self.inner.is_done() {
-            Ok(true) => Some(Ok(())),
-            Ok(false) => None,
-            // A driver that refuses the question may answer the wait.
-            Err(_) => Some(self.inner.synchronize()),
-        })?
-        .or_raise()
+        let driver = self.inner.driver();
+        driver.expect_this_process("stream").or_raise()?;
+        wait_for(py, || self.inner.is_done(), || self.inner.synchronize())
     }
 
     /// Makes work submitted to the stream from now on wait for an event: for its last record before this call, by any process
@@ -79,6 +71,20 @@ impl Stream {
             self.inner.device()
         )
     }
+}
+
+/// Asks until GPU work is done. A driver that refuses the question may answer the wait.
+fn wait_for(
+    py: Python<'_>,
+    is_done: impl Fn() -> egmem::Result<bool> + Sync,
+    wait: impl Fn() -> egmem::Result<()> + Sync,
+) -> PyResult<()> {
+    let ask = || match is_done() {
+        Ok(true) => Some(Ok(())),
+        Ok(false) => None,
+        Err(_) => Some(wait()),
+    };
+    until(py, ask)?.or_raise()
 }
 
 /// Returns the stream behind an argument: an `egmem.Stream`; an object with `__cuda_stream__`, `cuda_stream`
@@ -137,7 +143,10 @@ const LAST_DEFAULT: u64 = 2;
 /// # Errors
 /// As [`given`].
 pub fn foreign(driver: &Native, gpu: i32, raw: u64) -> PyResult<egmem::Stream> {
-    expect_real(driver, "a stream of another library")?;
+    if driver.is_simulated() {
+        let message = "a stream of another library is no stream of a simulated driver";
+        return Err(not_supported(message, "use egmem.Stream"));
+    }
     let handle = StreamHandle { device: gpu, raw };
     // SAFETY: the caller of the Python function passes a live stream of that GPU, as with any CUDA call in Python,
     // and it is used only during this call.
@@ -257,13 +266,7 @@ impl Event {
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         let driver = self.inner.driver();
         driver.expect_this_process("event").or_raise()?;
-        until(py, || match self.inner.is_done() {
-            Ok(true) => Some(Ok(())),
-            Ok(false) => None,
-            // A driver that refuses the question may answer the wait.
-            Err(_) => Some(self.inner.synchronize()),
-        })?
-        .or_raise()
+        wait_for(py, || self.inner.is_done(), || self.inner.synchronize())
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -283,64 +286,4 @@ impl Event {
     fn __repr__(&self) -> String {
         format!("<egmem.Event {:#x} on GPU {}>", self.handle(), self.gpu())
     }
-}
-
-/// A library with a current stream for each GPU: its module, the class of its arrays, and the function for the stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Library {
-    module: &'static str,
-    class: &'static str,
-    current_stream: &'static str,
-}
-
-impl Library {
-    const TORCH: Self = Self {
-        module: "torch",
-        class: "Tensor",
-        current_stream: "current_stream",
-    };
-    pub const CUPY: Self = Self {
-        module: "cupy",
-        class: "ndarray",
-        current_stream: "get_current_stream",
-    };
-
-    /// Returns the library whose array an object is. No library is imported: an array's is there already.
-    ///
-    /// # Errors
-    /// Python's.
-    pub fn of(array: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
-        let modules = array.py().import("sys")?.getattr("modules")?;
-        let modules = modules.cast::<PyDict>()?;
-        for library in [Self::TORCH, Self::CUPY] {
-            let Some(module) = modules.get_item(library.module)? else {
-                continue;
-            };
-            // A module of the same name may be another one, or be imported only in part.
-            if let Ok(class) = module.getattr(library.class)
-                && array.is_instance(&class)?
-            {
-                return Ok(Some(library));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Returns the library's current stream of a GPU in this thread.
-    ///
-    /// # Errors
-    /// Python's.
-    pub fn current_stream<'py>(self, py: Python<'py>, gpu: i32) -> PyResult<Bound<'py, PyAny>> {
-        let cuda = py.import(self.module)?.getattr("cuda")?;
-        cuda.call_method1(self.current_stream, (gpu,))
-    }
-}
-
-/// Refuses handles of other libraries for a simulated driver.
-fn expect_real(driver: &Native, what: &str) -> PyResult<()> {
-    if driver.is_simulated() {
-        let message = format!("{what} is no stream of a simulated driver");
-        return Err(not_supported(&message, "use egmem.Stream"));
-    }
-    Ok(())
 }
