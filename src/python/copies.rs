@@ -20,56 +20,52 @@ use crate::error::{OrRaise, ToPy, invalid};
 use crate::frees::{keep_while_running, sweep};
 use crate::interpreter::{PerProcess, lock};
 use crate::memory::{Memory, make};
-use crate::region::{CpuBytes, Owner, Region, Whole};
-
-/// One side of a copy.
-struct Side(Arc<Region>);
+use crate::region::{CpuBytes, Owner, Reached, Region};
 
 // SAFETY: each answer is that of the memory that the region owns, which lives as long as the region, at the part's
 // place in it. A page, which has no answer for a GPU, allows it nothing.
-unsafe impl AccessChecks for Side {
+unsafe impl AccessChecks for Region {
     fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> egmem::Result<Access> {
-        let (memory, start) = self.0.reach()?;
+        let (memory, start) = self.reach()?;
         memory.gpu_access(gpu, engine, start + offset, len)
     }
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        let of =
-            |(memory, start): (&dyn Whole, u64)| memory.is_read_only_for_cpu(start + offset, len);
-        self.0.reach().map_or(true, of)
+        let of = |(memory, start): Reached<'_>| memory.is_read_only_for_cpu(start + offset, len);
+        self.reach().map_or(true, of)
     }
     fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
-        let of = |(memory, start): (&dyn Whole, u64)| memory.may_be_on_host(start + offset, len);
-        self.0.reach().map_or(true, of)
+        let of = |(memory, start): Reached<'_>| memory.may_be_on_host(start + offset, len);
+        self.reach().map_or(true, of)
     }
     fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
-        let of = |(memory, start): (&dyn Whole, u64)| memory.of_one_copy(start + offset, len);
-        self.0.reach().map_or(len, of)
+        let of = |(memory, start): Reached<'_>| memory.of_one_copy(start + offset, len);
+        self.reach().map_or(len, of)
     }
     fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
-        let (memory, start) = self.0.reach().ok()?;
+        let (memory, start) = self.reach().ok()?;
         memory.of_one_mapping(start + offset, len)
     }
     fn hold_grants(&self) -> Option<GrantUse> {
-        self.0.reach().ok()?.0.hold_grants()
+        self.reach().ok()?.0.hold_grants()
     }
     unsafe fn ready_on(&self, stream: StreamHandle) -> egmem::Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.0.reach()?.0.ready_on(stream) }
+        unsafe { self.reach()?.0.ready_on(stream) }
     }
 }
 
-impl egmem::Memory for Side {
+impl egmem::Memory for Region {
     fn driver(&self) -> &Driver {
-        &self.0.driver
+        &self.driver
     }
     fn device_ptr(&self) -> DevicePtr {
-        DevicePtr(self.0.address)
+        DevicePtr(self.address)
     }
     fn len(&self) -> u64 {
-        self.0.len
+        self.len
     }
     fn location(&self) -> Location {
-        self.0.location
+        self.location
     }
 }
 
@@ -91,7 +87,7 @@ fn own_stream(driver: &Driver, gpu: i32) -> egmem::Result<Stream> {
 }
 
 /// Keeps a ticket until its copy has run.
-fn keep(ticket: Transfer<(Side, Side)>) {
+fn keep(ticket: Transfer<(Arc<Region>, Arc<Region>)>) {
     keep_while_running(move || {
         let is_over = match ticket.is_done() {
             Ok(done) => done,
@@ -154,7 +150,7 @@ pub fn copy(
 fn by_cpu(from: CpuBytes, to: CpuBytes) {
     // SAFETY: the CPU may read the one range and write the other, which have one length; the caller keeps both regions.
     // Other threads may use the bytes meanwhile, as through any view in Python: the program orders such uses.
-    unsafe { std::ptr::copy(from.address, to.address, from.len as usize) };
+    unsafe { std::ptr::copy(from.ptr(), to.ptr(), from.len as usize) };
 }
 
 fn expect_apart(from: &Arc<Region>, to: &Arc<Region>) -> PyResult<()> {
@@ -170,10 +166,9 @@ fn expect_apart(from: &Arc<Region>, to: &Arc<Region>) -> PyResult<()> {
 /// Copies with a GPU, and waits.
 fn by_gpu(py: Python<'_>, from: &Arc<Region>, to: &Arc<Region>, gpu: i32) -> PyResult<()> {
     expect_apart(from, to)?;
-    let sides = (Side(Arc::clone(to)), Side(Arc::clone(from)));
     py.detach(|| {
         let stream = own_stream(&from.driver, gpu)?;
-        let done = stream.copy(&sides.0, 0, &sides.1, 0, from.len);
+        let done = stream.copy(&**to, 0, &**from, 0, from.len);
         lock(spare()).push(stream);
         done
     })
@@ -188,7 +183,7 @@ fn on_stream(
     theirs: &Stream,
 ) -> PyResult<()> {
     expect_apart(from, to)?;
-    let sides = ((Side(Arc::clone(to)), 0), (Side(Arc::clone(from)), 0));
+    let sides = ((Arc::clone(to), 0), (Arc::clone(from), 0));
     py.detach(|| {
         if theirs.is_capturing()? {
             let why = "it is being captured into a graph: copy before or after the capture";
@@ -271,23 +266,17 @@ pub fn with_part<'py, T>(
     to_write: bool,
     work: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
 ) -> PyResult<T> {
-    let (size, offset) = (region.len, offset.0);
-    let len = nbytes.map_or(size.saturating_sub(offset), |nbytes| nbytes.0);
-    if offset.checked_add(len).is_none_or(|end| end > size) {
-        return Err(invalid(&format!(
-            "{len} bytes at offset {offset} are outside of {size} bytes"
-        )));
-    }
+    let len = nbytes.map_or(region.len.saturating_sub(offset.0), |nbytes| nbytes.0);
     let bytes = match to_write {
         true => region.writable(py)?,
         false => region.cpu(py)?,
     };
-    let start = bytes.address.wrapping_add(offset as usize);
+    let bytes = bytes.part(offset.0, len)?;
     let mode = if bytes.writable { WRITE } else { READ };
     // SAFETY: the thread is attached. The CPU may access the range, which lies in the memory; the region keeps it to
     // the end of this function, and the view is released before.
     let part = unsafe {
-        let view = ffi::PyMemoryView_FromMemory(start.cast(), len as ffi::Py_ssize_t, mode);
+        let view = ffi::PyMemoryView_FromMemory(bytes.ptr().cast(), len as ffi::Py_ssize_t, mode);
         Bound::from_owned_ptr_or_err(py, view)?
     };
     let done = work(&part);

@@ -317,11 +317,11 @@ impl Memory {
             }
         })?;
         let region = self.region()?;
-        let offset = offset.0;
-        let rest = region.len.saturating_sub(offset);
+        let rest = region.len.saturating_sub(offset.0);
         let len = nbytes.map_or(rest, |nbytes| nbytes.0);
-        region.writable(py)?;
-        py.detach(|| region.fill(offset, len, byte)).or_raise()
+        let bytes = region.writable(py)?.part(offset.0, len)?;
+        // SAFETY: this call keeps the region.
+        py.detach(|| unsafe { bytes.fill(byte) }).or_raise()
     }
 
     /// Returns a view with a type and a shape, for one device: `"cpu"`, `"cuda_host"` or `"cuda:0"`. It copies
@@ -387,7 +387,7 @@ impl Memory {
             if ffi::PyBuffer_FillInfo(
                 view,
                 slf.as_ptr(),
-                bytes.address.cast(),
+                bytes.ptr().cast(),
                 len,
                 read_only,
                 flags,

@@ -1,13 +1,14 @@
 //! The owner of the bytes of memory that Python sees.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use egmem::driver::{Driver, Location};
+use egmem::driver::{DevicePtr, Driver, Location};
 use egmem::exchange::blocking::RemoteBuffer;
 use egmem::memory::{CpuMemory, CpuView};
 use egmem::share::ImportedBuffer;
-use egmem::{Block, Buffer, Memory, PoolBuffer, kv};
+use egmem::{Block, Buffer, Memory, PoolBuffer};
 use pyo3::prelude::*;
 
 use crate::error::OrRaise;
@@ -34,101 +35,33 @@ pub enum Owner {
         offset: u64,
         len: u64,
     },
-    /// A page of a KV-cache tier.
-    Page(Page),
-}
-
-/// A page of a KV-cache tier, with the store or load that keeps it.
-pub struct Page {
-    keeper: Keeper,
-    index: usize,
-    place: (Driver, Location),
-    address: u64,
-    len: u64,
-}
-
-/// The load or store that keeps a page for a view.
-pub enum Keeper {
-    /// A store writes it.
-    Store(Arc<kv::Store>),
-    /// A load has it pinned.
-    Load(Arc<kv::Load>),
-}
-
-impl Page {
-    /// Keeps page `index` of a store or a load.
-    ///
-    /// # Errors
-    /// Those of the tier's views.
-    pub fn new(keeper: Keeper, index: usize, place: (Driver, Location)) -> PyResult<Self> {
-        place.0.expect_this_process("page").or_raise()?;
-        let mut page = Self {
-            keeper,
-            index,
-            place,
-            address: 0,
-            len: 0,
-        };
-        let bytes = page.cpu()?;
-        (page.address, page.len) = (bytes.address.addr() as u64, bytes.len);
-        Ok(page)
-    }
-
-    fn view(&self) -> Result<CpuView<'_>, kv::Error> {
-        match &self.keeper {
-            Keeper::Store(store) => store.view(self.index),
-            Keeper::Load(load) => load.view(self.index),
-        }
-    }
-
-    /// Returns the bytes as the CPU reaches them. Those of a load are read-only: another load may have the same page.
-    ///
-    /// # Errors
-    /// Those of the tier's views.
-    pub fn cpu(&self) -> PyResult<CpuBytes> {
-        let mut bytes = CpuBytes::of(&self.view().or_raise()?);
-        bytes.writable &= matches!(self.keeper, Keeper::Store(_));
-        Ok(bytes)
-    }
-
-    /// Sets `len` bytes from `offset` on.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a page that may only be read; those of the view.
-    pub fn fill(&self, offset: u64, len: u64, byte: u8) -> egmem::Result<()> {
-        if let Keeper::Load(_) = &self.keeper {
-            return Err(egmem::Error::invalid(
-                "page",
-                "a load's pages are read only",
-            ));
-        }
-        let filled = self.view().map(|view| view.fill(offset, len, byte));
-        filled.map_err(|error| match error.memory() {
-            Some(error) => error.clone(),
-            None => egmem::Error::invalid("page", error.to_string()),
-        })?
-    }
+    /// A page of a KV-cache tier, for the CPU.
+    Page {
+        /// The load that has the page pinned, or the store that writes it.
+        keeper: Arc<dyn Any + Send + Sync>,
+        /// The tier's driver and location.
+        place: (Driver, Location),
+        /// Those of a view that `keeper` lends.
+        bytes: CpuBytes,
+    },
 }
 
 /// A region as the CPU reaches it.
 #[derive(Clone, Copy)]
 pub struct CpuBytes {
     /// The first byte.
-    pub address: *mut u8,
+    pub address: u64,
     /// The number of bytes.
     pub len: u64,
     /// Whether the CPU may write.
     pub writable: bool,
 }
 
-// SAFETY: an address and a number and a flag; code that uses the address keeps the region.
-unsafe impl Send for CpuBytes {}
-
 impl CpuBytes {
     /// Returns what a view has.
     pub fn of(cpu: &CpuView<'_>) -> Self {
         Self {
-            address: cpu.as_ptr(),
+            address: cpu.as_ptr().expose_provenance() as u64,
             len: cpu.len(),
             writable: cpu.is_writable(),
         }
@@ -141,10 +74,29 @@ impl CpuBytes {
     pub fn part(self, offset: u64, len: u64) -> PyResult<Self> {
         expect_within(offset, len, self.len).or_raise()?;
         Ok(Self {
-            address: self.address.wrapping_add(offset as usize),
+            address: self.address.wrapping_add(offset),
             len,
-            writable: self.writable,
+            ..self
         })
+    }
+
+    /// Returns the first byte's address.
+    pub fn ptr(self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.address as usize)
+    }
+
+    /// Sets all bytes with the CPU.
+    ///
+    /// # Errors
+    /// `NotAccessible` for bytes that the CPU may not write.
+    ///
+    /// # Safety
+    /// The caller keeps the region meanwhile.
+    pub unsafe fn fill(self, byte: u8) -> egmem::Result<()> {
+        // SAFETY: the bytes came from a view; the caller keeps their memory. Memory is aligned to 8 bytes and as long as
+        // such words; other threads may use the bytes meanwhile, as through any view in Python.
+        unsafe { CpuView::new(DevicePtr(self.address), self.len, self.writable) }
+            .fill(0, self.len, byte)
     }
 }
 
@@ -157,16 +109,11 @@ impl Owner {
     /// Returns driver, address, number of bytes and the first location.
     pub fn facts(&self) -> (Driver, u64, u64, Location) {
         match self {
-            Self::Part { whole, offset, len } => (
-                whole.driver.clone(),
-                whole.address.wrapping_add(*offset),
-                *len,
-                whole.location,
-            ),
-            Self::Page(page) => {
-                let (driver, location) = page.place.clone();
-                (driver, page.address, page.len, location)
+            Self::Part { whole, offset, len } => {
+                let address = whole.address.wrapping_add(*offset);
+                (whole.driver.clone(), address, *len, whole.location)
             }
+            Self::Page { place, bytes, .. } => (place.0.clone(), bytes.address, bytes.len, place.1),
             Self::Buffer(memory) => facts(memory),
             Self::Block(memory) => facts(memory),
             Self::OfMany(one) => facts(one.block()),
@@ -199,7 +146,7 @@ impl Owner {
             Self::Pool(memory) => memory,
             Self::Remote(memory) => &**memory,
             Self::Imported(memory) => memory,
-            Self::Part { .. } | Self::Page(_) => {
+            Self::Part { .. } | Self::Page { .. } => {
                 return Err(egmem::Error::invalid(
                     "device",
                     "a page's view is the CPU's; GPUs use pages by Tier.load and Tier.store",

@@ -14,7 +14,10 @@ use crate::frees;
 use crate::interpreter::{detached, lock};
 use crate::places::node_of;
 
-pub use crate::owner::{CpuBytes, Keeper, Owner, Page, Whole, expect_within};
+pub use crate::owner::{CpuBytes, Owner, Whole, expect_within};
+
+/// Memory, and where in it a region begins.
+pub type Reached<'a> = (&'a dyn Whole, u64);
 
 /// Memory at one range of addresses. It has no reference to a Python object, so any thread may drop it, with the GIL
 /// or without.
@@ -126,6 +129,14 @@ impl Region {
         }
     }
 
+    /// As [`whole`](Self::whole).
+    fn root(&self) -> (&Self, u64) {
+        match &self.owner {
+            Some(Owner::Part { whole, offset, .. }) => (whole, *offset),
+            _ => (self, 0),
+        }
+    }
+
     /// Returns the memory as other processes get it, if one has got it or was sent it.
     pub fn shared_before(&self) -> Option<Arc<Shared>> {
         lock(&self.shared).clone()
@@ -198,10 +209,9 @@ impl Region {
     /// `NotAccessible` unless the CPU may read; errors of earlier work on a pool's streams.
     pub fn cpu(&self, py: Python<'_>) -> PyResult<CpuBytes> {
         self.expect_here()?;
-        match &self.owner {
-            Some(Owner::Page(page)) => return page.cpu(),
-            Some(Owner::Part { whole, offset, len }) => return whole.cpu(py)?.part(*offset, *len),
-            _ => {}
+        let (root, start) = self.root();
+        if let Some(Owner::Page { bytes, .. }) = &root.owner {
+            return bytes.part(start, self.len);
         }
         if let Location::Device(gpu) = self.location {
             return Err(raise(
@@ -214,8 +224,9 @@ impl Region {
                 None,
             ));
         }
-        py.detach(|| Ok(CpuBytes::of(&self.owner()?.memory()?.cpu()?)))
-            .map_err(egmem::Error::to_py)
+        py.detach(|| Ok(CpuBytes::of(&root.owner()?.memory()?.cpu()?)))
+            .map_err(egmem::Error::to_py)?
+            .part(start, self.len)
     }
 
     /// Returns the bytes as [`cpu`](Self::cpu) does, to write them.
@@ -223,15 +234,12 @@ impl Region {
     /// # Errors
     /// Those of [`cpu`](Self::cpu); `NotAccessible` for memory that the CPU may only read.
     pub fn writable(&self, py: Python<'_>) -> PyResult<CpuBytes> {
-        if let Some(Owner::Part { whole, offset, len }) = &self.owner {
-            return whole.writable(py)?.part(*offset, *len);
-        }
         let bytes = self.cpu(py)?;
         if bytes.writable {
             return Ok(bytes);
         }
-        let remedy = match &self.owner {
-            Some(Owner::Page(_)) => {
+        let remedy = match &self.root().0.owner {
+            Some(Owner::Page { .. }) => {
                 "write pages in a store (Tier.prepare_store): a load's are read-only"
             }
             Some(Owner::Remote(_)) => "fetch it with mode=\"rw\", if the exporter allows that",
@@ -284,31 +292,9 @@ impl Region {
     ///
     /// # Errors
     /// `InvalidArgument` for a page.
-    pub fn reach(&self) -> egmem::Result<(&dyn Whole, u64)> {
-        let (owner, start) = match self.owner()? {
-            Owner::Part { whole, offset, .. } => (whole.owner()?, *offset),
-            owner => (owner, 0),
-        };
-        Ok((owner.memory()?, start))
-    }
-
-    /// Sets `len` bytes from `offset` on with the CPU.
-    ///
-    /// # Errors
-    /// `OutOfRange`; `NotAccessible`; those of a page.
-    pub fn fill(&self, offset: u64, len: u64, byte: u8) -> egmem::Result<()> {
-        match self.owner()? {
-            Owner::Part {
-                whole,
-                offset: start,
-                len: all,
-            } => {
-                expect_within(offset, len, *all)?;
-                whole.fill(start.saturating_add(offset), len, byte)
-            }
-            Owner::Page(page) => page.fill(offset, len, byte),
-            owner => owner.memory()?.cpu()?.fill(offset, len, byte),
-        }
+    pub fn reach(&self) -> egmem::Result<Reached<'_>> {
+        let (root, start) = self.root();
+        Ok((root.owner()?.memory()?, start))
     }
 
     /// Returns the locations that have access, for `repr`: `", CPU rw, GPUs rw"`. Memory of a pool is not waited for,

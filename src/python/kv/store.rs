@@ -1,6 +1,7 @@
 //! `egmem.kv.Store` and `egmem.kv.Load`, pages that are being written and pages that are pinned, and `egmem.kv.Job`, copies of
 //! them.
 
+use std::any::Any;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
 
@@ -18,7 +19,7 @@ use crate::args::{Count, GpuArg};
 use crate::error::{OrRaise, closed, invalid, raise};
 use crate::interpreter::{Open, copy_of, drop_detached, lock, until};
 use crate::memory::{Memory, make};
-use crate::region::{Keeper, Owner, Page};
+use crate::region::{CpuBytes, Owner};
 
 /// Pages for keys that the tier does not have, made by `Tier.prepare_store`. Copy the contents to them, wait, and
 /// `commit`.
@@ -96,7 +97,8 @@ impl Store {
     /// Returns the CPU's view of page `index` of `pages`, to write it.
     fn view<'py>(&self, py: Python<'py>, index: Count) -> PyResult<Bound<'py, PyAny>> {
         let store = copy_of(&self.inner).ok_or_else(|| closed("store"))?;
-        view_of(py, Keeper::Store(store), index, &self.place)
+        let bytes = CpuBytes::of(&store.view(index.0 as usize).or_raise()?);
+        page(py, store, &self.place, bytes)
     }
 
     /// Makes the pages ready: lookups find them from now on. Raises `InUse` while a view or a copy into one of them
@@ -233,7 +235,10 @@ impl Load {
 
     /// Returns the CPU's view of page `index` of `pages`, to read it.
     fn view<'py>(&self, py: Python<'py>, index: Count) -> PyResult<Bound<'py, PyAny>> {
-        view_of(py, Keeper::Load(self.get()?), index, &self.place)
+        let load = self.get()?;
+        let mut bytes = CpuBytes::of(&load.view(index.0 as usize).or_raise()?);
+        bytes.writable = false; // another load may have the same page
+        page(py, load, &self.place, bytes)
     }
 
     /// Releases the pages. Views and copies that run keep theirs.
@@ -263,15 +268,19 @@ impl Load {
 #[pyclass(extends = Memory, subclass, frozen, module = "egmem.kv", name = "Page")]
 pub struct PageView;
 
-/// Makes the view of page `index` of a store or a load.
-fn view_of<'py>(
+/// Makes the view of a page that `keeper` has, a store or a load.
+fn page<'py>(
     py: Python<'py>,
-    keeper: Keeper,
-    index: Count,
+    keeper: Arc<dyn Any + Send + Sync>,
     place: &(Driver, Location),
+    bytes: CpuBytes,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let page = Page::new(keeper, index.0 as usize, place.clone())?;
-    make(py, PageView, Owner::Page(page))
+    let page = Owner::Page {
+        keeper,
+        place: place.clone(),
+        bytes,
+    };
+    make(py, PageView, page)
 }
 
 /// Copies in progress. It keeps the tier, its pages, the cache's tensors and the stream until they have ended; its
