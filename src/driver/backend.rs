@@ -276,10 +276,16 @@ pub unsafe trait Backend: Any + Debug + Send + Sync {
         None
     }
 
+    /// Returns whether this process uses a GPU's primary context already; `None` if the driver does not tell.
+    fn has_context(&self, device: i32) -> Option<bool> {
+        None
+    }
+
     /// Returns the first GPU whose primary context this process uses already; `None` if there is none, or if the driver
     /// does not tell. A call that needs any context is made there, so that it creates none.
     fn active_device(&self) -> Option<i32> {
-        None
+        let mut gpus = 0..self.device_count().unwrap_or(0);
+        gpus.find(|&gpu| self.has_context(gpu) == Some(true))
     }
 
     /// Returns the pool calls of the runtime API.

@@ -10,9 +10,8 @@
 //! an allocation, at the end of the last [`hold`], or by `egmem.free_deferred`. A static list keeps it until then; at
 //! the process's end the list is not dropped. A forked child has an empty list, and drops nothing of the parent's.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, OnceLock};
 
 use egmem::driver::{Code, Driver, StreamHandle};
 use egmem::{Error, Stream};
@@ -239,8 +238,6 @@ pub fn free_deferred(py: Python<'_>) -> u64 {
     deferred().1
 }
 
-type GetState = unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> c_int;
-
 /// Why it is unknown whether the GPUs have ended their work.
 #[derive(Debug)]
 pub enum NotWaited {
@@ -275,8 +272,7 @@ impl ToPy for NotWaited {
 /// [`NotWaited`]: a GPU may still work.
 pub fn wait(driver: &Driver) -> Result<(), NotWaited> {
     let count = driver.device_count().map_err(NotWaited::Driver)?;
-    let is_used = |gpu: &i32| driver.is_simulated() || has_context(*gpu);
-    let used = || (0..count).filter(is_used);
+    let used = || (0..count).filter(|gpu| driver.has_context(*gpu) != Some(false));
     for gpu in used() {
         let raw = 0;
         // SAFETY: each context has the legacy default stream, and it is only asked about within this call.
@@ -305,32 +301,6 @@ fn ended(result: egmem::Result<()>) -> egmem::Result<()> {
     match result {
         Err(Error::ContextLost { .. }) => Ok(()),
         result => result,
-    }
-}
-
-/// Returns whether this process has a primary context on the GPU; `true` if the driver cannot tell.
-fn has_context(gpu: i32) -> bool {
-    static GET_STATE: OnceLock<Option<GetState>> = OnceLock::new();
-    let Some(get_state) = *GET_STATE.get_or_init(find_get_state) else {
-        return true;
-    };
-    let (mut flags, mut active) = (0, 0);
-    // SAFETY: the function's signature is CUDA's; a device's handle is its ordinal; both pointers are of local
-    // variables.
-    let code = unsafe { get_state(gpu, &raw mut flags, &raw mut active) };
-    code != 0 || active != 0
-}
-
-fn find_get_state() -> Option<GetState> {
-    // SAFETY: both names end with a zero byte; RTLD_NOLOAD runs no code of the library. The handle is kept, so the library
-    // stays. The symbol is CUDA's function of this name, with this signature since CUDA 7; null is `None`.
-    unsafe {
-        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
-        if library.is_null() {
-            return None;
-        }
-        let symbol = libc::dlsym(library, c"cuDevicePrimaryCtxGetState".as_ptr());
-        std::mem::transmute::<*mut c_void, Option<GetState>>(symbol)
     }
 }
 

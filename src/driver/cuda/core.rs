@@ -163,7 +163,7 @@ impl Core {
     }
 
     /// Returns whether the primary context of an ordinal exists in this process; `None` if the driver does not tell.
-    fn is_active(&self, ordinal: i32) -> Option<bool> {
+    pub fn is_active(&self, ordinal: i32) -> Option<bool> {
         let (mut flags, mut active) = (0, 0);
         let id = self.device(ordinal).ok()?;
         // SAFETY: both are live integers.
@@ -176,7 +176,7 @@ impl Core {
     }
 
     /// Returns the first ordinal whose primary context exists in this process.
-    pub fn active_device(&self) -> Option<i32> {
+    fn active_device(&self) -> Option<i32> {
         let mut ordinals = 0..self.devices.len() as i32;
         ordinals.find(|&ordinal| self.is_active(ordinal) == Some(true))
     }

@@ -75,8 +75,8 @@ unsafe impl Backend for Cuda {
         "cuda"
     }
 
-    fn active_device(&self) -> Option<i32> {
-        self.core.active_device()
+    fn has_context(&self, device: i32) -> Option<bool> {
+        self.core.is_active(device)
     }
 
     fn driver_pools(&self) -> &dyn PoolCalls {
