@@ -222,12 +222,7 @@ fn raise(address: usize, error: &egmem::Error) -> ! {
     // SAFETY: `raise_by` was given the function's address.
     unsafe {
         let check_fail = std::mem::transmute::<usize, CheckFail>(address);
-        check_fail(
-            c"egm_torch_malloc".as_ptr(),
-            c"egmem".as_ptr(),
-            0,
-            text.as_ptr(),
-        )
+        check_fail(c"egmem.torch".as_ptr(), c"egmem".as_ptr(), 0, text.as_ptr())
     }
 }
 
@@ -295,36 +290,6 @@ macro_rules! for_slots {
 }
 
 for_slots!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
-
-/// Allocates from the first heap that was registered, for `torch.cuda.memory.CUDAPluggableAllocator`, which finds its
-/// functions by name. Returns null if there is no room, or no heap yet.
-///
-/// # Safety
-/// `stream` is a live stream of the GPU.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn egm_torch_malloc(
-    size: isize,
-    gpu: c_int,
-    stream: *mut c_void,
-) -> *mut c_void {
-    // SAFETY: the caller's promise.
-    unsafe { allocate::<0, true>(size, gpu, stream) }
-}
-
-/// Frees memory of [`egm_torch_malloc`] after all work of all GPUs, as `cudaFree` does.
-///
-/// # Safety
-/// As [`egm_torch_malloc`]; no work that is submitted later uses the memory.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn egm_torch_free(
-    memory: *mut c_void,
-    size: isize,
-    gpu: c_int,
-    stream: *mut c_void,
-) {
-    // SAFETY: the caller's promise.
-    unsafe { free_segment::<0>(memory, size, gpu, stream) }
-}
 
 /// The object that CuPy's allocator refers to: a heap that CuPy's pool takes memory from. It must outlive the memory allocated
 /// from it: CuPy keeps the allocator's owner.
