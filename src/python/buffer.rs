@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use egmem::backing::Chosen;
 use egmem::driver::{DevicePtr, HandleTypes, Location};
 use egmem::pool::PoolOptions;
 use egmem::topology::Placement;
@@ -12,7 +13,7 @@ use crate::args::{self, GpuArg, NodeArg, Size, With, access};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid};
 use crate::interpreter::{Closing, Open, closing, to_python, told};
-use crate::ledger::{Words, backing_at, from_program};
+use crate::ledger::{backing_at, backing_text, from_program, reason_text};
 use crate::memory::{Memory, make};
 use crate::places::{location, node_of, simulated_of};
 use crate::region::{Owner, Region};
@@ -115,20 +116,20 @@ impl Buffer {
     /// What the memory is: `"driver"` or `"registered"`.
     #[getter]
     fn backing(slf: PyRef<'_, Self>) -> PyResult<String> {
-        Ok(words(&slf)?.backing)
+        Ok(backing_text(chosen(&slf)?.as_ref()))
     }
 
     /// Why it is that.
     #[getter]
     fn backing_reason(slf: PyRef<'_, Self>) -> PyResult<String> {
-        Ok(words(&slf)?.reason)
+        Ok(reason_text(chosen(&slf)?.as_ref()))
     }
 }
 
-fn words(buffer: &PyRef<'_, Buffer>) -> PyResult<Words> {
+fn chosen(buffer: &PyRef<'_, Buffer>) -> PyResult<Option<Chosen>> {
     let region = buffer.as_super().region()?;
     match region.owner().or_raise()? {
-        Owner::Buffer(own) => Ok(own.backing().into()),
+        Owner::Buffer(own) => Ok(Some(own.backing().clone())),
         _ => backing_at(buffer.py(), &region.driver, DevicePtr(region.address)),
     }
 }

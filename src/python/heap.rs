@@ -13,7 +13,7 @@ use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
 use crate::frees::retry;
 use crate::interpreter::{Closing, Open, closing, object, to_python, told};
-use crate::ledger::{Words, from_program};
+use crate::ledger::from_program;
 use crate::memory::make;
 use crate::places::{location, node_of, simulated_of};
 use crate::region::Owner;
@@ -259,13 +259,13 @@ impl Heap {
     /// What the memory is: `"driver"` or `"registered"`.
     #[getter]
     fn backing(&self, py: Python<'_>) -> PyResult<String> {
-        self.run(py, |heap| Ok(Words::from(heap.backing()).backing))
+        self.run(py, |heap| Ok(heap.backing().backing.to_string()))
     }
 
     /// Why it is that.
     #[getter]
     fn backing_reason(&self, py: Python<'_>) -> PyResult<String> {
-        self.run(py, |heap| Ok(Words::from(heap.backing()).reason))
+        self.run(py, |heap| Ok(heap.backing().why.to_string()))
     }
 
     /// The driver that the heap belongs to.

@@ -6,10 +6,7 @@ use egmem::driver::DevicePtr;
 use egmem::ledger::{self, CallSite, Ledger};
 use egmem::size::Bytes;
 use pyo3::exceptions::PyTypeError;
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::PyDict;
 
 use crate::driver::{Driver, given, given_or_default};
 use crate::error::OrRaise;
@@ -295,82 +292,42 @@ pub fn from_program<T>(py: Python<'_>, work: impl FnOnce() -> T) -> T {
 /// # Errors
 /// Python's, for a thread without frames.
 fn line(py: Python<'_>) -> PyResult<Option<CallSite>> {
-    static CURRENT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let current = || py.import("sys")?.getattr("_getframe").map(Bound::unbind);
-    // A native function has no frame of its own.
-    let mut frame = CURRENT.get_or_try_init(py, current)?.bind(py).call0()?;
-    while is_own(&frame)? {
-        frame = frame.getattr(intern!(py, "f_back"))?;
-        if frame.is_none() {
-            return Ok(None);
-        }
-    }
-    let code = frame.getattr(intern!(py, "f_code"))?;
-    let file: String = code.getattr(intern!(py, "co_filename"))?.extract()?;
-    let function: String = code.getattr(intern!(py, "co_name"))?.extract()?;
-    // Python 3.11 has no line for a frame whose code was changed.
-    let number: Option<u32> = frame.getattr(intern!(py, "f_lineno"))?.extract()?;
-    let site = CallSite::new(file, number.unwrap_or(0)).function(function);
-    Ok(Some(match ledger::captures_backtraces() {
-        true => site.backtrace(&stack(&frame)?),
-        false => site,
+    type Line = (String, u32, String, Option<String>);
+    let frames = py.import("egmem._frames")?;
+    let found = frames.call_method1("caller", (ledger::captures_backtraces(),))?;
+    let Some((file, line, function, stack)) = found.extract::<Option<Line>>()? else {
+        return Ok(None);
+    };
+    let site = CallSite::new(file, line).function(function);
+    Ok(Some(match stack {
+        Some(stack) => site.backtrace(&stack),
+        None => site,
     }))
 }
 
-/// Returns whether a frame is of the package `egmem`.
-fn is_own(frame: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let py = frame.py();
-    let globals = frame.getattr(intern!(py, "f_globals"))?;
-    let name = globals
-        .cast::<PyDict>()?
-        .get_item(intern!(py, "__name__"))?;
-    let name: Option<String> = name.and_then(|name| name.extract().ok());
-    Ok(name.is_some_and(|name| {
-        let rest = name.strip_prefix("egmem");
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-    }))
-}
-
-/// Returns a frame and its callers as text, the outermost first, as tracebacks show them.
-fn stack(frame: &Bound<'_, PyAny>) -> PyResult<String> {
-    let traceback = frame.py().import("traceback")?;
-    let frames: Vec<String> = traceback
-        .call_method1("format_stack", (frame,))?
-        .extract()?;
-    Ok(frames.concat())
-}
-
-/// What memory is, and why, as text.
-pub struct Words {
-    pub backing: String,
-    pub reason: String,
-}
-
-impl From<&Chosen> for Words {
-    fn from(chosen: &Chosen) -> Self {
-        Self {
-            backing: chosen.backing.to_string(),
-            reason: chosen.why.to_string(),
-        }
-    }
-}
-
-/// Returns what the ledger knows of the memory at an address.
+/// Returns what the memory at an address is, and why: `None` for memory that the ledger does not know.
 ///
 /// # Errors
 /// The driver's.
-pub fn backing_at(py: Python<'_>, driver: &egmem::Driver, address: DevicePtr) -> PyResult<Words> {
+pub fn backing_at(
+    py: Python<'_>,
+    driver: &egmem::Driver,
+    address: DevicePtr,
+) -> PyResult<Option<Chosen>> {
     let located = py.detach(|| ledger::locate(driver, address)).or_raise()?;
-    let chosen = match located {
+    Ok(match located {
         ledger::Located::Allocation { allocation, .. } => allocation.backing,
         _ => None,
-    };
-    Ok(match &chosen {
-        Some(chosen) => chosen.into(),
-        // The ledger has no other memory without a decision.
-        None => Words {
-            backing: Backing::Driver.to_string(),
-            reason: Why::Asked.to_string(),
-        },
     })
+}
+
+/// Returns what memory is, as text. Memory without a decision is the driver's.
+pub fn backing_text(chosen: Option<&Chosen>) -> String {
+    let backing = chosen.map_or(Backing::Driver, |chosen| chosen.backing);
+    backing.to_string()
+}
+
+/// Returns why memory is that, as text.
+pub fn reason_text(chosen: Option<&Chosen>) -> String {
+    chosen.map_or(Why::Asked.to_string(), |chosen| chosen.why.to_string())
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use egmem::backing::Chosen;
 use egmem::driver::Location;
 use egmem::kv::{self, AttachOptions, Key, PageId, TierOptions, Verify};
 use egmem::size::Bytes;
@@ -12,7 +13,7 @@ use super::{Groups, Keys};
 use crate::args::{Count, OneOrEach, Size, choice};
 use crate::error::{OrRaise, closed, invalid};
 use crate::interpreter::{Closing, Open, SLICE, closing, drop_detached};
-use crate::ledger::{Words, backing_at};
+use crate::ledger::backing_at;
 use crate::memory::Memory;
 use crate::region::{Owner, Region};
 use crate::share::{Ends, Offer};
@@ -93,7 +94,7 @@ impl Tier {
     ///
     /// # Errors
     /// As [`handle`](Self::handle).
-    pub fn words(&self, py: Python<'_>) -> PyResult<Words> {
+    pub fn chosen(&self, py: Python<'_>) -> PyResult<Option<Chosen>> {
         let tier = self.handle()?;
         let first = tier.page_ptr(PageId::from_bits(0)).or_raise()?;
         backing_at(py, tier.driver(), first)

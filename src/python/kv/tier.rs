@@ -15,7 +15,7 @@ use crate::args::{self, Count, GpuArg, NodeArg, Size, With};
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
 use crate::interpreter::{closing, told};
-use crate::ledger::from_program;
+use crate::ledger::{backing_text, from_program, reason_text};
 use crate::memory::Memory;
 use crate::places::location;
 use crate::share::Offer;
@@ -124,13 +124,13 @@ impl Tier {
     /// What the memory is: `"driver"` or `"registered"`.
     #[getter]
     fn backing(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.words(py)?.backing)
+        Ok(backing_text(self.chosen(py)?.as_ref()))
     }
 
     /// Why it is that.
     #[getter]
     fn backing_reason(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.words(py)?.reason)
+        Ok(reason_text(self.chosen(py)?.as_ref()))
     }
 
     /// The contents that `attach` found, as a dictionary: `generation` (how often the tier was attached), `ready`
