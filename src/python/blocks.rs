@@ -10,7 +10,7 @@ use pyo3::types::{PyBytes, PyMemoryView};
 
 use crate::args::GpuArg;
 use crate::driver::Driver;
-use crate::error::{OrRaise, ToPy, closed, in_use, invalid, raise};
+use crate::error::{OrRaise, ToPy, closed, in_use, raise};
 use crate::interpreter::{Closing, Open};
 use crate::memory::{Memory, make};
 use crate::owner::{Many, OfMany};
@@ -21,21 +21,14 @@ use crate::region::{Owner, Region};
 /// The heap may give the memory to another block as soon as the last view of this one is gone. If a GPU's work may
 /// still use it then, the heap waits for the GPU; `free_after` frees without a wait.
 #[pyclass(extends = Memory, subclass, frozen, module = "egmem")]
-pub struct Block;
+pub struct Block {
+    /// The block's offset in bytes from its heap's first address: `SharedHeap.block` finds it by that.
+    #[pyo3(get)]
+    pub offset: u64,
+}
 
 #[pymethods]
 impl Block {
-    /// The block's offset in bytes from its heap's first address: `SharedHeap.block` finds it by that.
-    #[getter]
-    fn offset(slf: PyRef<'_, Self>) -> PyResult<u64> {
-        let region = slf.as_super().region()?;
-        match region.owner().or_raise()? {
-            Owner::Block(block) => Ok(block.offset()),
-            Owner::OfMany(one) => Ok(one.block().offset()),
-            _ => Err(invalid("it is no block")),
-        }
-    }
-
     /// Closes the block, and frees it once all work submitted to `stream` so far has run. No other stream may use it.
     /// `gpu` is the stream's GPU, for a handle or an object without that attribute.
     ///
@@ -153,7 +146,8 @@ impl Blocks {
             );
             return Err(PyIndexError::new_err(why));
         };
-        make(py, Block, Owner::OfMany(OfMany { many, index }))
+        let offset = many.blocks[index].offset();
+        make(py, Block { offset }, Owner::OfMany(OfMany { many, index }))
     }
 
     /// The addresses, as a memoryview of unsigned 64-bit numbers: `numpy.asarray(blocks.addresses)` copies nothing. They

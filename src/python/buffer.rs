@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use egmem::backing::Chosen;
-use egmem::driver::{DevicePtr, HandleTypes, Location};
+use egmem::driver::{HandleTypes, Location};
 use egmem::pool::PoolOptions;
 use egmem::topology::Placement;
 use egmem::{BufferOptions, Growth};
@@ -13,7 +12,7 @@ use crate::args::{self, GpuArg, NodeArg, Size, With, access};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid};
 use crate::interpreter::{Closing, Open, closing, to_python, told};
-use crate::ledger::{backing_at, backing_text, from_program, reason_text};
+use crate::ledger::from_program;
 use crate::memory::{Memory, make};
 use crate::places::{location, node_of, simulated_of};
 use crate::region::{Owner, Region};
@@ -39,7 +38,17 @@ use crate::stream::given;
 /// total)` is called after each chunk, in bytes and with no lock held. If it raises, or a signal does, such as Ctrl-C
 /// between two chunks, everything is given back.
 #[pyclass(extends = Memory, subclass, frozen, module = "egmem")]
-pub struct Buffer;
+pub struct Buffer {
+    /// The bytes allocated: those requested, rounded up.
+    #[pyo3(get)]
+    padded: u64,
+    /// What the memory is: `"driver"` or `"registered"`.
+    #[pyo3(get)]
+    backing: String,
+    /// Why it is that.
+    #[pyo3(get)]
+    backing_reason: String,
+}
 
 #[pymethods]
 impl Buffer {
@@ -99,38 +108,13 @@ impl Buffer {
         let buffer = from_program(py, || {
             told(py, progress, |tell| options.allocate_with(&driver, tell))
         })?;
+        let own = Self {
+            padded: buffer.padded(),
+            backing: buffer.backing().backing.to_string(),
+            backing_reason: buffer.backing().why.to_string(),
+        };
         let memory = Memory::new(Region::new(Owner::Buffer(Arc::new(buffer))));
-        Ok(closing(memory).add_subclass(Self))
-    }
-
-    /// The bytes allocated: those requested, rounded up.
-    #[getter]
-    fn padded(slf: PyRef<'_, Self>) -> PyResult<u64> {
-        let region = slf.as_super().region()?;
-        match region.owner().or_raise()? {
-            Owner::Buffer(buffer) => Ok(buffer.padded()),
-            _ => Ok(region.len),
-        }
-    }
-
-    /// What the memory is: `"driver"` or `"registered"`.
-    #[getter]
-    fn backing(slf: PyRef<'_, Self>) -> PyResult<String> {
-        Ok(backing_text(chosen(&slf)?.as_ref()))
-    }
-
-    /// Why it is that.
-    #[getter]
-    fn backing_reason(slf: PyRef<'_, Self>) -> PyResult<String> {
-        Ok(reason_text(chosen(&slf)?.as_ref()))
-    }
-}
-
-fn chosen(buffer: &PyRef<'_, Buffer>) -> PyResult<Option<Chosen>> {
-    let region = buffer.as_super().region()?;
-    match region.owner().or_raise()? {
-        Owner::Buffer(own) => Ok(Some(own.backing().clone())),
-        _ => backing_at(buffer.py(), &region.driver, DevicePtr(region.address)),
+        Ok(closing(memory).add_subclass(own))
     }
 }
 
@@ -211,7 +195,7 @@ impl Pool {
         let theirs = stream
             .map(|stream| given(pool.driver(), stream, gpu, own.device()))
             .transpose()?;
-        let allocate = || {
+        let allocate = || -> egmem::Result<_> {
             let block = pool.allocate(nbytes.0, &own)?;
             match theirs {
                 Some(theirs) => theirs.wait_for(&own)?,
@@ -219,8 +203,8 @@ impl Pool {
             }
             Ok(block)
         };
-        let block: egmem::Result<_> = from_program(py, || py.detach(allocate));
-        make(py, PoolBlock, Owner::Pool(block.or_raise()?))
+        let block = from_program(py, || py.detach(allocate).or_raise())?;
+        make(py, PoolBlock, Owner::Pool(block))
     }
 
     /// Gives free memory back to the system until `keep` bytes are held.

@@ -204,19 +204,10 @@ fn on_stream(
 /// A part of memory, made by `memory[a:b]`. It keeps the memory, which cannot be closed meanwhile, and is used in the
 /// same ways.
 #[pyclass(extends = Memory, subclass, frozen, module = "egmem")]
-pub struct Slice;
-
-#[pymethods]
-impl Slice {
+pub struct Slice {
     /// Where it begins in the memory that it is a part of, in bytes.
-    #[getter]
-    fn offset(slf: PyRef<'_, Self>) -> PyResult<u64> {
-        let region = slf.as_super().region()?;
-        match region.owner().or_raise()? {
-            Owner::Part { offset, .. } => Ok(*offset),
-            _ => Err(invalid("it is no slice")),
-        }
-    }
+    #[pyo3(get)]
+    offset: u64,
 }
 
 /// Returns the slice `memory[index]`.
@@ -241,12 +232,13 @@ pub fn slice_of<'py>(
         )));
     }
     let (whole, start) = region.whole();
+    let offset = start + found.start as u64;
     let owner = Owner::Part {
         whole: Arc::clone(whole),
-        offset: start + found.start as u64,
+        offset,
         len: found.slicelength as u64,
     };
-    make(index.py(), Slice, owner)
+    make(index.py(), Slice { offset }, owner)
 }
 
 /// `PyBUF_READ` and `PyBUF_WRITE`.

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use crate::dtype::{CPU, CUDA, CUDA_HOST};
 use crate::error::{OrRaise, invalid, raise};
 use crate::region::Region;
-use crate::view::Span;
+use crate::view::View;
 
 /// `DLPACK_FLAG_BITMASK_READ_ONLY`
 const READ_ONLY: u64 = 1;
@@ -79,7 +79,7 @@ struct Held<M> {
 /// on a simulated driver; `NotAccessible`.
 pub fn export<'py>(
     py: Python<'py>,
-    view: &Span,
+    view: &View,
     stream: Option<&Bound<'py, PyAny>>,
     max_version: Option<(u32, u32)>,
     device: Option<(i32, i32)>,
@@ -126,7 +126,7 @@ pub fn export<'py>(
 /// Those of [`export`].
 fn expose(
     py: Python<'_>,
-    view: &Span,
+    view: &View,
     device: (i32, i32),
     stream: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<bool> {
@@ -155,7 +155,7 @@ fn expose(
 }
 
 /// Makes the consumer's stream wait for a pool's allocation.
-fn order(py: Python<'_>, view: &Span, gpu: i32, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+fn order(py: Python<'_>, view: &View, gpu: i32, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
     let raw = match stream.filter(|stream| !stream.is_none()) {
         None => 1, // the legacy default stream
         Some(stream) => stream.extract::<i64>()?,
@@ -189,7 +189,7 @@ fn numbers(shape: &[i64]) -> Vec<i64> {
 /// Returns a capsule with a structure on the heap, which its deleter frees.
 fn capsule<'py, M: InCapsule>(
     py: Python<'py>,
-    view: &Span,
+    view: &View,
     device: (i32, i32),
     managed: impl FnOnce(Tensor) -> M,
 ) -> PyResult<Bound<'py, PyAny>> {

@@ -137,7 +137,13 @@ impl Client {
             })
         };
         let remote = from_program(py, || self.run(py, fetch))?;
-        make(py, RemoteBuffer, Owner::Remote(Arc::new(remote)))
+        let proved = remote.proved().by.map(|by| match by {
+            Location::Device(gpu) => format!("cuda:{gpu}"),
+            _ => "cpu".to_owned(),
+        });
+        let name = remote.name().to_owned();
+        let object = RemoteBuffer { name, proved };
+        make(py, object, Owner::Remote(Arc::new(remote)))
     }
 
     /// Has the server create memory, which stays until it is deleted. With `exist_ok`, memory that this peer created
@@ -201,43 +207,26 @@ impl Client {
 
 /// Another process's memory, mapped here, with a lease on it. Made by `Client.fetch` and `fetch`.
 #[pyclass(extends = Memory, subclass, frozen, module = "egmem")]
-pub struct RemoteBuffer;
-
-impl RemoteBuffer {
-    fn ask<T>(
-        slf: &PyRef<'_, Self>,
-        question: impl FnOnce(&blocking::RemoteBuffer) -> T,
-    ) -> PyResult<T> {
-        let region = slf.as_super().region()?;
-        match region.owner().or_raise()? {
-            Owner::Remote(remote) => Ok(question(remote)),
-            _ => Err(invalid("it is no fetched memory")),
-        }
-    }
+pub struct RemoteBuffer {
+    /// The name that it was fetched by.
+    #[pyo3(get)]
+    name: String,
+    /// The processor that proved, when it was fetched by fabric handle, that both ends see the same bytes: `"cuda:0"`,
+    /// `"cpu"`; `None` without a proof.
+    #[pyo3(get)]
+    proved: Option<String>,
 }
 
 #[pymethods]
 impl RemoteBuffer {
-    /// The name that it was fetched by.
-    #[getter]
-    fn name(slf: PyRef<'_, Self>) -> PyResult<String> {
-        Self::ask(&slf, |remote| remote.name().to_owned())
-    }
-
-    /// The processor that proved, when it was fetched by fabric handle, that both ends see the same bytes: `"cuda:0"`,
-    /// `"cpu"`; `None` without a proof.
-    #[getter]
-    fn proved(slf: PyRef<'_, Self>) -> PyResult<Option<String>> {
-        Self::ask(&slf, |remote| match remote.proved().by? {
-            Location::Device(gpu) => Some(format!("cuda:{gpu}")),
-            _ => Some("cpu".to_owned()),
-        })
-    }
-
     /// The lease's state, in words: `"held"` while all is well.
     #[getter]
     fn state(slf: PyRef<'_, Self>) -> PyResult<String> {
-        Self::ask(&slf, |remote| remote.state().to_string())
+        let region = slf.as_super().region()?;
+        match region.owner().or_raise()? {
+            Owner::Remote(remote) => Ok(remote.state().to_string()),
+            _ => Err(invalid("it is no fetched memory")),
+        }
     }
 
     /// Unmaps the memory, ends the lease, and waits until the exporter has recorded it. Raises `InUse` while a view
@@ -372,7 +361,7 @@ pub fn gather<'py>(
     let shared = shared.transpose()?;
     let raised = Arc::default();
     let gathered = from_program(py, || {
-        py.detach(|| {
+        let gathered = py.detach(|| {
             let own = shared.map(|(shared, window)| part_of(&shared, window));
             let own = own.transpose()?;
             let mut all: Box<dyn AllGather + Send> = match ranks {
@@ -389,10 +378,9 @@ pub fn gather<'py>(
             }
             let options = GatherOptions::new().deadline(timeout);
             options.gather(&mut *all, own, &driver)
-        })
-    });
-    let gathered =
-        gathered.map_err(|error| lock(&raised).take().unwrap_or_else(|| error.to_py()))?;
+        });
+        gathered.map_err(|error| lock(&raised).take().unwrap_or_else(|| error.to_py()))
+    })?;
     let all = PyList::empty(py);
     for rank in 0..gathered.size() {
         match gathered.rank(rank) {

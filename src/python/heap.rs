@@ -71,7 +71,8 @@ impl Heap {
             false => heap.allocate(layout),
         });
         let block = block.or_raise()?;
-        make(py, Block, Owner::Block(Arc::new(block)))
+        let offset = block.offset();
+        make(py, Block { offset }, Owner::Block(Arc::new(block)))
     }
 }
 
@@ -131,7 +132,7 @@ impl Heap {
             .with(bytes(reserve), HeapOptions::reserve)
             .with(bytes(grow_ahead), HeapOptions::grow_ahead)
             .with(bytes(thread_cache), HeapOptions::thread_cache);
-        let heap = from_program(py, || py.detach(|| options.build(&driver))).or_raise()?;
+        let heap = from_program(py, || py.detach(|| options.build(&driver)).or_raise())?;
         let inner = Arc::new(Open::new(heap));
         let heap = Self {
             inner,

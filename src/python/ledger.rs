@@ -258,9 +258,8 @@ fn address_of(memory: &Bound<'_, PyAny>) -> PyResult<(u64, Option<egmem::Driver>
         return Ok((region.address, Some(region.driver.clone())));
     }
     if let Ok(view) = memory.cast::<View>() {
-        let span = &view.get().span;
-        let address = span.region.address + span.offset;
-        return Ok((address, Some(span.region.driver.clone())));
+        let view = view.get();
+        return Ok((view.address(), Some(view.region.driver.clone())));
     }
     if let Ok(address) = memory.extract() {
         return Ok((address, None));
@@ -283,14 +282,14 @@ fn address_of(memory: &Bound<'_, PyAny>) -> PyResult<(u64, Option<egmem::Driver>
 /// this package, with the stack if `EGMEM_BACKTRACES` asks for it. A heap's chunks have the line that made the heap.
 ///
 /// A thread without such a frame, as other libraries start, has no line.
-pub fn from_program<T>(py: Python<'_>, work: impl FnOnce() -> T) -> T {
-    ledger::called_from(line(py).ok().flatten(), work)
-}
-
-/// Returns the line; `None` if all frames are the package's.
 ///
 /// # Errors
-/// Python's, for a thread without frames.
+/// The exception of a signal handler, which may run while Python looks for the line; those of `work`.
+pub fn from_program<T>(py: Python<'_>, work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    ledger::called_from(line(py)?, work)
+}
+
+/// Returns the line; `None` without a frame of the program.
 fn line(py: Python<'_>) -> PyResult<Option<CallSite>> {
     type Line = (String, u32, String, Option<String>);
     let frames = py.import("egmem._frames")?;

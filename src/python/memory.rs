@@ -24,7 +24,7 @@ use crate::places::{node_of, simulated_of};
 use crate::region::{CpuBytes, Owner, Region, access_text};
 use crate::share::{Offer, offer};
 use crate::stream::given;
-use crate::view::{Span, View, cuda_interface, numpy_interface};
+use crate::view::View;
 use crate::{dlpack, tickets};
 
 /// The memory of an object, until it is closed.
@@ -340,12 +340,12 @@ impl Memory {
         offset: Size,
         device: Option<&str>,
     ) -> PyResult<View> {
-        Span::new(self.region()?, dtype, shape, offset.0, device).map(|span| View { span })
+        View::new(self.region()?, dtype, shape, offset.0, device)
     }
 
     /// Returns a view of all bytes for a device: `"cpu"`, `"cuda_host"` or `"cuda:0"`.
     fn on(&self, device: &str) -> PyResult<View> {
-        Span::new(self.region()?, None, None, 0, Some(device)).map(|span| View { span })
+        View::new(self.region()?, None, None, 0, Some(device))
     }
 
     /// Frees the memory now.
@@ -415,7 +415,7 @@ impl Memory {
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let region = self.uncounted_region()?;
-        numpy_interface(py, &Span::new(region, None, None, 0, Some("cpu"))?)
+        View::new(region, None, None, 0, Some("cpu"))?.__array_interface__(py)
     }
 
     /// The dictionary of CUDA's array interface, version 3. See `__array_interface__`.
@@ -423,8 +423,8 @@ impl Memory {
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let region = self.region()?;
         let gpu = region.default_gpu();
-        let view = Span::new(region, None, None, 0, Some(&format!("cuda:{gpu}")))?;
-        let dictionary = cuda_interface(py, &view)?;
+        let view = View::new(region, None, None, 0, Some(&format!("cuda:{gpu}")))?;
+        let dictionary = view.__cuda_array_interface__(py)?;
         self.uncounted_region()?;
         Ok(dictionary)
     }
@@ -440,7 +440,7 @@ impl Memory {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let view = Span::new(self.region()?, None, None, 0, None)?;
+        let view = View::new(self.region()?, None, None, 0, None)?;
         dlpack::export(py, &view, stream, max_version, dl_device, copy)
     }
 

@@ -308,7 +308,7 @@ pub fn ring(
         .shareable()
         .with(records, RingOptions::records)
         .with(label, RingOptions::label);
-    let made = from_program(py, || py.detach(|| options.create(&driver))).or_raise()?;
+    let made = from_program(py, || py.detach(|| options.create(&driver)).or_raise())?;
     let (producer, consumer) = (Side::Producer(made.producer), Side::Consumer(made.consumer));
     let shape = producer.shape();
     let sides = Arc::new([producer, consumer].map(|side| Mutex::new(Some(side))));

@@ -18,97 +18,6 @@ use crate::region::Region;
 /// Made by `Memory.view` and `Memory.on`. It exports DLPack, and the array interface of its device; none copies.
 #[pyclass(frozen, module = "egmem")]
 pub struct View {
-    pub span: Span,
-}
-
-#[pymethods]
-impl View {
-    /// The number of elements in each dimension.
-    #[getter]
-    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.span.shape)
-    }
-
-    /// The element type's name.
-    #[getter]
-    fn dtype(&self) -> &'static str {
-        self.span.dtype.name
-    }
-
-    /// The device: `"cpu"`, `"cuda_host"` or `"cuda:0"`.
-    #[getter]
-    fn device(&self) -> String {
-        device_name(self.span.device)
-    }
-
-    /// The number of bytes.
-    #[getter]
-    fn nbytes(&self) -> i64 {
-        self.span.shape.iter().product::<i64>() * i64::from(self.span.dtype.size)
-    }
-
-    /// The dictionary of NumPy's array interface.
-    #[getter]
-    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        numpy_interface(py, &self.span)
-    }
-
-    /// The dictionary of CUDA's array interface, version 3.
-    #[getter]
-    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        cuda_interface(py, &self.span)
-    }
-
-    /// Returns a DLPack capsule.
-    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<&Bound<'py, PyAny>>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        dlpack::export(py, &self.span, stream, max_version, dl_device, copy)
-    }
-
-    /// Returns DLPack's device type and id.
-    fn __dlpack_device__(&self) -> (i32, i32) {
-        self.span.device
-    }
-
-    /// Makes work that is submitted to `stream` from now on wait for the memory's allocation in its pool. Other
-    /// memory is ready at once. A stream whose GPU is unknown is `gpu`'s, or the view's.
-    #[pyo3(signature = (stream, *, gpu=None))]
-    fn ready_on(
-        &self,
-        py: Python<'_>,
-        stream: &Bound<'_, PyAny>,
-        gpu: Option<GpuArg>,
-    ) -> PyResult<()> {
-        let (kind, of_view) = self.span.device;
-        let gpu = gpu.or((kind == CUDA).then_some(GpuArg(of_view)));
-        let region = &self.span.region;
-        let stream = crate::stream::given(&region.driver, stream, gpu, region.default_gpu())?;
-        match self.span.region.stream() {
-            Some(own) => py.detach(|| stream.wait_for(own)).or_raise(),
-            None => Ok(()),
-        }
-    }
-
-    fn __repr__(&self) -> String {
-        let device = self.device();
-        format!(
-            "<egmem.View {} {:?} on {device} at {:#x}>",
-            self.span.dtype.name,
-            self.span.shape,
-            self.span.address()
-        )
-    }
-}
-
-/// Memory as one device sees it. It keeps the memory.
-pub struct Span {
     /// The memory.
     pub region: Arc<Region>,
     /// The elements' type.
@@ -121,7 +30,110 @@ pub struct Span {
     pub device: (i32, i32),
 }
 
-impl Span {
+#[pymethods]
+impl View {
+    /// The number of elements in each dimension.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.shape)
+    }
+
+    /// The element type's name.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.dtype.name
+    }
+
+    /// The device: `"cpu"`, `"cuda_host"` or `"cuda:0"`.
+    #[getter]
+    fn device(&self) -> String {
+        device_name(self.device)
+    }
+
+    /// The number of bytes.
+    #[getter]
+    fn nbytes(&self) -> i64 {
+        self.shape.iter().product::<i64>() * i64::from(self.dtype.size)
+    }
+
+    /// The dictionary of NumPy's array interface.
+    #[getter]
+    pub fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let bytes = self.region.cpu(py)?;
+        self.interface(py, !bytes.writable)
+    }
+
+    /// The dictionary of CUDA's array interface, version 3. Its stream is the one that a pool's allocation is ordered by.
+    ///
+    /// Raises `NoDeviceInterface`, which is also an `AttributeError`, for a view that is no GPU's and on a simulated driver.
+    #[getter]
+    pub fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (kind, gpu) = self.device;
+        if kind != CUDA {
+            return Err(raise(
+                "NoDeviceInterface",
+                "a view of the CPU has no CUDA array interface",
+                "use a view of a GPU: memory.on(\"cuda:0\")",
+                None,
+            ));
+        }
+        let writable = self.region.gpu(py, gpu)?;
+        let dictionary = self.interface(py, !writable)?;
+        let stream = self.region.stream().map(|stream| stream.handle().raw);
+        // 0 would be ambiguous: 1 is the legacy default stream.
+        dictionary.set_item("stream", stream.map(|raw| raw.max(1)))?;
+        Ok(dictionary)
+    }
+
+    /// Returns a DLPack capsule.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        dlpack::export(py, self, stream, max_version, dl_device, copy)
+    }
+
+    /// Returns DLPack's device type and id.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        self.device
+    }
+
+    /// Makes work that is submitted to `stream` from now on wait for the memory's allocation in its pool. Other
+    /// memory is ready at once. A stream whose GPU is unknown is `gpu`'s, or the view's.
+    #[pyo3(signature = (stream, *, gpu=None))]
+    fn ready_on(
+        &self,
+        py: Python<'_>,
+        stream: &Bound<'_, PyAny>,
+        gpu: Option<GpuArg>,
+    ) -> PyResult<()> {
+        let (kind, of_view) = self.device;
+        let gpu = gpu.or((kind == CUDA).then_some(GpuArg(of_view)));
+        let region = &self.region;
+        let stream = crate::stream::given(&region.driver, stream, gpu, region.default_gpu())?;
+        match region.stream() {
+            Some(own) => py.detach(|| stream.wait_for(own)).or_raise(),
+            None => Ok(()),
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        let device = self.device();
+        format!(
+            "<egmem.View {} {:?} on {device} at {:#x}>",
+            self.dtype.name,
+            self.shape,
+            self.address()
+        )
+    }
+}
+
+impl View {
     /// Checks and makes a view. Without a device it is the CPU's, or the GPU's whose own memory this is.
     ///
     /// # Errors
@@ -184,6 +196,19 @@ impl Span {
     pub fn address(&self) -> u64 {
         self.region.address + self.offset
     }
+
+    /// Returns the dictionary that both array interfaces have.
+    fn interface<'py>(&self, py: Python<'py>, read_only: bool) -> PyResult<Bound<'py, PyDict>> {
+        crate::frees::watch_captures(py)?;
+        self.region.expose();
+        let dictionary = PyDict::new(py);
+        dictionary.set_item("version", 3)?;
+        dictionary.set_item("shape", PyTuple::new(py, &self.shape)?)?;
+        dictionary.set_item("typestr", self.dtype.typestr())?;
+        dictionary.set_item("data", (self.address(), read_only))?;
+        dictionary.set_item("strides", py.None())?;
+        Ok(dictionary)
+    }
 }
 
 /// Replaces the one dimension of -1 by all that the memory has.
@@ -207,47 +232,4 @@ fn infer(shape: &mut [i64], bytes: u64, dtype: Dtype) -> PyResult<()> {
     })?;
     shape[at] = (bytes / unit) as i64;
     Ok(())
-}
-
-fn common<'py>(py: Python<'py>, view: &Span, read_only: bool) -> PyResult<Bound<'py, PyDict>> {
-    crate::frees::watch_captures(py)?;
-    view.region.expose();
-    let dictionary = PyDict::new(py);
-    dictionary.set_item("version", 3)?;
-    dictionary.set_item("shape", PyTuple::new(py, &view.shape)?)?;
-    dictionary.set_item("typestr", view.dtype.typestr())?;
-    dictionary.set_item("data", (view.address(), read_only))?;
-    dictionary.set_item("strides", py.None())?;
-    Ok(dictionary)
-}
-
-/// Returns the dictionary of NumPy's interface.
-///
-/// # Errors
-/// `NotAccessible` unless the CPU may read.
-pub fn numpy_interface<'py>(py: Python<'py>, view: &Span) -> PyResult<Bound<'py, PyDict>> {
-    let bytes = view.region.cpu(py)?;
-    common(py, view, !bytes.writable)
-}
-
-/// Returns the dictionary of CUDA's interface. Its stream is the one that a pool's allocation is ordered by.
-///
-/// # Errors
-/// `NoDeviceInterface`, which is also an `AttributeError`, for a view that is no GPU's and on a simulated driver.
-pub fn cuda_interface<'py>(py: Python<'py>, view: &Span) -> PyResult<Bound<'py, PyDict>> {
-    let (kind, gpu) = view.device;
-    if kind != CUDA {
-        return Err(raise(
-            "NoDeviceInterface",
-            "a view of the CPU has no CUDA array interface",
-            "use a view of a GPU: memory.on(\"cuda:0\")",
-            None,
-        ));
-    }
-    let writable = view.region.gpu(py, gpu)?;
-    let dictionary = common(py, view, !writable)?;
-    let stream = view.region.stream().map(|stream| stream.handle().raw);
-    // 0 would be ambiguous: 1 is the legacy default stream.
-    dictionary.set_item("stream", stream.map(|raw| raw.max(1)))?;
-    Ok(dictionary)
 }
