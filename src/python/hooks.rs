@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::driver::Driver;
 use crate::error::{invalid, not_supported};
-use crate::torch_alloc::{FUNCTIONS, Functions, TorchSlot};
+use crate::torch_alloc::{FUNCTIONS, TorchSlot};
 
 fn sim(driver: &Driver) -> PyResult<&Sim> {
     let sim = driver.inner.sim();
@@ -55,7 +55,7 @@ pub fn _measure(
     stream: usize,
     count: u64,
 ) -> PyResult<u64> {
-    let Functions { allocate, free, .. } = FUNCTIONS[slot.slot];
+    let (allocate, free) = FUNCTIONS[slot.slot].ordered;
     let nanoseconds = py.detach(|| {
         let start = Instant::now();
         for _ in 0..count {

@@ -246,14 +246,7 @@ impl Memory {
             None => match region.cpu(py) {
                 Ok(bytes) if bytes.writable => Access::ReadWrite,
                 Ok(_) => Access::Read,
-                Err(error)
-                    if error.is_instance(
-                        py,
-                        &py.import("egmem._errors")?.getattr("NotAccessible")?,
-                    ) =>
-                {
-                    Access::None
-                }
+                Err(error) if error.get_type(py).name()? == "NotAccessible" => Access::None,
                 Err(error) => return Err(error),
             },
         };

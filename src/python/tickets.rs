@@ -5,14 +5,13 @@
 //! that a temporary object can be sent; a process that dies before it has unpickled leaves a number behind, and nothing else. The thread that answers begins with the first ticket. It never
 //! runs Python, and the process does not wait for it when it ends.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use egmem::driver::{Access, HandleType};
@@ -49,8 +48,6 @@ type Answer = Box<dyn FnOnce(&mut Channel) -> Result<()> + Send>;
 struct Admits {
     secret: String,
     answer: Answer,
-    /// The object that it sends, which may be gone.
-    of: Weak<dyn Any + Send + Sync>,
     /// A program may drop the object as soon as it has sent it.
     kept: Option<Kept>,
 }
@@ -84,8 +81,7 @@ pub fn issue<T: Send + Sync + 'static>(
     answer: impl FnOnce(&mut Channel, Arc<T>) -> Result<()> + Send + 'static,
 ) -> std::io::Result<(String, String)> {
     let of = Arc::downgrade(of);
-    let (sent, of) = (of.clone(), of as Weak<dyn Any + Send + Sync>);
-    let answer: Answer = Box::new(move |channel| match sent.upgrade() {
+    let answer: Answer = Box::new(move |channel| match of.upgrade() {
         Some(of) => answer(channel, of),
         None => channel.send_text(CLOSED),
     });
@@ -93,9 +89,6 @@ pub fn issue<T: Send + Sync + 'static>(
     let name = tickets.listen()?;
     let secret = random()?;
     let mut waiting = lock(&tickets.waiting);
-    if waiting.len() >= MOST {
-        waiting.retain(|_, admits| admits.of.strong_count() > 0);
-    }
     if waiting.len() >= MOST {
         waiting.pop_first();
     }
@@ -106,7 +99,6 @@ pub fn issue<T: Send + Sync + 'static>(
     let admits = Admits {
         secret,
         answer,
-        of,
         kept,
     };
     waiting.insert(number, admits);

@@ -67,11 +67,9 @@ impl TorchSlot {
     /// streams; or for `segments`, free after all work of all GPUs, as PyTorch's caching allocator expects.
     #[pyo3(signature = (*, segments))]
     fn functions(&self, segments: bool) -> (usize, usize) {
-        let functions = &FUNCTIONS[self.slot];
-        let (allocate, free) = if segments {
-            functions.segments
-        } else {
-            (functions.allocate, functions.free)
+        let (allocate, free) = match segments {
+            true => FUNCTIONS[self.slot].segments,
+            false => FUNCTIONS[self.slot].ordered,
         };
         (
             allocate as *const c_void as usize,
@@ -161,11 +159,10 @@ impl From<Pool> for PoolId {
     }
 }
 
-/// The functions of a slot. `allocate` and `free` are in the order of streams; the pair in `segments` is for PyTorch's caching
+/// The functions of a slot. `ordered` are in the order of streams; the pair in `segments` is for PyTorch's caching
 /// allocator, and the others for the allocator of a whole process.
 pub(crate) struct Functions {
-    pub allocate: Allocate,
-    pub free: Free,
+    pub ordered: (Allocate, Free),
     segments: (Allocate, Free),
     record: Record,
     begin: Begin,
@@ -278,8 +275,7 @@ macro_rules! for_slots {
     ($($slot:literal)*) => {
         /// The functions of each slot.
         pub(crate) const FUNCTIONS: [Functions; SLOTS] = [$(Functions {
-            allocate: allocate::<$slot, false>,
-            free: free::<$slot>,
+            ordered: (allocate::<$slot, false>, free::<$slot>),
             segments: (allocate::<$slot, true>, free_segment::<$slot>),
             record: record::<$slot>,
             begin: begin::<$slot>,
