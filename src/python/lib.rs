@@ -42,59 +42,37 @@ mod _egmem {
     #[allow(non_upper_case_globals, reason = "Python's name")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
 
-    #[pymodule_export]
-    use crate::args::{gpu, node, size};
-    #[pymodule_export]
-    use crate::blocks::{Block, Blocks};
-    #[pymodule_export]
-    use crate::buffer::{Buffer, Pool, PoolBlock};
-    #[pymodule_export]
-    use crate::cli::{_run, Report, doctor, ps, ps_dict};
-    #[pymodule_export]
-    use crate::copies::Slice;
-    #[pymodule_export]
-    use crate::driver::{
-        Driver, Topology, default_driver, open, set_default_driver, simulated, topology,
-    };
-    #[pymodule_export]
-    use crate::exchange::{Client, Entry, RemoteBuffer, connect, gather};
-    #[pymodule_export]
-    use crate::frees::{deferred, free_deferred, hold, release};
-    #[pymodule_export]
-    use crate::heap::Heap;
     #[cfg(feature = "test-hooks")]
     #[pymodule_export]
     use crate::hooks::{_begin_capture, _end_capture, _fail, _measure};
     #[pymodule_export]
-    use crate::import::{receive, receive_offered, unpickle};
-    #[pymodule_export]
-    use crate::interpreter::Closing;
-    #[pymodule_export]
-    use crate::kv::events::{Events, Subscription, TierEvent};
-    #[pymodule_export]
-    use crate::kv::gpu_pages::GpuPages;
-    #[pymodule_export]
-    use crate::kv::open_tier::Tier;
-    #[pymodule_export]
-    use crate::kv::store::{Job, Load, PageView, Store};
-    #[pymodule_export]
-    use crate::kv::tier::Member;
-    #[pymodule_export]
-    use crate::ledger::{Allocation, Located, allocations, locate, memory_summary};
-    #[pymodule_export]
-    use crate::memory::{Memory, SharedBuffer};
-    #[pymodule_export]
-    use crate::places::{Gpu, Node};
-    #[pymodule_export]
-    use crate::ring::{RingSide, ring};
-    #[pymodule_export]
-    use crate::share::{Offer, close_offers};
-    #[pymodule_export]
-    use crate::shared_heap::SharedHeap;
-    #[pymodule_export]
-    use crate::stream::{Event, Stream};
-    #[pymodule_export]
-    use crate::torch_alloc::{CupySource, TorchSlot, register};
-    #[pymodule_export]
-    use crate::view::View;
+    use crate::{
+        args::{gpu, node, size},
+        blocks::{Block, Blocks},
+        buffer::{Buffer, Pool, PoolBlock},
+        cli::{_run, Report, doctor, ps, ps_dict},
+        copies::Slice,
+        driver::{Driver, Topology, default_driver, open, set_default_driver, simulated, topology},
+        exchange::{Client, Entry, RemoteBuffer, connect, gather},
+        frees::{deferred, free_deferred, hold, release},
+        heap::Heap,
+        import::{receive, receive_offered, unpickle},
+        interpreter::Closing,
+        kv::{
+            events::{Events, Subscription, TierEvent},
+            gpu_pages::GpuPages,
+            open_tier::Tier,
+            store::{Job, Load, PageView, Store},
+            tier::Member,
+        },
+        ledger::{Allocation, Located, allocations, locate, memory_summary},
+        memory::{Memory, SharedBuffer},
+        places::{Gpu, Node},
+        ring::{RingSide, ring},
+        share::{Offer, close_offers},
+        shared_heap::SharedHeap,
+        stream::{Event, Stream},
+        torch_alloc::{CupySource, TorchSlot, register},
+        view::View,
+    };
 }

@@ -165,18 +165,31 @@ impl View {
                 .map(|dimension| dimension?.extract())
                 .collect::<PyResult<_>>()?,
         };
-        infer(&mut shape, rest, dtype)?;
-        let count = shape.iter().try_fold(1_u64, |count, dimension| {
-            count.checked_mul(u64::try_from(*dimension).ok()?)
-        });
-        let fits = count
-            .and_then(|count| count.checked_mul(size))
-            .is_some_and(|bytes| bytes <= rest);
-        if !fits {
-            return Err(invalid(&format!(
-                "shape {shape:?} of {} does not fit into the {rest} bytes from offset {offset} on",
-                dtype.name
-            )));
+        let inferred = shape.iter().position(|&dimension| dimension == -1);
+        let known = (0..).zip(&shape).filter(|(at, _)| Some(*at) != inferred);
+        let bytes = known
+            .map(|(_, dimension)| dimension)
+            .try_fold(size, |bytes, &dimension| {
+                bytes.checked_mul(u64::try_from(dimension).ok()?)
+            });
+        match (inferred, bytes) {
+            (None, Some(bytes)) if bytes <= rest => {}
+            (Some(at), Some(unit)) if unit > 0 && rest.is_multiple_of(unit) => {
+                shape[at] = (rest / unit) as i64;
+            }
+            (None, _) => {
+                return Err(invalid(&format!(
+                    "shape {shape:?} of {} does not fit into the {rest} bytes from offset {offset} on",
+                    dtype.name
+                )));
+            }
+            (Some(_), _) => {
+                return Err(invalid(&format!(
+                    "shape {shape:?} of {} does not divide {rest} bytes; valid: one dimension of -1, and others whose \
+                     product divides them",
+                    dtype.name
+                )));
+            }
         }
         let device = match (device, region.location) {
             (Some(device), _) => parse_device(device, &region.driver)?,
@@ -209,27 +222,4 @@ impl View {
         dictionary.set_item("strides", py.None())?;
         Ok(dictionary)
     }
-}
-
-/// Replaces the one dimension of -1 by all that the memory has.
-///
-/// # Errors
-/// `InvalidArgument` for two of them, and where the other dimensions do not divide the memory.
-fn infer(shape: &mut [i64], bytes: u64, dtype: Dtype) -> PyResult<()> {
-    let Some(at) = shape.iter().position(|&dimension| dimension == -1) else {
-        return Ok(());
-    };
-    let mut others = shape[..at].iter().chain(&shape[at + 1..]);
-    let unit = others.try_fold(u64::from(dtype.size), |unit, &dimension| {
-        unit.checked_mul(u64::try_from(dimension).ok()?)
-    });
-    let divides = |unit: &u64| *unit > 0 && bytes.is_multiple_of(*unit);
-    let unit = unit.filter(divides).ok_or_else(|| {
-        invalid(&format!(
-            "shape {shape:?} of {} does not divide {bytes} bytes; valid: one dimension of -1, and others whose product divides them",
-            dtype.name
-        ))
-    })?;
-    shape[at] = (bytes / unit) as i64;
-    Ok(())
 }
