@@ -16,7 +16,7 @@ use crate::error::{OrRaise, ToPy};
 use crate::interpreter::{Closing, PerProcess, closing, drop_detached, lock};
 use crate::pickle::{part_of, shareable};
 use crate::region::{Offered, Region};
-use crate::tickets::answer;
+use crate::tickets::answer_each;
 
 /// How long a process may take to receive the memory.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -159,30 +159,14 @@ fn serve(
     access: Access,
     ended: Arc<AtomicBool>,
 ) -> Result<JoinHandle<()>, Error> {
-    let send = move |mut channel: Channel, shared: Shared| {
+    let send = move |mut channel: Channel| {
         channel.set_timeout(PATIENCE);
-        if let Err(error) = channel.send(&shared, access) {
-            tracing::debug!(%error, "a process that receives memory was lost");
-        }
+        channel.send(&shared, access)
     };
-    let sending = Arc::new(());
-    let accept = move || {
-        while !ended.load(Relaxed) {
-            match listener.accept() {
-                Ok(channel) => {
-                    let shared = shared.clone();
-                    answer(&sending, MOST_AT_A_TIME, move || send(channel, shared));
-                }
-                Err(Error::NotTrusted { .. }) => {}
-                // The process has too many open files: it may close some.
-                Err(_) if !ended.load(Relaxed) => std::thread::sleep(Duration::from_millis(10)),
-                Err(_) => {}
-            }
-        }
-    };
+    let serve = move || answer_each(|| listener.accept(), MOST_AT_A_TIME, &ended, send);
     let thread = std::thread::Builder::new().name("egmem-offers".into());
     thread
-        .spawn(accept)
+        .spawn(serve)
         .map_err(|error| egmem::Error::system("starting a thread for a socket", &error).into())
 }
 

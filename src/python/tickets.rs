@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use egmem::driver::{Access, HandleType};
-use egmem::share::{Channel, Peers, Result, Shared};
+use egmem::share::{Channel, Error, Peers, Result, Shared};
 
 use crate::interpreter::{PerProcess, lock};
 
@@ -58,8 +58,6 @@ struct Tickets {
     name: Mutex<Option<String>>,
     /// By number, in the order in which they were made.
     waiting: Mutex<BTreeMap<u64, Admits>>,
-    /// The threads that answer.
-    answering: Arc<()>,
     /// Whether a thread lets kept memory go.
     is_letting_go: AtomicBool,
 }
@@ -140,7 +138,17 @@ impl Tickets {
         let socket = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&chosen)?)?;
         std::thread::Builder::new()
             .name("egmem-tickets".into())
-            .spawn(move || self.answer_all(&socket))?;
+            .spawn(move || {
+                let next = || {
+                    let stream = socket.accept().map_err(|error| {
+                        egmem::Error::system("accepting a process that unpickles", &error)
+                    })?;
+                    Channel::new(stream.0, &Peers::same_user())
+                };
+                answer_each(next, MOST_AT_A_TIME, &AtomicBool::new(false), |channel| {
+                    self.answer(channel)
+                });
+            })?;
         Ok(name.insert(chosen).clone())
     }
 
@@ -160,29 +168,6 @@ impl Tickets {
                 return;
             }
         }
-    }
-
-    fn answer_all(&'static self, socket: &UnixListener) {
-        loop {
-            match socket.accept() {
-                Ok((stream, _)) => self.admit(stream),
-                // The process has too many open files: it may close some.
-                Err(_) => std::thread::sleep(Duration::from_millis(10)),
-            }
-        }
-    }
-
-    /// Answers a process of this user.
-    fn admit(&'static self, stream: UnixStream) {
-        let channel = match Channel::new(stream, &Peers::same_user()) {
-            Ok(channel) => channel,
-            Err(error) => return tracing::debug!(%error, "a process may not unpickle memory"),
-        };
-        answer(&self.answering, MOST_AT_A_TIME, move || {
-            if let Err(error) = self.answer(channel) {
-                tracing::debug!(%error, "a process that unpickles memory was lost");
-            }
-        });
     }
 
     fn answer(&self, mut channel: Channel) -> Result<()> {
@@ -211,20 +196,43 @@ impl Tickets {
     }
 }
 
-/// Answers a process by a thread of its own, so that a process that is stopped delays no other. Each such thread has a clone
-/// of `answering`; beyond `most` of them nothing is done, which closes the connection.
-pub fn answer(answering: &Arc<()>, most: usize, answer: impl FnOnce() + Send + 'static) {
-    if Arc::strong_count(answering) > most {
-        return tracing::warn!("too many processes get memory at a time");
-    }
-    let one = Arc::clone(answering);
-    let work = move || {
-        answer();
-        drop(one);
-    };
-    let thread = std::thread::Builder::new().name("egmem-answer".into());
-    if let Err(error) = thread.spawn(work) {
-        tracing::warn!(%error, "a process that asks for memory gets no answer");
+/// Answers each process of this user that connects, until `ended`: by a thread of its own, so that a process that is stopped
+/// delays no other. Beyond `most` at a time a connection is closed.
+pub fn answer_each(
+    next: impl Fn() -> Result<Channel>,
+    most: usize,
+    ended: &AtomicBool,
+    answer: impl Fn(Channel) -> Result<()> + Clone + Send + 'static,
+) {
+    // Each thread that answers has a clone.
+    let answering = Arc::new(());
+    while !ended.load(Relaxed) {
+        let channel = match next() {
+            Ok(channel) => channel,
+            Err(Error::NotTrusted { .. }) => continue,
+            Err(_) => {
+                // The process may have too many open files: it may close some.
+                if !ended.load(Relaxed) {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                continue;
+            }
+        };
+        if Arc::strong_count(&answering) > most {
+            tracing::warn!("too many processes get memory at a time");
+            continue;
+        }
+        let (one, answer) = (Arc::clone(&answering), answer.clone());
+        let work = move || {
+            if let Err(error) = answer(channel) {
+                tracing::debug!(%error, "a process that gets memory was lost");
+            }
+            drop(one);
+        };
+        let thread = std::thread::Builder::new().name("egmem-answer".into());
+        if let Err(error) = thread.spawn(work) {
+            tracing::warn!(%error, "a process that asks for memory gets no answer");
+        }
     }
 }
 
