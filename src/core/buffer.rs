@@ -5,10 +5,9 @@ mod allocate;
 mod growing;
 mod plan;
 
+use crate::Result;
 use crate::backing::{Backing, Chosen};
-use crate::driver::{
-    Access, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location, NodeId,
-};
+use crate::driver::{Access, DevicePtr, Driver, HandleTypes, Location};
 use crate::growth::Growth;
 use crate::ledger::{AllocPath, Label, Site};
 use crate::memory::{
@@ -17,7 +16,6 @@ use crate::memory::{
 use crate::size::Granularity;
 use crate::topology::{Share, Topology};
 use crate::vmm::{MappedRange, Mapping, PhysicalMemory};
-use crate::{Error, Result};
 
 pub use access::{RequestedAccess, reachable_gpus};
 pub use growing::GrowingBuffer;
@@ -251,7 +249,7 @@ impl Buffer {
     /// those of [`BufferOptions::allocate`].
     #[track_caller]
     pub fn near(driver: &Driver, gpu: i32, bytes: u64) -> Result<Self> {
-        Self::on(host_node(driver, gpu)?)
+        Self::on(Topology::host_node_of(driver, gpu)?)
             .bytes(bytes)
             .allocate(driver)
     }
@@ -342,15 +340,4 @@ access_checks!(unsafe impl for Buffer, |this| this.range);
 impl_memory! {
     /// Returns the location of the first part; [`locations`](Buffer::locations) has all.
     for Buffer, |this| this.range.first().driver(), this.range.start(), this.len, this.range.first().location()
-}
-
-/// Returns the host node of a GPU: from the driver, or else from the machine's topology.
-fn host_node(driver: &Driver, gpu: i32) -> Result<NodeId> {
-    Error::expect_gpu(gpu, driver.device_count()?)?;
-    match driver.device_attribute(gpu, DeviceAttribute::HOST_NUMA_ID) {
-        Ok(node) if node >= 0 => Ok(NodeId(node)),
-        Err(error) if error.code() != Some(Code::INVALID_VALUE) => Err(error),
-        // Unknown, or a driver without the attribute.
-        _ => Topology::of(driver)?.gpu(gpu)?.host_node(),
-    }
 }

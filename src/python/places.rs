@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use egmem::driver::{DeviceAttribute, Location, NodeId};
+use egmem::driver::{Location, NodeId};
 use egmem::topology::NumaNode;
 use pyo3::prelude::*;
 
@@ -144,17 +144,11 @@ pub fn location(
     match (node, near_gpu, device) {
         (Some(node), None, None) => Ok(NodeId(node.0).into()),
         (None, None, Some(device)) => Ok(Location::Device(device.0)),
-        (None, gpu, None) => py
-            .detach(|| host_node(driver, gpu.map_or(0, |gpu| gpu.0)))
-            .or_raise()
-            .map(Into::into),
+        (None, gpu, None) => {
+            let gpu = gpu.map_or(0, |gpu| gpu.0);
+            let node = py.detach(|| egmem::Topology::host_node_of(driver, gpu));
+            node.or_raise().map(Into::into)
+        }
         _ => Err(invalid("node, near_gpu and device exclude each other")),
-    }
-}
-
-fn host_node(driver: &egmem::Driver, gpu: i32) -> egmem::Result<NodeId> {
-    match driver.device_attribute(gpu, DeviceAttribute::HOST_NUMA_ID) {
-        Ok(node) if node >= 0 => Ok(NodeId(node)),
-        _ => egmem::Topology::of(driver)?.gpu(gpu)?.host_node(),
     }
 }

@@ -30,7 +30,7 @@ pub use node::{CpuSet, NumaNode};
 pub use peer::{PeerLink, PeerLinkKind};
 pub use place::{ALLOW_OVERCOMMIT, Overcommit, Placement, PlacementRequest, Share};
 
-use crate::driver::{Driver, NodeId, SimulatedNode};
+use crate::driver::{Code, DeviceAttribute, Driver, NodeId, SimulatedNode};
 use crate::per_driver::PerDriver;
 use crate::{Error, Result};
 use kernel::Kernel;
@@ -265,6 +265,20 @@ impl Topology {
         let gpus = hwloc::locate_by_xml(host.topology_xml.as_deref(), &nodes, gpus)?;
         let (source, name) = (TopologySource::Simulated, Some(host.machine));
         Ok(Self::new(source, name, gpus, nodes, Some(Live::of(driver))))
+    }
+
+    /// Returns the host node of a GPU: from the driver, or else from the machine's topology.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu); as [`Gpu::host_node`] and [`of`](Self::of).
+    pub fn host_node_of(driver: &Driver, gpu: i32) -> Result<NodeId> {
+        Error::expect_gpu(gpu, driver.device_count()?)?;
+        match driver.device_attribute(gpu, DeviceAttribute::HOST_NUMA_ID) {
+            Ok(node) if node >= 0 => Ok(NodeId(node)),
+            Err(error) if error.code() != Some(Code::INVALID_VALUE) => Err(error),
+            // Unknown, or a driver without the attribute.
+            _ => Self::of(driver)?.gpu(gpu)?.host_node(),
+        }
     }
 
     /// Returns the topology of the machine of `driver`, which the first call for the driver [discovers](Self::discover).
