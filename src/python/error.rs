@@ -1,8 +1,11 @@
 //! Errors as Python's exceptions, whose classes are in `egmem/_errors.py`.
 
+use std::ffi::CString;
+
 use egmem::driver::Code;
 use egmem::exchange::Refusal;
 use egmem::{DriverError, Explain, Explained, Language};
+use pyo3::PyTypeInfo;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyModule;
@@ -35,6 +38,15 @@ pub fn not_supported(message: &str, remedy: &str) -> PyErr {
 /// Creates an exception about an argument. The message says what is valid.
 pub fn invalid(message: &str) -> PyErr {
     raise("InvalidArgument", message, "", None)
+}
+
+/// Shows a warning.
+///
+/// # Errors
+/// The warning, where the program has warnings raised.
+pub fn warn<C: PyTypeInfo>(py: Python<'_>, text: &str) -> PyResult<()> {
+    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+    PyErr::warn(py, &py.get_type::<C>(), &text, 1)
 }
 
 /// Creates an exception about memory that still has views.

@@ -18,7 +18,7 @@ use egmem::{Error, Stream};
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 
-use crate::error::{OrRaise, ToPy, raise};
+use crate::error::{OrRaise, ToPy, raise, warn};
 use crate::holds::Holds;
 use crate::interpreter::{PerProcess, lock};
 
@@ -169,8 +169,7 @@ pub fn retry(py: Python<'_>, driver: &Driver) -> PyResult<()> {
     }
     let text =
         format!("{bytes} bytes of egmem's memory are kept, because a GPU may use them: {refused}");
-    let text = std::ffi::CString::new(text.replace('\0', " ")).unwrap_or_default();
-    PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1)
+    warn::<PyRuntimeWarning>(py, &text)
 }
 
 /// Has PyTorch report its captures, if it is loaded: it may take memory whose address is given away, without an

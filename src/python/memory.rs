@@ -21,7 +21,7 @@ use crate::frees::{self, sweep};
 use crate::interpreter::{Closing, closing, drop_detached, lock};
 use crate::pickle::reduce;
 use crate::places::{node_of, simulated_of};
-use crate::region::{CpuBytes, Owner, Region, access_text};
+use crate::region::{Owner, Region, access_text};
 use crate::share::{Offer, offer};
 use crate::stream::given;
 use crate::view::View;
@@ -73,19 +73,6 @@ impl Memory {
             slot.region.clone()
         };
         region.ok_or_else(|| closed("memory"))
-    }
-
-    /// Returns the memory and its bytes for a view.
-    fn exported(&self, py: Python<'_>, to_write: bool) -> PyResult<(Arc<Region>, CpuBytes)> {
-        frees::watch_captures(py)?;
-        let region = self.region()?;
-        let bytes = region.cpu(py)?;
-        if to_write && !bytes.writable {
-            return Err(PyBufferError::new_err("the CPU may only read this memory"));
-        }
-        // Other libraries take the address from here: torch.from_numpy(array).to("cuda", non_blocking=True).
-        region.expose();
-        Ok((region, bytes))
     }
 
     /// Takes the memory out of the object; `None` if it was closed before.
@@ -371,7 +358,14 @@ impl Memory {
         }
         // SAFETY: Python's view, not null. Without an object it is not released.
         unsafe { (*view).obj = ptr::null_mut() };
-        let (region, bytes) = slf.get().exported(py, flags & ffi::PyBUF_WRITABLE != 0)?;
+        frees::watch_captures(py)?;
+        let region = slf.get().region()?;
+        let bytes = region.cpu(py)?;
+        if flags & ffi::PyBUF_WRITABLE != 0 && !bytes.writable {
+            return Err(PyBufferError::new_err("the CPU may only read this memory"));
+        }
+        // Other libraries take the address from here: torch.from_numpy(array).to("cuda", non_blocking=True).
+        region.expose();
         // SAFETY: the view is Python's. The bytes stay as long as the region, which the view owns from here until
         // `__releasebuffer__`; the function takes a new reference to the object.
         unsafe {

@@ -55,7 +55,7 @@ impl Stream {
     /// Makes work submitted to the stream from now on wait for an event: for its last record before this call, by any process
     /// that has it. Returns at once.
     fn wait(&self, py: Python<'_>, event: &Bound<'_, Event>) -> PyResult<()> {
-        let event = event.get().inner();
+        let event = &event.get().inner;
         py.detach(|| self.inner.wait(event)).or_raise()
     }
 
@@ -168,10 +168,6 @@ impl Event {
     pub fn of(event: egmem::Event) -> Self {
         let inner = Arc::new(event);
         Self { inner }
-    }
-
-    pub fn inner(&self) -> &Arc<egmem::Event> {
-        &self.inner
     }
 }
 

@@ -16,7 +16,7 @@ use super::events::telling;
 use super::gpu_pages::GpuPages;
 use super::{bits, numbers};
 use crate::args::{Count, GpuArg};
-use crate::error::{OrRaise, closed, invalid, raise};
+use crate::error::{OrRaise, closed, invalid, raise, warn};
 use crate::interpreter::{Open, copy_of, drop_detached, lock, until};
 use crate::memory::{Memory, make};
 use crate::region::{CpuBytes, Owner};
@@ -184,8 +184,7 @@ fn warn_of(py: Python<'_>, discarded: usize) -> PyResult<()> {
     let text = format!(
         "egmem.kv.Store ended without commit: {discarded} page(s) are discarded; call commit(), or close() to give them up"
     );
-    let text = std::ffi::CString::new(text)?;
-    PyErr::warn(py, &py.get_type::<PyResourceWarning>(), &text, 1)
+    warn::<PyResourceWarning>(py, &text)
 }
 
 /// Warns while an object is freed, which may happen with an exception set: it stays set. At the interpreter's end there

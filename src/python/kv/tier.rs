@@ -137,7 +137,16 @@ impl Tier {
     /// (pages kept), `unfinished` (pages that were being written), `damaged`, and `is_new`.
     #[getter]
     fn found<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        found(py, self.handle()?.found())
+        let found = self.handle()?.found();
+        let numbers = [
+            ("generation", found.generation),
+            ("ready", found.ready),
+            ("unfinished", found.unfinished),
+            ("damaged", found.damaged),
+        ];
+        let dictionary = numbers.into_py_dict(py)?;
+        dictionary.set_item("is_new", found.is_new)?;
+        Ok(dictionary)
     }
 
     /// Returns how many of the first keys are ready. Changes no order.
@@ -248,7 +257,24 @@ impl Tier {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let tier = self.handle()?;
         let found = tier.try_stats();
-        stats(py, found.unwrap_or_else(|| py.detach(|| tier.stats())))
+        let stats = found.unwrap_or_else(|| py.detach(|| tier.stats()));
+        let numbers = [
+            ("pages", stats.pages),
+            ("usable", stats.usable),
+            ("page_bytes", stats.page_bytes),
+            ("free", stats.free),
+            ("writing", stats.writing),
+            ("ready", stats.ready),
+            ("pinned", stats.pinned),
+            ("hits", stats.hits),
+            ("misses", stats.misses),
+            ("stores", stats.stores),
+            ("evictions", stats.evictions),
+            ("damaged", stats.damaged),
+            ("loaded_bytes", stats.loaded_bytes),
+            ("stored_bytes", stats.stored_bytes),
+        ];
+        numbers.into_py_dict(py)
     }
 
     /// Returns the changes of keys from now on that this tier makes, in a queue for `capacity` keys. Keys that do not fit are lost:
@@ -273,7 +299,15 @@ impl Tier {
     /// `{"engine": 0}`, which distinguish tiers.
     #[pyo3(signature = (labels=None))]
     fn metrics(&self, py: Python<'_>, labels: Option<&Bound<'_, PyDict>>) -> PyResult<String> {
-        metrics(py, &self.handle()?, labels)
+        let tier = self.handle()?;
+        let text = |(name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+            Ok((name.str()?.to_string(), value.str()?.to_string()))
+        };
+        let labels = labels.into_iter().flat_map(|labels| labels.iter());
+        let labels = labels.map(text).collect::<PyResult<Vec<_>>>()?;
+        let labels = labels.iter().map(|(name, value)| (&**name, &**value));
+        let labels: Vec<_> = labels.collect();
+        Ok(py.detach(|| tier.metrics(&labels)))
     }
 
     /// Whether the tier grows in the background: `"growing"`, `"complete"`, or `"stopped"` by an error or by
@@ -324,7 +358,11 @@ impl Tier {
     fn members(&self, py: Python<'_>) -> PyResult<Vec<Member>> {
         let tier = self.handle()?;
         let members = py.detach(|| tier.members());
-        Ok(members.iter().map(Member::of).collect())
+        let member = |member: &kv::Member| Member {
+            pid: member.pid,
+            is_self: member.is_self,
+        };
+        Ok(members.iter().map(member).collect())
     }
 
     /// The driver that the tier belongs to.
@@ -360,75 +398,10 @@ pub struct Member {
     is_self: bool,
 }
 
-impl Member {
-    /// Makes a member's object.
-    pub fn of(member: &kv::Member) -> Self {
-        Self {
-            pid: member.pid,
-            is_self: member.is_self,
-        }
-    }
-}
-
 #[pymethods]
 impl Member {
     fn __repr__(&self) -> String {
         let which = if self.is_self { ", this one" } else { "" };
         format!("<egmem.kv.Member: process {}{which}>", self.pid)
     }
-}
-
-/// Returns what an attach has found.
-pub fn found(py: Python<'_>, found: kv::Found) -> PyResult<Bound<'_, PyDict>> {
-    let numbers = [
-        ("generation", found.generation),
-        ("ready", found.ready),
-        ("unfinished", found.unfinished),
-        ("damaged", found.damaged),
-    ];
-    let dictionary = numbers.into_py_dict(py)?;
-    dictionary.set_item("is_new", found.is_new)?;
-    Ok(dictionary)
-}
-
-/// Returns a tier's statistics.
-pub fn stats(py: Python<'_>, stats: kv::Stats) -> PyResult<Bound<'_, PyDict>> {
-    let numbers = [
-        ("pages", stats.pages),
-        ("usable", stats.usable),
-        ("page_bytes", stats.page_bytes),
-        ("free", stats.free),
-        ("writing", stats.writing),
-        ("ready", stats.ready),
-        ("pinned", stats.pinned),
-        ("hits", stats.hits),
-        ("misses", stats.misses),
-        ("stores", stats.stores),
-        ("evictions", stats.evictions),
-        ("damaged", stats.damaged),
-        ("loaded_bytes", stats.loaded_bytes),
-        ("stored_bytes", stats.stored_bytes),
-    ];
-    numbers.into_py_dict(py)
-}
-
-/// Returns a tier's statistics as text, with labels of any kind.
-///
-/// # Errors
-/// Python's.
-pub fn metrics(
-    py: Python<'_>,
-    tier: &kv::Tier,
-    labels: Option<&Bound<'_, PyDict>>,
-) -> PyResult<String> {
-    let text = |(name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
-        Ok((name.str()?.to_string(), value.str()?.to_string()))
-    };
-    let labels = labels.into_iter().flat_map(|labels| labels.iter());
-    let labels = labels.map(text).collect::<PyResult<Vec<_>>>()?;
-    let labels: Vec<_> = labels
-        .iter()
-        .map(|(name, value)| (&**name, &**value))
-        .collect();
-    Ok(py.detach(|| tier.metrics(&labels)))
 }
