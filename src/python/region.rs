@@ -36,8 +36,6 @@ pub struct Region {
     pub places: Vec<Location>,
     /// Whether code outside of this crate may have the address.
     exposed: AtomicBool,
-    /// The stream that orders a pool's allocation.
-    stream: Option<egmem::Stream>,
     /// The memory as other processes get it, from the first time on that one does.
     shared: Mutex<Option<Arc<Shared>>>,
     /// How many offers keep it.
@@ -67,12 +65,6 @@ impl Region {
     pub fn new(owner: Owner) -> Self {
         let (driver, address, len, location) = owner.facts();
         let places = owner.places(location);
-        let exposed = AtomicBool::new(false);
-        let stream = match &owner {
-            Owner::Pool(memory) => Some(memory.stream().clone()),
-            Owner::Part { whole, .. } => whole.stream.clone(),
-            _ => None,
-        };
         Self {
             owner: Some(owner),
             driver,
@@ -80,8 +72,7 @@ impl Region {
             len,
             location,
             places,
-            exposed,
-            stream,
+            exposed: AtomicBool::new(false),
             shared: Mutex::new(None),
             offers: AtomicUsize::new(0),
         }
@@ -163,13 +154,13 @@ impl Region {
         Ok(slot.clone())
     }
 
-    /// Notes that code outside of this crate has the address: it may have given a GPU work that uses the memory.
+    /// Notes that code outside of this crate has the address: it may have given a GPU work that uses the memory. Blocks that
+    /// are freed together and the whole of a part wait for the GPUs themselves, when the last of them ends.
     pub fn expose(&self) {
-        self.exposed.store(true, Relaxed);
         match &self.owner {
             Some(Owner::OfMany(one)) => one.expose(),
             Some(Owner::Part { whole, .. }) => whole.expose(),
-            _ => {}
+            _ => self.exposed.store(true, Relaxed),
         }
     }
 
@@ -333,13 +324,16 @@ impl Region {
     pub fn default_gpu(&self) -> i32 {
         match self.location {
             Location::Device(gpu) => gpu,
-            _ => self.stream.as_ref().map_or(0, egmem::Stream::device),
+            _ => self.stream().map_or(0, egmem::Stream::device),
         }
     }
 
     /// Returns the stream that orders a pool's allocation, and its GPU.
     pub fn stream(&self) -> Option<&egmem::Stream> {
-        self.stream.as_ref()
+        match &self.root().0.owner {
+            Some(Owner::Pool(memory)) => Some(memory.stream()),
+            _ => None,
+        }
     }
 }
 
@@ -357,11 +351,9 @@ impl Drop for Region {
         }
         let owner = (lock(&self.shared).take(), owner);
         let (driver, bytes, exposed) = (&self.driver, self.len, *self.exposed.get_mut());
-        detached(|| match owner.1 {
-            // They wait for the GPUs themselves, when the last of them ends; the whole of a part when it goes.
-            Owner::OfMany(_) | Owner::Part { .. } => drop(owner),
-            _ if exposed => frees::free_after_gpus(driver, bytes, owner),
-            _ => drop(owner),
+        detached(|| match exposed {
+            true => frees::free_after_gpus(driver, bytes, owner),
+            false => drop(owner),
         });
     }
 }
