@@ -236,17 +236,17 @@ fn connect(path: &Path, patience: Duration, for_socket: bool) -> PyResult<Option
             Ok(channel) => return Ok(Some(channel)),
             Err(error) => error,
         };
-        let may_come = match &error {
-            Error::TimedOut { .. } => true,
+        let nobody_listens = matches!(
+            error,
             Error::Unreachable {
                 cause: Unreachable::NoSocket | Unreachable::NobodyListens,
                 ..
-            } => match for_socket {
-                true => true,
-                false => return Ok(None),
-            },
-            _ => false,
-        };
+            }
+        );
+        if nobody_listens && !for_socket {
+            return Ok(None);
+        }
+        let may_come = nobody_listens || matches!(error, Error::TimedOut { .. });
         if !may_come || left.is_zero() {
             return Err(error.to_py());
         }
