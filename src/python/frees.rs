@@ -29,6 +29,9 @@ struct Kept {
     _memory: Box<dyn Send>,
 }
 
+/// Returns whether the work has ended; it owns the memory.
+type IsOver = Box<dyn FnMut() -> bool + Send>;
+
 #[derive(Default)]
 struct Frees {
     /// Captures that callers report: they begin after waits.
@@ -36,6 +39,9 @@ struct Frees {
     kept: Mutex<Vec<Kept>>,
     /// Why a driver refused a wait, until a warning reports it.
     refused: Mutex<Option<String>>,
+    /// Work that keeps its own memory, and how much of it there is.
+    works: Mutex<Vec<IsOver>>,
+    running: AtomicUsize,
 }
 
 static FREES: PerProcess<Frees> = PerProcess::new();
@@ -303,39 +309,24 @@ fn ended(result: egmem::Result<()>) -> egmem::Result<()> {
     }
 }
 
-/// Returns whether the work has ended; it owns the memory.
-type IsOver = Box<dyn FnMut() -> bool + Send>;
-
-#[derive(Default)]
-struct Running {
-    works: Mutex<Vec<IsOver>>,
-    count: AtomicUsize,
-}
-
-static RUNNING: PerProcess<Running> = PerProcess::new();
-
-fn running() -> &'static Running {
-    RUNNING.get(|_| Running::default())
-}
-
 /// Keeps what `is_over` owns until it has returned `true`.
 pub fn keep_while_running(is_over: impl FnMut() -> bool + Send + 'static) {
-    let running = running();
-    let mut works = lock(&running.works);
+    let frees = frees();
+    let mut works = lock(&frees.works);
     works.push(Box::new(is_over));
-    running.count.store(works.len(), Relaxed);
+    frees.running.store(works.len(), Relaxed);
 }
 
 /// Drops the memory of work that has ended, without the GIL.
 pub fn sweep(py: Python<'_>) {
-    let running = running();
-    if running.count.load(Relaxed) == 0 {
+    let frees = frees();
+    if frees.running.load(Relaxed) == 0 {
         return;
     }
     py.detach(|| {
-        let mut works = lock(&running.works);
+        let mut works = lock(&frees.works);
         let ended: Vec<_> = works.extract_if(.., |is_over| is_over()).collect();
-        running.count.store(works.len(), Relaxed);
+        frees.running.store(works.len(), Relaxed);
         drop(works);
         drop(ended);
     });
