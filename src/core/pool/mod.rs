@@ -19,7 +19,7 @@ mod options;
 
 pub use buffer::PoolBuffer;
 pub use imported::{ImportedPool, ImportedPoolBuffer};
-pub use options::PoolOptions;
+pub use options::{PoolOptions, Reuse};
 
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -177,6 +177,15 @@ impl Pool {
         unsafe { self.calls()?.pool_trim_to(self.0.handle, keep) }
     }
 
+    /// Sets how many bytes the pool keeps at a synchronisation. See
+    /// [`PoolOptions::release_threshold`](PoolOptions::release_threshold).
+    ///
+    /// # Errors
+    /// The driver's errors.
+    pub fn set_release_threshold(&self, bytes: u64) -> Result<()> {
+        self.set(PoolAttribute::ReleaseThreshold, bytes)
+    }
+
     /// Returns the bytes that the pool holds and has allocated.
     ///
     /// # Errors
@@ -189,6 +198,15 @@ impl Pool {
             used: self.get(PoolAttribute::UsedCurrent)?,
             used_high: self.get(PoolAttribute::UsedHigh)?,
         })
+    }
+
+    /// Resets the high-water marks to the present values.
+    ///
+    /// # Errors
+    /// The driver's errors.
+    pub fn reset_high_water(&self) -> Result<()> {
+        self.set(PoolAttribute::ReservedHigh, 0)?;
+        self.set(PoolAttribute::UsedHigh, 0)
     }
 
     /// Returns the value of a setting or counter.

@@ -2,12 +2,35 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Inner, Pool};
 use crate::Result;
 use crate::buffer::reachable_gpus;
 use crate::driver::{AccessDesc, Driver, HandleTypes, Location, PoolApi, PoolAttribute, PoolProps};
 use crate::explain::explain_pool;
 use crate::ledger::{Grants, Label};
+
+/// When a pool may reuse memory that was freed on another stream. The driver's default: all three.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reuse {
+    /// When an event orders the free before the allocation.
+    pub follow_event_dependencies: bool,
+    /// When the free is seen to have completed.
+    pub allow_opportunistic: bool,
+    /// By making the allocating stream wait for the freeing one.
+    pub allow_internal_dependencies: bool,
+}
+
+impl Default for Reuse {
+    fn default() -> Self {
+        Self {
+            follow_event_dependencies: true,
+            allow_opportunistic: true,
+            allow_internal_dependencies: true,
+        }
+    }
+}
 
 impl Pool {
     /// Returns options for a pool at `location`: a node's id, or any [`Location`].
@@ -19,6 +42,7 @@ impl Pool {
                 max_size: 0,
             },
             release_threshold: 0,
+            reuse: Reuse::default(),
             access: None,
             api: PoolApi::Driver,
             overcommit: false,
@@ -33,6 +57,7 @@ impl Pool {
 pub struct PoolOptions {
     props: PoolProps,
     release_threshold: u64,
+    reuse: Reuse,
     access: Option<Vec<AccessDesc>>,
     api: PoolApi,
     overcommit: bool,
@@ -48,6 +73,9 @@ impl PoolOptions {
         /// Sets how many bytes the pool keeps when a stream, event or device is synchronised; free bytes beyond
         /// that go back to the system. Default 0. `u64::MAX` keeps all.
         release_threshold(bytes: u64) => release_threshold = bytes;
+
+        /// Sets when memory freed on another stream may be reused.
+        reuse(reuse: Reuse) => reuse = reuse;
 
         /// Sets how the pool may be shared; by default not at all. FABRIC needs an IMEX channel.
         handle_types(handle_types: HandleTypes) => props.handle_types = handle_types;
@@ -111,8 +139,23 @@ impl PoolOptions {
             label: self.label,
             owned: 1.into(),
         }));
+        let reuse = &self.reuse;
+        use PoolAttribute::{
+            ReuseAllowInternalDependencies as Internal, ReuseAllowOpportunistic as Opportunistic,
+            ReuseFollowEventDependencies as Events,
+        };
+        // The driver's default is all three on.
+        for (attribute, is_on) in [
+            (Events, reuse.follow_event_dependencies),
+            (Opportunistic, reuse.allow_opportunistic),
+            (Internal, reuse.allow_internal_dependencies),
+        ] {
+            if !is_on {
+                pool.set(attribute, 0)?;
+            }
+        }
         if self.release_threshold != 0 {
-            pool.set(PoolAttribute::ReleaseThreshold, self.release_threshold)?;
+            pool.set_release_threshold(self.release_threshold)?;
         }
         let access = match self.access {
             Some(access) => access,

@@ -32,6 +32,7 @@ use pages::Addresses;
 #[must_use = "options do nothing until `reserve`"]
 pub struct ReservationOptions {
     alignment: u64,
+    hint: u64,
     /// Whether the kernel reserves them, for pages of this process.
     for_pages: bool,
 }
@@ -40,6 +41,9 @@ impl ReservationOptions {
     crate::driver::setters! {
         /// Sets the alignment of the first address in bytes: a power of two; 0 leaves it to the driver.
         alignment(bytes: u64) => alignment = bytes;
+
+        /// Sets an address to try first. The driver may choose another.
+        hint(address: DevicePtr) => hint = address.0;
     }
 
     /// Sets what memory will be mapped there, as [`PhysicalMemory::backing`] returns it. The
@@ -65,10 +69,10 @@ impl ReservationOptions {
         let size = PaddedSize::new(bytes, Granularity::TWO_MIB)?.padded();
         let (start, addresses) = if self.for_pages {
             let alignment = self.alignment.max(Granularity::TWO_MIB.bytes());
-            let addresses = Addresses::reserve(size, alignment)?;
+            let addresses = Addresses::reserve(size, alignment, self.hint)?;
             (DevicePtr(addresses.start()), Some(addresses))
         } else {
-            let start = driver.mem_address_reserve(size, self.alignment, 0);
+            let start = driver.mem_address_reserve(size, self.alignment, self.hint);
             let start = start.map_err(|error| match error {
                 Error::Driver(source) if source.code == Code::OUT_OF_MEMORY => {
                     let requested = size;

@@ -228,10 +228,15 @@ const OPERATIONS: &[Operation] = &[
 ];
 
 fn pool(driver: &Driver, api: PoolApi) -> Result<()> {
+    let reuse = egmem::pool::Reuse {
+        allow_opportunistic: false,
+        ..Default::default()
+    };
     let pool = Pool::options(NodeId(0))
         .api(api)
         .max_size(64 * MIB)
         .release_threshold(u64::MAX)
+        .reuse(reuse)
         .create(driver)?;
     let (first, second) = (Stream::new(driver, 0)?, Stream::new(driver, 1)?);
     let mut buffer = pool.allocate(MIB, &first)?;
@@ -241,7 +246,8 @@ fn pool(driver: &Driver, api: PoolApi) -> Result<()> {
     pool.access(Location::Device(1))?;
     buffer.free_on(&second)?;
     pool.allocate(MIB, &second).map(drop)?;
-    pool.trim_to(0)
+    pool.trim_to(0)?;
+    pool.reset_high_water()
 }
 
 /// Returns how often a call is made to find the handle types of shareable memory.

@@ -34,6 +34,8 @@ pub fn pool_memory_is_ordered_across_streams(driver: &Driver) {
     assert_eq!((stats.used, stats.used_high), (0, 64 << 10));
     pool.trim_to(0).unwrap();
     assert_eq!(pool.stats().unwrap().reserved, 0);
+    pool.reset_high_water().unwrap();
+    assert_eq!(pool.stats().unwrap().used_high, 0);
 }
 
 /// Memory is freed once, however the waiting for its users ends.

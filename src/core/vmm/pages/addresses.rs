@@ -27,18 +27,18 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    /// Reserves `size` bytes, whole pages, from a multiple of `alignment` on, a power of two.
+    /// Reserves `size` bytes, whole pages, from a multiple of `alignment` on, a power of two; at `hint` if that is free.
     ///
     /// # Errors
     /// [`Error::System`] if there is no such hole.
-    pub fn reserve(size: u64, alignment: u64) -> Result<Self> {
+    pub fn reserve(size: u64, alignment: u64, hint: u64) -> Result<Self> {
         let what = || format!("reserving {size} bytes of addresses");
         let all = size
             .checked_add(alignment)
             .filter(|&all| all <= isize::MAX as u64)
             .ok_or_else(|| Error::failed(what(), "they exceed the address space"))?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let base = map(0, all, libc::PROT_NONE, flags, None)
+        let base = map(hint, all, libc::PROT_NONE, flags, None)
             .map_err(|error| Error::system(what(), &error))?;
         let start = base.next_multiple_of(alignment);
         let end = start + size;

@@ -301,7 +301,7 @@ impl Pages {
     fn create_missing(&self, driver: &Driver, file: &File) -> Result<()> {
         let metadata = file.metadata();
         let metadata = metadata.map_err(|error| Error::system("looking at memory", &error))?;
-        let addresses = Addresses::reserve(metadata.len(), GRANULARITY.bytes())?;
+        let addresses = Addresses::reserve(metadata.len(), GRANULARITY.bytes(), 0)?;
         let range = addresses.start()..addresses.start() + metadata.len();
         self.placed.store(false, Ordering::Release);
         let mapping = PagesMapping::new(driver, &addresses, self, range)?;

@@ -331,7 +331,7 @@ mod tests {
 
     /// Maps a file, or pages without one, at addresses that live as long as the first value.
     fn mapped(bytes: u64, fork: Option<Fork>) -> (Addresses, Range<u64>) {
-        let addresses = Addresses::reserve(bytes, 2 * MIB).unwrap();
+        let addresses = Addresses::reserve(bytes, 2 * MIB, 0).unwrap();
         let range = addresses.start()..addresses.start() + bytes;
         if let Some(fork) = fork {
             map_anonymous(&range, fork).unwrap();

@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn threads_that_were_started_early_create_the_pages_of_all_chunks() {
         let driver = Driver::simulated(Machine::gh200()).unwrap();
-        let addresses = Addresses::reserve(24 * MIB, 2 * MIB).unwrap();
+        let addresses = Addresses::reserve(24 * MIB, 2 * MIB, 0).unwrap();
         addresses.prepare(Fork::Zeros).unwrap();
         let (node, start) = (NodeId(0), addresses.start());
         let pool = addresses.pool(node);

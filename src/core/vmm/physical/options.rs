@@ -18,6 +18,7 @@ use crate::vmm::pages::{self, Fork, Pages};
 #[must_use = "options do nothing until `create`"]
 pub struct PhysicalOptions {
     props: AllocationProps,
+    kind: GranularityKind,
     /// The driver's answer, if the caller knows it.
     granularity: Option<Granularity>,
     overcommit: bool,
@@ -39,6 +40,9 @@ impl PhysicalOptions {
 
         /// Sets whether NICs may access the memory by GPUDirect RDMA; device memory only.
         gpu_direct_rdma(on: bool) => props.gpu_direct_rdma = on;
+
+        /// Sets which granularity the size is rounded up to; by default the minimum.
+        granularity(kind: GranularityKind) => kind = kind;
 
         /// Passes on the granularity that [`granularity_of`](Self::granularity_of) returned for the same options,
         /// which saves a driver call for each memory. The driver refuses sizes that are not multiples of its
@@ -178,9 +182,7 @@ impl PhysicalOptions {
         match self.granularity {
             Some(granularity) => Ok(granularity),
             None if self.choose(driver)?.backing == Backing::Registered => Ok(pages::GRANULARITY),
-            None => {
-                Granularity::new(driver.mem_granularity(&self.props, GranularityKind::Minimum)?)
-            }
+            None => Granularity::new(driver.mem_granularity(&self.props, self.kind)?),
         }
     }
 }
@@ -190,6 +192,7 @@ impl PhysicalMemory {
     pub fn options(location: impl Into<Location>) -> PhysicalOptions {
         PhysicalOptions {
             props: AllocationProps::at(location.into()),
+            kind: GranularityKind::Minimum,
             granularity: None,
             overcommit: false,
             backing: Backing::Driver,
