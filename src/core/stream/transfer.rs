@@ -182,7 +182,8 @@ impl<T> Transfer<T> {
     /// [`wait`](Self::wait) fails.
     ///
     /// # Safety
-    /// `put` submits work to `stream` alone, and the work uses only memory that lives as long as `operands`.
+    /// `put` submits work to `stream` alone, which is not being captured into a graph, and the work uses only memory that lives as long
+    /// as `operands`.
     pub unsafe fn submit(
         stream: &Stream,
         operands: T,

@@ -169,7 +169,7 @@ fn submit(method: CopyMethod, plan: &Plan<'_>, held: &mut Option<Held>) -> Resul
         };
         put.inspect_err(|error| refused = Some(error.clone()))
     };
-    // SAFETY: everything goes to the plan's stream, and uses what is held, as just said.
+    // SAFETY: everything goes to the plan's stream, which `start` has found not to be captured, and uses what is held, as just said.
     let started = unsafe { Transfer::submit(plan.stream, own, put) };
     match (started, refused) {
         (Ok(ticket), None) => Ok(ticket),

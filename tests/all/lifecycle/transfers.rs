@@ -319,3 +319,31 @@ fn an_allocation_on_a_stream_that_does_not_tell_of_captures_is_not_waited_for() 
     }
     other.fill(&memory, 0, 8, 1).unwrap();
 }
+
+/// Work of the program's own: the ticket owns what it uses until the work has ended, and gives it back if the work is refused.
+#[test]
+fn a_ticket_owns_what_other_work_uses() {
+    let driver = grace();
+    let sim = driver.sim().unwrap();
+    let stream = Stream::new(&driver, 0).unwrap();
+    let memory = Arc::new(Buffer::near(&driver, 0, MIB).unwrap());
+    let start = || {
+        let copy = |memory: &mut Arc<Buffer>| {
+            let at = memory.device_ptr();
+            // SAFETY: both ranges are the operand's, and nothing else uses them meanwhile.
+            unsafe { stream.copy_async(at.add(8), at, 8) }
+        };
+        // SAFETY: the copy is on this stream, and uses the operand alone.
+        unsafe { Transfer::submit(&stream, Arc::clone(&memory), copy) }
+    };
+    memory.write_at(0, &[7_u8; 8]).unwrap();
+    let copied = start().unwrap().wait().unwrap();
+    assert_eq!(copied.get::<[u8; 8]>(8), Ok([7; 8]));
+    drop(copied);
+    sim.fail(Call::MemcpyAsync, 1, Code::UNKNOWN);
+    let refused = start().unwrap_err();
+    assert_eq!(refused.error.code(), Some(Code::UNKNOWN));
+    assert!(Arc::ptr_eq(&refused.operands, &memory));
+    drop(refused);
+    assert_eq!(Arc::strong_count(&memory), 1);
+}
