@@ -1,25 +1,27 @@
 //! State of this process for each driver.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 use crate::Driver;
 use crate::driver::WeakDriver;
 pub use crate::driver::lock;
+use crate::fork::PerProcess;
 
 /// Values by driver. The references are weak, so that the registry keeps no driver alive; a dead driver's
-/// address is not reused before its entry is removed.
-pub struct PerDriver<T>(Mutex<Vec<(WeakDriver, T)>>);
+/// address is not reused before its entry is removed. A forked child has a registry of its own: a thread of its parent may
+/// have held the lock of the parent's.
+pub struct PerDriver<T>(PerProcess<Mutex<Vec<(WeakDriver, T)>>>);
 
-impl<T: Clone + Default> PerDriver<T> {
+impl<T: Clone + Default + Send> PerDriver<T> {
     /// Creates an empty registry.
     pub const fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
+        Self(PerProcess::new())
     }
 
     /// Returns the value for `driver`: initially the default. Clones of a driver are the same driver.
     pub fn of(&self, driver: &Driver) -> T {
         let key = driver.downgrade();
-        let mut registry = lock(&self.0);
+        let mut registry = self.registry();
         registry.retain(|(driver, _)| driver.is_alive());
         if let Some((_, value)) = registry.iter().find(|(driver, _)| driver.same(&key)) {
             return value.clone();
@@ -28,9 +30,13 @@ impl<T: Clone + Default> PerDriver<T> {
         registry.push((key, value.clone()));
         value
     }
+
+    fn registry(&self) -> MutexGuard<'_, Vec<(WeakDriver, T)>> {
+        lock(self.0.get(|_| Mutex::default()))
+    }
 }
 
-impl<T: Clone + Default> Default for PerDriver<T> {
+impl<T: Clone + Default + Send> Default for PerDriver<T> {
     fn default() -> Self {
         Self::new()
     }
@@ -55,6 +61,29 @@ mod tests {
         assert_eq!(Arc::strong_count(&value), 2);
         registry.of(&other);
         assert_eq!(Arc::strong_count(&value), 1, "the registry has let it go");
-        assert_eq!(lock(&registry.0).len(), 1);
+        assert_eq!(registry.registry().len(), 1);
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn a_child_that_is_forked_while_the_registry_is_locked_has_its_own() {
+        let registry = PerDriver::<Arc<()>>::new();
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let locked = registry.registry();
+        // SAFETY: the child uses nothing of other threads, and ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends a child that waits for ever, or else without running the parent's exit handlers.
+            unsafe {
+                libc::alarm(60);
+                registry.of(&driver);
+                libc::_exit(0)
+            }
+        }
+        let mut status = -1;
+        // SAFETY: `status` is a local variable, and no other thread waits for the child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        drop(locked);
     }
 }

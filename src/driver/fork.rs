@@ -50,7 +50,7 @@ impl Generation {
 
 /// State that each process makes for itself. A forked child does not use its parent's: a thread that the child does not
 /// have may hold a lock in it for ever.
-pub struct PerProcess<T: 'static>(AtomicPtr<Of<T>>);
+pub struct PerProcess<T>(AtomicPtr<Of<T>>);
 
 struct Of<T> {
     process: Generation,
@@ -64,13 +64,13 @@ impl<T: Send + Sync> PerProcess<T> {
     }
 
     /// Returns this process's state. The first call in a process makes it, from the state of the parent process if this
-    /// one was forked: of that, `make` may read only atomics. Takes no lock. No state is ever freed.
-    pub fn get(&self, make: impl Fn(Option<&T>) -> T) -> &'static T {
+    /// one was forked: of that, `make` may read only atomics. Takes no lock.
+    pub fn get(&self, make: impl Fn(Option<&T>) -> T) -> &T {
         let process = Generation::current();
         let mut found = self.0.load(Acquire);
         loop {
-            // SAFETY: it is null or came from `Box::into_raw` below, after which nothing frees or changes it; the
-            // load is after the store.
+            // SAFETY: it is null or came from `Box::into_raw` below. Nothing changes it after that, and `drop` alone frees
+            // it, which needs `self` exclusively; a parent's is never freed. The load is after the store.
             let known = unsafe { found.as_ref() };
             if let Some(of) = known
                 && of.process == process
@@ -87,6 +87,16 @@ impl<T: Send + Sync> PerProcess<T> {
                     found = other;
                 }
             }
+        }
+    }
+}
+
+impl<T> Drop for PerProcess<T> {
+    fn drop(&mut self) {
+        let last = *self.0.get_mut();
+        if !last.is_null() {
+            // SAFETY: it came from `Box::into_raw`, and no borrow of it is left, for those borrow `self`.
+            drop(unsafe { Box::from_raw(last) });
         }
     }
 }

@@ -96,7 +96,7 @@ type Entry<K> = (K, Weak<()>);
 
 /// The questions of one kind whose answers nobody waits for any more. A forked child has none of its parent's threads, and
 /// cannot wait for its parent's lock.
-pub(crate) struct Late<K: 'static>(PerProcess<Mutex<Vec<Entry<K>>>>);
+pub(crate) struct Late<K>(PerProcess<Mutex<Vec<Entry<K>>>>);
 
 impl<K: PartialEq + Send> Late<K> {
     pub(crate) const fn new() -> Self {
