@@ -284,8 +284,7 @@ pub unsafe trait Backend: Any + Debug + Send + Sync {
     /// Returns the first GPU whose primary context this process uses already; `None` if there is none, or if the driver
     /// does not tell. A call that needs any context is made there, so that it creates none.
     fn active_device(&self) -> Option<i32> {
-        let mut gpus = 0..self.device_count().unwrap_or(0);
-        gpus.find(|&gpu| self.has_context(gpu) == Some(true))
+        None
     }
 
     /// Returns the pool calls of the runtime API.

@@ -176,7 +176,7 @@ impl Core {
     }
 
     /// Returns the first ordinal whose primary context exists in this process.
-    fn active_device(&self) -> Option<i32> {
+    pub fn active_device(&self) -> Option<i32> {
         let mut ordinals = 0..self.devices.len() as i32;
         ordinals.find(|&ordinal| self.is_active(ordinal) == Some(true))
     }

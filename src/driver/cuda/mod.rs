@@ -79,6 +79,10 @@ unsafe impl Backend for Cuda {
         self.core.is_active(device)
     }
 
+    fn active_device(&self) -> Option<i32> {
+        self.core.active_device()
+    }
+
     fn driver_pools(&self) -> &dyn PoolCalls {
         &self.pools
     }
