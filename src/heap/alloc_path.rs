@@ -3,7 +3,9 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::sync::tell_refusal;
-use super::cache::{CacheBound, Contents, Local, MAX_CACHED, Magazine, Medium, Visitor, member};
+use super::cache::{
+    CacheBound, Contents, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member,
+};
 use super::classes::Class;
 use super::inner::HeapInner;
 use super::piece::{Key, Kind, Piece};
@@ -12,6 +14,9 @@ use crate::Result;
 
 /// After so many ranges from the core, a thread looks for classes that it does not use any more.
 const LOOK_EVERY: u32 = 128;
+/// How many slabs with free blocks a class keeps in a stripe, so that a block that is allocated and freed repeatedly does not
+/// create and end slabs.
+const KEPT: usize = 1;
 
 impl HeapInner {
     /// Takes a block of `bytes`, more than 0, at a multiple of `align` from the thread's cache, which refills
@@ -260,10 +265,21 @@ impl HeapInner {
     #[cold]
     fn hand_on(&self, visitor: &mut Visitor, full: &Magazine) {
         let mut empty = Vec::new();
-        self.count_unknown(self.slabs.give(full.offsets(), &mut empty));
-        if !empty.is_empty() {
-            // One slab stays, so that a block that is allocated and freed repeatedly does not create and destroy slabs.
-            self.with_core(visitor, |core| core.end_slabs(&empty, 1));
+        self.count_unknown(self.slabs.give(full.offsets(), KEPT, &mut empty));
+        if empty.is_empty() {
+            return;
+        }
+        let end = |core: &mut Core| core.end_slabs(&empty, KEPT);
+        if self.core.try_with(visitor, end).is_none() {
+            self.front.inbox.push(Load::Slabs(empty));
+        }
+    }
+
+    /// Applies what was left in the inbox.
+    pub(super) fn take_in(&self, core: &mut Core, load: Load) {
+        match load {
+            Load::Ranges(ranges) => self.give_ranges(core, &ranges),
+            Load::Slabs(empty) => core.end_slabs(&empty, KEPT),
         }
     }
 
@@ -276,7 +292,8 @@ impl HeapInner {
         let medium = &mut local.medium;
         let give = |core: &mut Core| self.take_leaving(core, medium);
         if self.core.try_with(&mut local.visitor, give).is_none() {
-            self.front.inbox.push(local.medium.take_leaving());
+            let leaving = local.medium.take_leaving();
+            self.front.inbox.push(Load::Ranges(leaving));
         }
     }
 
@@ -311,7 +328,7 @@ impl HeapInner {
     }
 
     fn give(&self, core: &mut Core, offsets: &[u64]) {
-        self.count_unknown(core.give(offsets, 1));
+        self.count_unknown(core.give(offsets, KEPT));
     }
 
     fn count_unknown(&self, unknown: usize) {
@@ -326,7 +343,7 @@ impl HeapInner {
     }
 
     #[inline]
-    pub(super) fn give_ranges(&self, core: &mut Core, ranges: &[Extent]) {
+    fn give_ranges(&self, core: &mut Core, ranges: &[Extent]) {
         self.count_unknown(ranges.len() - core.free_all(ranges));
     }
 

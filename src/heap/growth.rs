@@ -102,9 +102,14 @@ impl HeapInner {
             return Ok(ControlFlow::Break(found));
         }
         let mut locked = self.supply.locked();
-        // Another thread may have added memory while this one waited for its turn.
-        if let Some(found) = attempt(&mut self.core()) {
-            return Ok(ControlFlow::Break(found));
+        {
+            // Another thread may have added memory while this one waited for its turn. And slabs without a block, which are
+            // kept for the next ones of their classes, are no reason to grow.
+            let mut core = self.core();
+            core.release_empty_slabs();
+            if let Some(found) = attempt(&mut core) {
+                return Ok(ControlFlow::Break(found));
+            }
         }
         let backed = locked.backing()?.backed();
         if self.front.shards_have_much(bytes, backed)

@@ -129,8 +129,8 @@ impl Heap {
     }
 
     /// Returns the heap's statistics. Visits every slab, each with up to 64 KiB of small blocks: a few slabs
-    /// take microseconds, and the time grows with their number. Threads that need more than their caches hold
-    /// wait meanwhile. While the heap is growing, this waits for the driver.
+    /// take microseconds, and the time grows with their number. Threads that need more than their caches
+    /// hold, or free more, wait meanwhile. While the heap is growing, this waits for the driver.
     pub fn stats(&self) -> HeapStats {
         if !self.inner.facts.born.is_current() {
             return HeapStats::default();

@@ -23,7 +23,7 @@ pub(super) struct Apart<T>(pub(super) T);
 /// The heap's shared state; see the module.
 ///
 /// Each part's type says which locks it has. Their order: the deferral's turns, the supply's, the front's, a thread's cache,
-/// the watch's, the core. The deferral's stand beside these, as it says.
+/// the watch's, the core, the stripes of slabs. The deferral's stand beside these, as it says.
 pub(super) struct HeapInner {
     /// For threads and blocks that need to keep the heap alive.
     pub(super) this: Weak<Self>,
@@ -123,8 +123,8 @@ impl HeapInner {
     #[inline]
     fn drain(&self, core: &mut Core) {
         if !self.front.inbox.is_empty() {
-            for ranges in self.front.inbox.take_all() {
-                self.give_ranges(core, &ranges);
+            for load in self.front.inbox.take_all() {
+                self.take_in(core, load);
             }
         }
     }

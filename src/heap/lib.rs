@@ -96,20 +96,21 @@
 //!   `thread_cache` allows. Caching pays only if the same sizes are requested again, so a score of hits and misses turns it
 //!   off and on.
 //! - A block that cannot go back to the core, since another thread has it, is left in an inbox, which the next thread that
-//!   allocates from the core drains. So a free seldom waits: only for a thread that holds its cache just then, and, turned
-//!   away 64 times, for the `membarrier` and the core's owner.
+//!   allocates from the core drains; so are slabs to be ended. So a free seldom waits: for a thread that holds its cache or a stripe of
+//!   slabs just then, and, turned away 64 times, for the `membarrier` and the core's owner.
 //!
 //! **Stripes** (`ranges/stripes.rs`). The slabs are divided into stripes, each with a lock of its own, and a visit to them needs no
-//! core but for a new slab's range, or to return one. All threads begin at stripe 0. A thread that found its lock taken 16 times
-//! claims a stripe that no other thread has, until it ends. A block returns to the stripe that its page names, whichever
+//! core but for a new slab's range, or to return one. All threads begin at stripe 0. A thread that finds its lock taken 16 times in 255
+//! visits claims a stripe that no other thread has, until it ends. A block returns to the stripe that its page names, whichever
 //! thread frees it.
 //!
-//! - 20 threads that allocate and free batches of 50,000 blocks of 64 bytes take 0.16 of the time that they took with one lock
+//! - 20 threads that allocate and free batches of 50,000 blocks of 64 bytes take a seventh of the time that they took with one lock
 //!   for all slabs and ranges, and magazines left for each other in slots (docs/performance-heap.md).
-//! - A thread without free blocks in its stripe takes those of stripes that no thread has, if their locks are free, and only then a new
-//!   slab. A request is refused after the blocks of all stripes are used.
-//! - Slabs of a claimed stripe have at least 32 KiB. Small ones between ranges leave no room for the segments of shards: with
-//!   slabs that start at a page, "rptest" with 16 threads took 1.5 to 3 times as long.
+//! - A thread without free blocks in its stripe takes those of stripes that nobody has claimed, if their locks are free, and only then a
+//!   new slab. A request is refused only when no stripe has a block.
+//! - The slabs of a claimed stripe begin at 32 KiB where a free range is that large. Small ones between ranges leave no room for the
+//!   segments of shards (docs/performance-heap.md).
+//! - Each class keeps one slab without a block in each stripe until the stripe's thread ends, or the heap would have to grow.
 //! - A bound for a refusal is taken while all stripes are locked, so that no block moves between a slab and a cache meanwhile.
 //!
 //! **Shards** (`shards.rs`, `ranges/shard.rs`, `cache/shards.rs`). While threads share the core, a visit costs several times as
@@ -157,7 +158,7 @@
 //! needs a barrier waits 50 ms, longer than a CPU holds a store back (`cache/sync.rs` has the argument). From then on the
 //! core is not reserved, and caches made later use fences.
 //!
-//! **Order of locks**: the deferral's turns (`waiting`, `collecting`), `backing` (growth), `members` (threads), a cache, the debug mode's table, the core.
+//! **Order of locks**: the deferral's turns (`waiting`, `collecting`), `backing` (growth), `members` (threads), a cache, the debug mode's table, the core, a stripe of slabs.
 //! Driver calls are made under three locks, never under a cache or the core. Under `backing`: adding and giving back
 //! memory. Under the debug mode's: a GPU looks at bytes or scrubs blocks that leave quarantine; when memory is short,
 //! quarantine is emptied under `backing` and `members`. Under `deferred`: making, recording and querying events and asking

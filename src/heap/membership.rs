@@ -50,7 +50,7 @@ impl Home for HeapInner {
         let mut core = self.core();
         self.take_back_all(&mut core, local.empty().0);
         self.end_shard(&mut core, &mut local);
-        self.slabs.leave(&mut local.stripe);
+        core.leave(&mut local.stripe);
     }
 }
 

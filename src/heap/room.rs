@@ -117,9 +117,9 @@ impl HeapInner {
         // The bounds do not cover the quarantine, which is emptied together with the caches.
         if self.watch.is_none() {
             let members = lock(&self.front.members);
-            // No block that was free when this began is missed: it is in the core, which is held, or in a
-            // cache, whose bound includes it until the core has it, or in the inbox, which has just been
-            // drained.
+            // No block that was free when this began is missed. It is in the core, which is held, or in the inbox, which
+            // has just been drained, or in a cache, whose bound includes it: a thread sets the class's bit before it takes
+            // blocks from a slab, and clears it only after a visit to the core.
             let mut core = self.core();
             if let Some(found) = attempt(&mut core) {
                 return Some(found);

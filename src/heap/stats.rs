@@ -96,10 +96,12 @@ impl HeapInner {
         let (free, backed) = (core.free_bytes(), core.total());
         let slabs = self.slabs.hold();
         let (free_in_slabs, slab_ends) = slabs.bytes();
+        let (counts, tables) = (slabs.class_counts(), slabs.metadata());
+        drop(slabs);
         let out = backed.saturating_sub(free + free_in_slabs + slab_ends);
         let cached = (kept + self.front.posted()).min(out);
         let quarantined = quarantined.min(out - cached);
-        let classes = Class::all().zip(slabs.class_counts());
+        let classes = Class::all().zip(counts);
         let classes = classes.filter(|(_, (_, blocks))| *blocks > 0);
         HeapStats {
             live_blocks: tally.live(),
@@ -116,7 +118,7 @@ impl HeapInner {
             backed_high_water: core.total_high_water(),
             used_high_water: core.used_high_water(),
             limit: self.facts.limit,
-            metadata: (core.metadata() + slabs.metadata()) as u64,
+            metadata: (core.metadata() + tables) as u64,
             allocated_blocks: tally.allocated,
             freed_blocks: tally.freed,
             failed: self.counters.failed.load(Relaxed),

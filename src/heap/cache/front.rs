@@ -10,17 +10,17 @@ use crate::cache::magazine::CacheBound;
 use crate::cache::member::Members;
 use crate::cache::shards::{Post, Shards};
 use crate::per_driver::lock;
-use crate::ranges::{CachedBound, Extent, GRANULE, Request};
+use crate::ranges::{CachedBound, Extent, GRANULE, Request, SlabId};
 
 /// The threads of a heap and their common state outside the core.
 ///
 /// The only lock is `members`. It comes after `backing`, and before a cache, the debug mode's table and the core.
-/// The inbox and the shards' posts have no lock: any thread may use them under any of these.
+/// For the inbox and the shards' posts no thread waits: any may use them under any of these.
 pub(crate) struct Front {
     pub(crate) budget: Budget,
-    /// Ranges whose frees found the core busy: the next thread that enters the core applies them first.
+    /// What found the core busy: the next thread that enters the core applies it first.
     // On a cache line of its own, as its type is, because all threads write to it.
-    pub(crate) inbox: Inbox<Vec<Extent>>,
+    pub(crate) inbox: Inbox<Load>,
     pub(crate) shards: Shards,
     pub(crate) members: Mutex<Members>,
 }
@@ -137,4 +137,12 @@ impl Budget {
     pub(super) fn most_ever(&self) -> u64 {
         (self.most_alone.load(Relaxed).max(self.shared) + self.shared) * GRANULE
     }
+}
+
+/// What threads leave for the core.
+pub(crate) enum Load {
+    /// Ranges to be freed.
+    Ranges(Vec<Extent>),
+    /// Slabs that had no block in use.
+    Slabs(Vec<SlabId>),
 }

@@ -1,5 +1,5 @@
-//! Small blocks that move between threads and the core as one load, a thread's magazines of a class, and a summary of a
-//! thread's cache that other threads read without stopping the thread.
+//! A thread's small blocks of a class, in magazines, and a summary of a thread's cache that other threads read without
+//! stopping the thread.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -25,8 +25,8 @@ const CAPACITIES: [u8; CLASSES] = {
     capacity
 };
 
-/// Small blocks of one class that move between threads and the core as one load (Bonwick and Adams,
-/// "Magazines and Vmem", 2001).
+/// Small blocks of one class, which move between a thread and the slabs together (Bonwick and Adams, "Magazines and
+/// Vmem", 2001).
 pub(crate) struct Magazine {
     pub(super) len: usize,
     pub(super) offsets: [u64; CAPACITY],
@@ -130,7 +130,7 @@ impl CacheBound {
     pub(crate) fn bytes(&self, larger: u64) -> u64 {
         let bits = self.0.load(Relaxed);
         let small = Class::all().filter(|class| bits & Self::small(*class) != 0);
-        // Two magazines of each class, and one that is being handed over.
+        // Two magazines of each class.
         let small: u64 = small
             .map(|class| 2 * Magazine::capacity(class) as u64 * class.bytes())
             .sum();

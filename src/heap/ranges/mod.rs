@@ -251,9 +251,14 @@ impl Core {
     /// their class in their stripe that have free blocks.
     pub(super) fn give(&mut self, offsets: &[u64], kept: usize) -> usize {
         let mut empty = Vec::new();
-        let unknown = self.slabs.give(offsets, &mut empty);
+        let unknown = self.slabs.give(offsets, kept, &mut empty);
         self.end_slabs(&empty, kept);
         unknown
+    }
+
+    /// Gives a thread's stripe back for the next thread.
+    pub(super) fn leave(&mut self, own: &mut OwnStripe) {
+        self.slabs.leave(own, &mut self.ranges);
     }
 
     /// Ends those of the slabs that have no block in use, but for `kept` of a class.

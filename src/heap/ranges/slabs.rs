@@ -17,7 +17,7 @@ pub(crate) struct SlabId(pub(super) u32);
 impl SlabId {
     /// Bits of the index. With those of the stripe they are one fewer than an entry of the page map has.
     const INDEX_BITS: u32 = 31 - STRIPES.ilog2();
-    /// How many slabs a stripe can have, but for the last number, which an entry of the page map cannot name.
+    /// The most slabs of a stripe. The last number is none: an entry of the page map could not name it.
     const MOST: usize = (1 << Self::INDEX_BITS) - 1;
 
     const fn new(stripe: u8, index: u32) -> Self {
@@ -53,7 +53,7 @@ struct Slab {
 pub(super) enum Given {
     /// It is free.
     Free,
-    /// It is free, and no block of its slab is in use, which the class can do without.
+    /// It is free, no block of its slab is in use, and the class has enough other slabs with free blocks.
     Last,
     /// No block in use begins there.
     Unknown,
@@ -115,6 +115,11 @@ impl Slabs {
         taken
     }
 
+    /// Returns whether there is a number for another slab.
+    pub(super) const fn has_room(&self) -> bool {
+        !self.vacant.is_empty() || self.slabs.len() < SlabId::MOST
+    }
+
     /// Adds a slab of `class`; returns whether there was memory for it. Unless `exhaustive`, there may be none although single
     /// pages are free.
     pub(super) fn add(
@@ -124,7 +129,7 @@ impl Slabs {
         pages: &PageMap,
         exhaustive: bool,
     ) -> bool {
-        if self.vacant.is_empty() && self.slabs.len() >= SlabId::MOST {
+        if !self.has_room() {
             return false;
         }
         // Falls back to smaller slabs if no range is large enough; the last is a page.
@@ -206,7 +211,7 @@ impl Slabs {
     }
 
     /// Frees a block. The slab stays, also without a block in use.
-    pub(super) fn give(&mut self, id: SlabId, offset: u64) -> Given {
+    pub(super) fn give(&mut self, id: SlabId, offset: u64, kept: usize) -> Given {
         let Some(slab) = self.slabs.get_mut(id.index()) else {
             return Given::Unknown;
         };
@@ -228,7 +233,7 @@ impl Slabs {
             slab.place = Some(partial.len() as u32);
             partial.push(id.index() as u32);
         }
-        if slab.is_empty() {
+        if slab.is_empty() && partial.len() > kept {
             Given::Last
         } else {
             Given::Free

@@ -2,9 +2,9 @@
 //!
 //! All threads begin at stripe 0. One that often finds the lock taken claims a stripe that no other thread has, and takes its
 //! blocks from there. A block returns to the stripe of its slab, whichever thread frees it. A thread that needs another slab
-//! first takes the blocks that are free in stripes without a thread, and only then a range from the core.
+//! first takes the blocks that are free in stripes that are not claimed, and only then a range from the core.
 //!
-//! Locks: the core's comes before a stripe's; of these a thread holds one, or [all](Stripes::hold).
+//! Locks: the core's comes before a stripe's. A thread holds one stripe's at a time, or [all](Stripes::hold) while it has the core.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,10 +17,11 @@ use super::slabs::{Given, STRIPES, SlabId, Slabs};
 use crate::classes::{CLASSES, Class};
 use crate::per_driver::lock;
 
-/// A thread that found its stripe's lock taken so often claims a stripe.
+/// A thread that finds the lock of stripe 0 taken this many times in [`VISITS`] claims a stripe.
 const OFTEN: u8 = 16;
+const VISITS: u8 = 255;
 
-/// So many blocks are freed at a time: a magazine's.
+/// The most blocks that are freed at a time: those of a magazine.
 const PART: usize = 64;
 
 /// All slabs of a heap, and the table that finds the slab or the range of a block.
@@ -40,12 +41,13 @@ struct Stripe(Mutex<Slabs>);
 #[derive(Default)]
 pub(crate) struct OwnStripe {
     number: u8,
-    /// How often the lock was taken.
+    /// How often the lock was taken, and how often it was tried.
     met: u8,
+    visits: u8,
 }
 
-/// The slabs of all stripes, which no other thread changes meanwhile.
-pub(crate) struct HeldSlabs<'a>(Vec<MutexGuard<'a, Slabs>>);
+/// The slabs of all stripes by number, which no other thread changes meanwhile.
+pub(crate) struct HeldSlabs<'a>(Vec<Option<MutexGuard<'a, Slabs>>>);
 
 impl Stripes {
     /// Creates the state of a heap with addresses below `limit`, in bytes, without slabs.
@@ -68,18 +70,19 @@ impl Stripes {
         stripes.filter_map(|(number, stripe)| Some((number, &stripe.get()?.0)))
     }
 
-    /// Locks all stripes.
+    /// Locks all stripes. The caller has the core: two threads would wait for each other.
     pub(crate) fn hold(&self) -> HeldSlabs<'_> {
-        HeldSlabs(self.each().map(|(_, stripe)| lock(stripe)).collect())
+        let stripes = self.stripes.iter();
+        HeldSlabs(stripes.map(|stripe| Some(lock(&stripe.get()?.0))).collect())
     }
 
     /// Writes the offsets of free blocks to `out`, without new slabs; returns their number.
     pub(crate) fn take(&self, own: &mut OwnStripe, class: Class, out: &mut [u64]) -> usize {
         let taken = self.enter(own).take(class, out);
-        if taken > 0 || own.number == 0 {
+        if taken > 0 {
             return taken;
         }
-        // Blocks of threads that are gone or have claimed a stripe since, unless others are busy with them.
+        // Those of threads that have ended or claimed a stripe since, unless others are busy with them.
         let claimed = self.claimed.load(Relaxed);
         let idle = self.each().filter(|(number, _)| claimed >> number & 1 == 0);
         let mut taken =
@@ -87,38 +90,41 @@ impl Stripes {
         taken.find(|&taken| taken > 0).unwrap_or(0)
     }
 
+    /// Locks the thread's stripe, or if others often have it, one that the thread claims.
     fn enter(&self, own: &mut OwnStripe) -> MutexGuard<'_, Slabs> {
         let stripe = self.stripes[usize::from(own.number)].get();
+        own.visits += 1;
+        if own.visits == VISITS {
+            (own.visits, own.met) = (0, 0);
+        }
         if let Some(slabs) = stripe.and_then(|stripe| stripe.0.try_lock().ok()) {
             return slabs;
         }
-        if stripe.is_some() {
-            self.note_meeting(own);
+        own.met += u8::from(stripe.is_some());
+        if own.number == 0 && own.met >= OFTEN {
+            own.met = 0;
+            own.number = self.claim().unwrap_or(0);
         }
         self.lock(own.number)
     }
 
-    /// Notes that the thread found the lock of its stripe taken.
-    fn note_meeting(&self, own: &mut OwnStripe) {
-        own.met = own.met.saturating_add(1);
-        if own.number == 0
-            && own.met >= OFTEN
-            && let Some(number) = self.claim()
-        {
-            own.number = number;
-        }
-    }
-
+    /// Returns the lowest stripe that no thread has claimed, if there is one.
     fn claim(&self) -> Option<u8> {
-        (1..STRIPES as u8).find(|number| {
-            let bit = 1 << number;
-            self.claimed.fetch_or(bit, Relaxed) & bit == 0
-        })
+        let free = |claimed: u64| !(claimed | 1);
+        let claim = |claimed: u64| {
+            let lowest = free(claimed) & free(claimed).wrapping_neg();
+            (lowest != 0).then_some(claimed | lowest)
+        };
+        let before = self.claimed.fetch_update(Relaxed, Relaxed, claim).ok()?;
+        Some(free(before).trailing_zeros() as u8)
     }
 
-    /// Gives a thread's stripe back for the next thread.
-    pub(crate) fn leave(&self, own: &mut OwnStripe) {
-        self.claimed.fetch_and(!(1 << own.number), Relaxed);
+    /// Gives a thread's stripe back for the next thread, without slabs that have no block in use.
+    pub(super) fn leave(&self, own: &mut OwnStripe, ranges: &mut Ranges) {
+        if own.number > 0 {
+            self.lock(own.number).release_empty(ranges);
+            self.claimed.fetch_and(!(1 << own.number), Relaxed);
+        }
         *own = OwnStripe::default();
     }
 
@@ -132,7 +138,10 @@ impl Stripes {
         out: &mut [u64],
         exhaustive: bool,
     ) -> usize {
-        let mut slabs = self.lock(own.number);
+        let others = (0..STRIPES as u8).filter(|&number| number != own.number);
+        let mut has_room = std::iter::once(own.number).chain(others);
+        let number = has_room.find(|&number| self.lock(number).has_room());
+        let mut slabs = self.lock(number.unwrap_or(own.number));
         let mut filled = slabs.take(class, out);
         while filled < out.len() && slabs.add(class, ranges, &self.pages, exhaustive) {
             filled += slabs.take(class, &mut out[filled..]);
@@ -147,14 +156,15 @@ impl Stripes {
         filled
     }
 
-    /// Frees blocks, and adds slabs that have no block in use any more to `empty`. Returns how many blocks were not in use.
-    pub(crate) fn give(&self, offsets: &[u64], empty: &mut Vec<SlabId>) -> usize {
+    /// Frees blocks, and adds slabs that have no block in use any more to `empty`, if their classes have more than `kept` slabs
+    /// with free blocks. Returns how many blocks were not in use.
+    pub(crate) fn give(&self, offsets: &[u64], kept: usize, empty: &mut Vec<SlabId>) -> usize {
         let parts = offsets.chunks(PART);
-        parts.map(|part| self.give_part(part, empty)).sum()
+        parts.map(|part| self.give_part(part, kept, empty)).sum()
     }
 
     /// Takes the lock of each stripe once.
-    fn give_part(&self, offsets: &[u64], empty: &mut Vec<SlabId>) -> usize {
+    fn give_part(&self, offsets: &[u64], kept: usize, empty: &mut Vec<SlabId>) -> usize {
         let mut all = [(SlabId::default(), 0); PART];
         let mut found = 0;
         for &offset in offsets {
@@ -175,7 +185,7 @@ impl Stripes {
                     others += 1;
                     continue;
                 }
-                match slabs.give(id, offset) {
+                match slabs.give(id, offset, kept) {
                     Given::Free => {}
                     Given::Last => empty.push(id),
                     Given::Unknown => unknown += 1,
@@ -201,8 +211,16 @@ impl Stripes {
 }
 
 impl HeldSlabs<'_> {
+    fn all(&self) -> impl Iterator<Item = &Slabs> {
+        self.0.iter().flatten().map(|slabs| &**slabs)
+    }
+
+    fn of(&self, id: SlabId) -> Option<&Slabs> {
+        self.0.get(usize::from(id.stripe()))?.as_deref()
+    }
+
     fn sum(&self, f: impl Fn(&Slabs) -> u64) -> u64 {
-        self.0.iter().map(|slabs| f(slabs)).sum()
+        self.all().map(f).sum()
     }
 
     /// Returns the bytes of free blocks, and those at the ends of slabs, too few for a block.
@@ -212,7 +230,7 @@ impl HeldSlabs<'_> {
 
     /// Returns the bytes of blocks that were ever freed.
     pub(super) fn given(&self) -> u64 {
-        let given = self.0.iter().map(|slabs| slabs.given);
+        let given = self.all().map(|slabs| slabs.given);
         given.fold(0, u64::wrapping_add)
     }
 
@@ -227,11 +245,6 @@ impl HeldSlabs<'_> {
         self.of(id)?.block_at(id, offset)
     }
 
-    fn of(&self, id: SlabId) -> Option<&Slabs> {
-        let mut stripes = self.0.iter();
-        Some(stripes.find(|slabs| slabs.stripe == id.stripe())?)
-    }
-
     /// Iterates over the ranges of slabs with at most so many bytes in use. `None` if there are more slabs than
     /// `most`, with or without blocks.
     pub(super) fn nodes_with_at_most(
@@ -239,27 +252,37 @@ impl HeldSlabs<'_> {
         in_use: u64,
         most: usize,
     ) -> Option<impl Iterator<Item = RangeId>> {
-        let all: usize = self.0.iter().map(|slabs| slabs.count()).sum();
-        let nodes = self.0.iter().flat_map(|slabs| slabs.nodes());
+        let all: usize = self.all().map(Slabs::count).sum();
+        let nodes = self.all().flat_map(Slabs::nodes);
         let few = nodes.filter(move |(_, used)| *used <= in_use);
         (all <= most).then(|| few.map(|(node, _)| node))
     }
 
     /// Iterates over free blocks, and over the unusable ends.
     pub(crate) fn free_ranges(&self) -> impl Iterator<Item = Range<u64>> {
-        self.0.iter().flat_map(|slabs| slabs.free_ranges())
+        self.all().flat_map(Slabs::free_ranges)
     }
 
     /// Returns, for each class, how many blocks are free and how many there are.
     pub(crate) fn class_counts(&self) -> [(u64, u64); CLASSES] {
         let mut counts = [(0, 0); CLASSES];
-        self.0.iter().for_each(|slabs| slabs.add_to(&mut counts));
+        self.all().for_each(|slabs| slabs.add_to(&mut counts));
         counts
     }
 
     /// Returns the size of the tables, in bytes.
     pub(crate) fn metadata(&self) -> usize {
-        self.0.iter().map(|slabs| slabs.metadata()).sum()
+        self.all().map(Slabs::metadata).sum()
+    }
+}
+
+#[cfg(test)]
+impl OwnStripe {
+    pub(super) fn claimed(number: u8) -> Self {
+        Self {
+            number,
+            ..Self::default()
+        }
     }
 }
 
@@ -277,27 +300,47 @@ mod tests {
         core
     }
 
-    /// A thread that found the lock taken so often that it claims a stripe, if there is one.
     fn claimed(stripes: &Stripes) -> OwnStripe {
-        let mut own = OwnStripe::default();
-        for _ in 0..OFTEN {
-            assert_eq!(own.number, 0);
-            stripes.note_meeting(&mut own);
-        }
-        own
+        OwnStripe::claimed(stripes.claim().unwrap_or(0))
     }
 
     #[test]
-    fn a_thread_that_finds_the_lock_taken_claims_a_stripe_until_it_ends() {
+    fn a_thread_that_finds_the_lock_taken_claims_a_stripe() {
         let stripes = Stripes::new(MEMORY);
-        let [mut first, second] = [claimed(&stripes), claimed(&stripes)];
-        assert_eq!((first.number, second.number), (1, 2));
-        stripes.leave(&mut first);
-        assert_eq!(first.number, 0);
-        assert_eq!(claimed(&stripes).number, 1);
-        let rest: Vec<u8> = (3..STRIPES).map(|_| claimed(&stripes).number).collect();
-        assert!(rest.into_iter().eq(3..STRIPES as u8));
-        assert_eq!(claimed(&stripes).number, 0, "all are claimed");
+        let near = |visits| OwnStripe {
+            met: OFTEN - 1,
+            visits,
+            ..OwnStripe::default()
+        };
+        let [mut one, mut alone, mut seldom] = [near(0), near(0), near(VISITS - 1)];
+        drop(stripes.enter(&mut alone));
+        assert_eq!(alone.number, 0);
+        let held = stripes.lock(0);
+        let entered = stripes.enter(&mut one);
+        assert_eq!((one.number, entered.stripe), (1, 1));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| stripes.enter(&mut seldom).stripe);
+            drop(held);
+            assert_eq!(waits.join().unwrap(), 0, "its count began anew");
+        });
+    }
+
+    #[test]
+    fn a_stripe_is_claimed_by_one_thread_until_it_leaves() {
+        let mut core = core();
+        let stripes = std::sync::Arc::clone(core.slabs());
+        assert!((1..STRIPES as u8).all(|number| stripes.claim() == Some(number)));
+        assert_eq!(stripes.claim(), None);
+        let mut own = OwnStripe::claimed(7);
+        let class = Class::of(64, 1).unwrap();
+        let mut out = [0; 10];
+        assert_eq!(core.fill(&own, class, &mut out), out.len());
+        assert_eq!(core.give(&out, 1), 0);
+        core.leave(&mut own);
+        assert_eq!(core.used(), 0, "its empty slabs ended");
+        assert_eq!((own.number, stripes.claim()), (0, Some(7)));
+        core.leave(&mut own);
+        assert_eq!(stripes.claim(), None, "nobody claims stripe 0");
     }
 
     #[test]
@@ -316,10 +359,14 @@ mod tests {
         blocks.sort_by_key(|offset| offset / class.bytes() % 40);
         let mut empty = Vec::new();
         let (some, rest) = blocks.split_at(100);
-        assert_eq!(stripes.give(some, &mut empty), 0);
-        assert_eq!(stripes.give(some, &mut empty), some.len(), "freed twice");
-        assert_eq!(stripes.give(rest, &mut empty), 0);
-        assert_eq!(stripes.give(&[MEMORY, 3], &mut empty), 2, "none are there");
+        assert_eq!(stripes.give(some, 0, &mut empty), 0);
+        assert_eq!(stripes.give(some, 0, &mut empty), some.len(), "freed twice");
+        assert_eq!(stripes.give(rest, 0, &mut empty), 0);
+        assert_eq!(
+            stripes.give(&[MEMORY, 3], 0, &mut empty),
+            2,
+            "none are there"
+        );
         assert!(empty.iter().any(|id| id.stripe() == 2));
         for own in &mut owns {
             let number = own.number;
@@ -333,22 +380,22 @@ mod tests {
     }
 
     #[test]
-    fn what_no_thread_has_serves_others_before_a_new_slab() {
+    fn blocks_in_stripes_that_nobody_claims_are_taken_without_a_new_slab() {
         let mut core = core();
         let class = Class::of(128, 1).unwrap();
         let stripes = std::sync::Arc::clone(core.slabs());
-        let mut gone = claimed(&stripes);
-        let mut out = [0; 8];
-        assert_eq!(core.fill(&gone, class, &mut out), out.len());
-        let mut other = claimed(&stripes);
-        let mut taken = [0; 8];
-        assert_eq!(
-            stripes.take(&mut other, class, &mut taken),
-            0,
-            "a thread has them"
-        );
-        stripes.leave(&mut gone);
-        assert_eq!(stripes.take(&mut other, class, &mut taken), taken.len());
+        let (mut first, mut second) = (OwnStripe::default(), claimed(&stripes));
+        let mut out = [0; 2];
+        assert_eq!(core.fill(&first, class, &mut out), out.len());
+        assert_eq!(core.fill(&second, class, &mut out), out.len());
+        let mut third = claimed(&stripes);
+        let mut all = [0; 1000];
+        // Those of stripe 0 alone, which has a page.
+        assert_eq!(stripes.take(&mut third, class, &mut all), 2048 / 128 - 2);
+        assert_eq!(stripes.take(&mut third, class, &mut all), 0);
+        assert_eq!(stripes.take(&mut first, class, &mut all), 0);
+        core.leave(&mut second);
+        assert!(stripes.take(&mut first, class, &mut all) > 0);
     }
 
     #[test]
@@ -377,6 +424,11 @@ mod tests {
             assert_eq!(core.give(&out, kept), 0);
             assert_eq!(core.used() > 0, kept > 0);
         }
+        // The last slab with free blocks is not worth a visit to the core.
+        assert_eq!(core.fill(&own, class, &mut out[..1]), 1);
+        let mut empty = Vec::new();
+        assert_eq!(core.slabs().give(&out[..1], 1, &mut empty), 0);
+        assert!(empty.is_empty());
         core.release_empty_slabs();
         assert_eq!(core.used(), 0);
     }

@@ -79,6 +79,8 @@ struct Both {
     origin: u64,
     ranges: Vec<(Extent, u64)>,
     small: Vec<(u64, Class)>,
+    /// The threads' stripes, which take turns.
+    owns: [OwnStripe; 3],
     failed: u64,
 }
 
@@ -93,6 +95,7 @@ impl Both {
             origin,
             ranges: Vec::new(),
             small: Vec::new(),
+            owns: [0, 1, 7].map(OwnStripe::claimed),
             failed: 0,
         }
     }
@@ -166,10 +169,11 @@ impl Both {
     }
 
     fn fill(&mut self, class: Class, count: usize) {
-        let (own, mut out) = (OwnStripe::default(), vec![0; count]);
+        let mut out = vec![0; count];
+        let own = &self.owns[count % self.owns.len()];
         let filled = self
             .core
-            .exhaustively(|core| core.fill(&own, class, &mut out));
+            .exhaustively(|core| core.fill(own, class, &mut out));
         for &offset in &out[..filled] {
             assert_eq!(self.core.at(offset), Some(Found::Small(class)));
             self.model.take(offset..offset + class.bytes());
