@@ -64,11 +64,12 @@ pub async fn own(args: &Args) -> Result<Report> {
     let address = server.addresses()[0].to_string();
     eprintln!("fabric-exchange: listening at {address}");
 
-    let (other, lease) = tokio::time::timeout(args.patience(), visited(&published))
+    let visited = visited(&published, || play.has_pattern(4));
+    let (other, lease) = tokio::time::timeout(args.patience(), visited)
         .await
         .map_err(|_| {
             Error::Share(egmem::share::Error::TimedOut {
-                what: format!("waiting for a peer to fetch and release '{}'", args.name),
+                what: format!("waiting for a peer to fetch and write '{}'", args.name),
                 after: args.patience(),
             })
         })??;
@@ -106,20 +107,32 @@ pub async fn own(args: &Args) -> Result<Report> {
     })
 }
 
-/// Waits until a peer has fetched and released the memory; its name and lease.
-async fn visited(published: &Published) -> Result<(String, u64)> {
+/// Waits until a peer that holds the memory has left its last pattern there, which `has_pattern` tells; its name and lease. The
+/// peer holds the memory until this end withdraws it.
+async fn visited(published: &Published, has_pattern: impl Fn() -> bool) -> Result<(String, u64)> {
+    let lost = |peer: &Holder, why: &str| {
+        Error::Share(egmem::share::Error::PeerLost {
+            peer: peer.peer.to_string(),
+            why: why.into(),
+        })
+    };
     let mut seen: Option<Holder> = None;
     let mut ticks = tokio::time::interval(Duration::from_millis(20));
     loop {
         ticks.tick().await;
         match (published.importers().pop(), seen) {
             (Some(holder), _) if holder.state == HolderState::Expired => {
-                return Err(Error::Share(egmem::share::Error::PeerLost {
-                    peer: holder.peer.to_string(),
-                    why: "it went silent before it released the memory".into(),
-                }));
+                return Err(lost(
+                    &holder,
+                    "it went silent before it released the memory",
+                ));
             }
-            (None, Some(holder)) => return Ok((holder.peer.to_string(), holder.lease)),
+            (Some(holder), _) if has_pattern() => {
+                return Ok((holder.peer.to_string(), holder.lease));
+            }
+            (None, Some(holder)) => {
+                return Err(lost(&holder, "it released the memory without its pattern"));
+            }
             (holder, _) => seen = holder,
         }
     }

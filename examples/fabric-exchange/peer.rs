@@ -94,6 +94,16 @@ pub async fn visit(args: &Args) -> Result<Report> {
         steps,
         json: args.json,
     };
+    // The owner looks at the pattern, and asks for the memory back. Without a pattern there is nothing to wait for.
+    if report.verified() {
+        let asked = tokio::time::timeout(args.patience(), memory.changed());
+        asked.await.map_err(|_| {
+            Error::Share(egmem::share::Error::TimedOut {
+                what: "waiting for the owner to ask for its memory back".into(),
+                after: args.patience(),
+            })
+        })?;
+    }
     memory.release().await?;
     client.close().await;
     Ok(report)

@@ -132,6 +132,13 @@ impl<M: Memory> Play<'_, M> {
         self.note(format!("read {whose}"), "CPU".into(), outcome);
     }
 
+    /// Returns whether the CPU sees the pattern of a point now.
+    pub fn has_pattern(&self, point: u64) -> bool {
+        let seed = seed(&self.identity, point);
+        let check = |cpu| proof::check_pattern(cpu, seed).is_ok();
+        self.cpu.as_ref().is_some_and(check)
+    }
+
     /// The CPU writes the pattern of a point.
     pub fn cpu_writes(&mut self, point: u64) {
         let seed = seed(&self.identity, point);
