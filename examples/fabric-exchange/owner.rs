@@ -64,7 +64,7 @@ pub async fn own(args: &Args) -> Result<Report> {
     let address = server.addresses()[0].to_string();
     eprintln!("fabric-exchange: listening at {address}");
 
-    let visited = visited(&published, || play.has_pattern(4));
+    let visited = visited(&published, || play.has_pattern(5));
     let (other, lease) = tokio::time::timeout(args.patience(), visited)
         .await
         .map_err(|_| {
@@ -74,10 +74,10 @@ pub async fn own(args: &Args) -> Result<Report> {
             })
         })??;
 
-    // The peer left the pattern of point 4, written by its GPU.
-    play.cpu_checks("the peer's pattern", 4);
-    play.gpu_rewrites("the peer's pattern", 4);
-    play.cpu_checks("the GPU's pattern", 5);
+    // Written when the peer had checked everything.
+    play.cpu_checks("the peer's pattern", 5);
+    play.gpu_rewrites("the peer's pattern", 5);
+    play.cpu_checks("the GPU's pattern", 6);
     let steps = std::mem::take(&mut play.steps);
     drop(play);
 

@@ -58,6 +58,8 @@ pub async fn visit(args: &Args) -> Result<Report> {
     play.cpu_writes(3);
     play.gpu_rewrites("it", 3);
     play.cpu_checks("the GPU's pattern", 4);
+    // The sign that this end is done: the owner writes next.
+    play.cpu_writes(5);
     let steps = std::mem::take(&mut play.steps);
     drop(play);
 

@@ -245,7 +245,7 @@ impl Buffer {
     /// Allocates `bytes` on the host node of GPU `gpu`, for the CPU and every GPU.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`]; [`Error::NodeUnknown`] if neither the driver nor the PCI tree knows the node;
+    /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu); [`Error::NodeUnknown`](crate::Error::NodeUnknown) if neither the driver nor the PCI tree knows the node;
     /// those of [`BufferOptions::allocate`].
     #[track_caller]
     pub fn near(driver: &Driver, gpu: i32, bytes: u64) -> Result<Self> {
@@ -257,7 +257,7 @@ impl Buffer {
     /// Returns the CPU's view of the buffer.
     ///
     /// # Errors
-    /// [`Error::NotAccessible`] unless the host may at least read.
+    /// [`Error::NotAccessible`](crate::Error::NotAccessible) unless the host may at least read.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
         self.range.cpu(self.len)
     }
@@ -265,7 +265,7 @@ impl Buffer {
     /// Returns the CPU's view of `len` bytes from `offset` on, where the whole buffer is not the CPU's to access.
     ///
     /// # Errors
-    /// [`Error::NotAccessible`] unless the host may at least read the parts that contain them; [`Error::OutOfRange`].
+    /// [`Error::NotAccessible`](crate::Error::NotAccessible) unless the host may at least read the parts that contain them; [`Error::OutOfRange`](crate::Error::OutOfRange).
     pub fn cpu_at(&self, offset: u64, len: u64) -> Result<CpuView<'_>> {
         check_range(offset, len, self.len)?;
         self.range.cpu_at(offset, len)

@@ -82,7 +82,7 @@ impl Tier {
         keys.and_then(|keys| keys).unwrap_or_default()
     }
 
-    /// Copies pages to blocks of a GPU's cache: each pair has a page, pinned by a [`Load`], and a block. Returns at
+    /// Copies pages to blocks of a GPU's cache: each pair has a page, pinned by a [`Load`](crate::Load), and a block. Returns at
     /// once; the copies run on `stream`, in its order, by the tier's
     /// [`copy_method`](crate::TierOptions::copy_method). The job keeps the pages until it has ended.
     ///
@@ -97,8 +97,8 @@ impl Tier {
         self.load_by(self.0.method, stream, pairs, gpu)
     }
 
-    /// Copies blocks of a GPU's cache to pages: each pair has a page of a [`Store`], and a block. Wait for the job
-    /// before [`Store::commit`]. Otherwise as [`load`](Self::load).
+    /// Copies blocks of a GPU's cache to pages: each pair has a page of a [`Store`](crate::Store), and a block. Wait for the job
+    /// before [`Store::commit`](crate::Store::commit). Otherwise as [`load`](Self::load).
     ///
     /// # Errors
     /// Those of [`load`](Self::load); [`Error::WrongState`](crate::Error::WrongState) for a page that is not being
@@ -168,7 +168,7 @@ impl Tier {
     }
 
     /// Returns the address of a page, the same for the CPU and every GPU. Its contents are the caller's only while a
-    /// [`Store`] or a [`Load`] has the page.
+    /// [`Store`](crate::Store) or a [`Load`](crate::Load) has the page.
     ///
     /// # Errors
     /// [`Error::WrongState`](crate::Error::WrongState) for a page that is not of this tier.

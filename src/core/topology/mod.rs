@@ -270,7 +270,7 @@ impl Topology {
     /// Returns the host node of a GPU: from the driver, or else from the machine's topology.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu); as [`Gpu::host_node`] and [`of`](Self::of).
+    /// [`Error::NoSuchGpu`]; as [`Gpu::host_node`] and [`of`](Self::of).
     pub fn host_node_of(driver: &Driver, gpu: i32) -> Result<NodeId> {
         Error::expect_gpu(gpu, driver.device_count()?)?;
         match driver.device_attribute(gpu, DeviceAttribute::HOST_NUMA_ID) {
