@@ -70,7 +70,7 @@ impl<T: Send + Sync> PerProcess<T> {
         let mut found = self.0.load(Acquire);
         loop {
             // SAFETY: it is null or came from `Box::into_raw` below. Nothing changes it after that, and `drop` alone frees
-            // it, which needs `self` exclusively; a parent's is never freed. The load is after the store.
+            // it, which needs `self` exclusively; a parent's is never freed in a child. The load is after the store.
             let known = unsafe { found.as_ref() };
             if let Some(of) = known
                 && of.process == process
@@ -94,7 +94,10 @@ impl<T: Send + Sync> PerProcess<T> {
 impl<T> Drop for PerProcess<T> {
     fn drop(&mut self) {
         let last = *self.0.get_mut();
-        if !last.is_null() {
+        // SAFETY: it is null or came from `Box::into_raw`, and `self` has it alone.
+        let own = unsafe { last.as_ref() }.is_some_and(|of| of.process.is_current());
+        // A parent's stays: a thread of the parent may have been changing it at the fork.
+        if own {
             // SAFETY: it came from `Box::into_raw`, and no borrow of it is left, for those borrow `self`.
             drop(unsafe { Box::from_raw(last) });
         }

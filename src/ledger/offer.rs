@@ -231,7 +231,7 @@ pub const PS: &str = "EGMEM_PS";
 /// The environment variable that makes a process report at its exit the memory that is still allocated.
 pub const LEAKS: &str = "EGMEM_LEAKS";
 
-/// What lasts as long as the process. A forked child has none of its parent's, whose thread and socket it does not have.
+/// The state that lasts as long as the process. A forked child has none of its parent's, whose thread and socket it does not have.
 static KEPT: PerProcess<Kept> = PerProcess::new();
 
 #[derive(Default)]

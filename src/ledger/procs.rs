@@ -91,7 +91,7 @@ pub(crate) enum Unanswered {
     NotAsked,
 }
 
-/// What was asked, and what lives as long as the thread that waits for the answer.
+/// A question, and a mark that lives as long as the thread that waits for its answer.
 type Entry<K> = (K, Weak<()>);
 
 /// The questions of one kind whose answers nobody waits for any more. A forked child has none of its parent's threads, and

@@ -30,10 +30,11 @@ pub use node::{CpuSet, NumaNode};
 pub use peer::{PeerLink, PeerLinkKind};
 pub use place::{ALLOW_OVERCOMMIT, Overcommit, Placement, PlacementRequest, Share};
 
-use crate::driver::{Code, DeviceAttribute, Driver, NodeId, SimulatedNode};
+use crate::driver::{DeviceAttribute, Driver, NodeId, SimulatedNode};
 use crate::per_driver::PerDriver;
 use crate::{Error, Result};
 use kernel::Kernel;
+use peer::known;
 
 /// The GPUs and host NUMA nodes of a machine.
 ///
@@ -273,10 +274,8 @@ impl Topology {
     /// [`Error::NoSuchGpu`]; as [`Gpu::host_node`] and [`of`](Self::of).
     pub fn host_node_of(driver: &Driver, gpu: i32) -> Result<NodeId> {
         Error::expect_gpu(gpu, driver.device_count()?)?;
-        match driver.device_attribute(gpu, DeviceAttribute::HOST_NUMA_ID) {
-            Ok(node) if node >= 0 => Ok(NodeId(node)),
-            Err(error) if error.code() != Some(Code::INVALID_VALUE) => Err(error),
-            // Unknown, or a driver without the attribute.
+        match known(driver.device_attribute(gpu, DeviceAttribute::HOST_NUMA_ID))? {
+            Some(node) if node >= 0 => Ok(NodeId(node)),
             _ => Self::of(driver)?.gpu(gpu)?.host_node(),
         }
     }

@@ -16,6 +16,9 @@ unsafe impl Backend for WithoutAttributes {
     fn driver_pools(&self) -> &dyn PoolCalls {
         self
     }
+    fn device_count(&self) -> Result<i32> {
+        Ok(1)
+    }
     fn device_name(&self, _: i32) -> Result<String> {
         Ok("GPU".into())
     }
@@ -52,6 +55,9 @@ fn a_driver_need_not_know_the_attributes_of_a_gpu() {
             (gpu.memory, gpu.host_numa, gpu.compute_capability),
             (1 << 30, None, None)
         );
+        let driver = Driver::from_backend(std::sync::Arc::new(WithoutAttributes(code)));
+        let node = Topology::host_node_of(&driver, 0).unwrap_err();
+        assert!(!matches!(node, Error::Driver(_)), "{node}");
     }
     assert!(found(Code::UNKNOWN).is_err());
 }

@@ -18,7 +18,7 @@ use crate::ranges::{CachedBound, Extent, GRANULE, Request, SlabId};
 /// For the inbox and the shards' posts no thread waits: any may use them under any of these.
 pub(crate) struct Front {
     pub(crate) budget: Budget,
-    /// What found the core busy: the next thread that enters the core applies it first.
+    /// Ranges and slabs whose return found the core busy: the next thread that enters the core returns them first.
     // On a cache line of its own, as its type is, because all threads write to it.
     pub(crate) inbox: Inbox<Load>,
     pub(crate) shards: Shards,
@@ -139,7 +139,7 @@ impl Budget {
     }
 }
 
-/// What threads leave for the core.
+/// Memory that threads leave for the core.
 pub(crate) enum Load {
     /// Ranges to be freed.
     Ranges(Vec<Extent>),

@@ -48,7 +48,7 @@ struct Slab {
     words: Box<[u64]>,
 }
 
-/// What became of a block that was freed.
+/// The state of a block, and of its slab, after it was freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Given {
     /// It is free.
