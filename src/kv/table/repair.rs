@@ -21,7 +21,8 @@ pub struct Found {
     pub ready: u64,
     /// The pages that a process was writing when it ended. They are free now.
     pub unfinished: u64,
-    /// The pages whose entry was damaged, or had the key of another page. They are free now.
+    /// The pages whose entry was damaged, or had the key of another page. They are free now, or after the last copy of a living process that
+    /// uses them.
     pub damaged: u64,
     /// Whether there was no tier, and one was created.
     pub is_new: bool,
@@ -126,7 +127,10 @@ impl Table<'_> {
             {
                 return None;
             }
-            (Some(state), _) if state.is_writing() => found.unfinished += 1,
+            // A page that a copy of a living member may still use does not become free here.
+            (Some(state), _) if state.is_writing() => {
+                found.unfinished += u64::from(pins & alive == 0);
+            }
             _ => found.damaged += 1,
         }
         if pins & alive != 0 {

@@ -12,6 +12,7 @@ use fastrand::Rng;
 
 use super::*;
 use crate::Error;
+use crate::page::Direction;
 use crate::words::kill;
 use op::Op;
 use world::World;
@@ -192,6 +193,28 @@ fn pages_of_ended_members_make_room() {
         }
         world.check();
     }
+}
+
+/// The page of an ended member's store is not free while a copy of a living member may write it.
+#[test]
+fn a_page_under_a_copy_is_not_found_unfinished() {
+    let mut world = World::new(Geometry::new(4, 8).unwrap(), 2);
+    let keys = [1, 2].map(world::key);
+    let reserved = world.with(0, |table| table.reserve(&keys).unwrap());
+    let pages = vec![reserved.placed[0].1];
+    world.with(1, |table| {
+        table.begin_copy(&pages, Direction::Store).unwrap();
+    });
+    world.processes[1].pins.push(pages.clone());
+    world.die(0);
+    let mut repair = || world.with(0, |table| table.repair(table.own.bit()).unwrap());
+    let unfinished = [repair(), repair()].map(|found| found.unfinished);
+    assert_eq!(unfinished, [1, 0]);
+    world.with(0, |table| {
+        assert_eq!((table.stats().free, table.stats().writing), (3, 1));
+        table.unpin(&pages);
+        assert_eq!((table.stats().free, table.stats().writing), (4, 0));
+    });
 }
 
 /// A member with the number of one that has ended has nothing of that one.
