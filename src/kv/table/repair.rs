@@ -89,7 +89,7 @@ impl Table<'_> {
         Ok(found)
     }
 
-    /// Decides on one page. Returns its stamp and its number if it belongs in the order of use.
+    /// Decides on one page. Returns its stamp and its number if it is ready.
     fn repair_page(
         &self,
         page: u32,
@@ -116,11 +116,10 @@ impl Table<'_> {
             (Some(State::Ready), Some(key)) if check == key.check(page) && is_new(&key) => {
                 self.insert(page, key);
                 found.ready += 1;
-                if pins & alive == 0 {
-                    return Some((self.words.get(slot + STAMP), page));
+                if pins & alive != 0 {
+                    self.count_in_extent(page, 0, 1);
                 }
-                self.count_in_extent(page, 0, 1);
-                return None;
+                return Some((self.words.get(slot + STAMP), page));
             }
             (Some(state), Some(key))
                 if state.is_stored() && self.repair_written(page, key, alive) =>
@@ -178,8 +177,10 @@ impl Table<'_> {
         self.count_in_extent(page, 1, 0);
     }
 
-    /// Fills the lists of use, and numbers the stamps anew: any number may have been there. One that is killed leaves pages in the order
-    /// in which they were, because the new stamps are no later than the ones before.
+    /// Numbers the stamps of all ready pages anew, because any number may have been there, and fills the lists of use with those that nothing
+    /// pins. A pinned page needs a new stamp too: an old one is later than the new clock, and a repair after its member has ended would
+    /// make it the most recently used one. A process that is killed here leaves pages in the order in which they were, because the new
+    /// stamps are no later than the ones before.
     fn order(&self, mut order: Vec<(u64, u32)>) {
         let compared = Cell::new(0_u64);
         order.sort_unstable_by(|one, other| {
@@ -193,7 +194,9 @@ impl Table<'_> {
             let slot = self.slot(page);
             self.words.put(slot + STAMP, stamp);
             self.note_use(page, stamp);
-            self.push_newest(self.lru(self.status(slot).group), page);
+            if self.words.get(slot + PINS) == 0 {
+                self.push_newest(self.lru(self.status(slot).group), page);
+            }
         }
     }
 

@@ -217,6 +217,31 @@ fn a_page_under_a_copy_is_not_found_unfinished() {
     });
 }
 
+/// A repair numbers the stamps of pinned pages too: they are not the most recently used ones once their member has ended.
+#[test]
+fn a_pinned_page_keeps_its_place_in_the_order_of_use() {
+    let mut world = World::new(Geometry::new(4, 8).unwrap(), 2);
+    let keys = [1, 2, 3].map(world::key);
+    world.store(0, &[1, 2, 3]);
+    world.with(0, |table| {
+        (0..10).for_each(|_| keys.iter().for_each(|key| table.touch(&[*key])));
+    });
+    world.with(1, |table| table.pin(&keys[..1]).map(drop).unwrap());
+    world.with(0, |table| {
+        table.take_over().unwrap();
+        table.touch(&[keys[1]]);
+        table.touch(&[keys[2]]);
+    });
+    world.die(1);
+    world.sweep(0);
+    world.check();
+    let ready = world.with(0, |table| table.keys().unwrap());
+    assert_eq!(
+        ready.into_iter().map(|(key, _)| key).collect::<Vec<_>>(),
+        keys
+    );
+}
+
 /// A member with the number of one that has ended has nothing of that one.
 #[test]
 fn a_number_is_given_out_without_its_pages() {

@@ -113,6 +113,7 @@ impl World {
             .map(|process| process.own.name())
             .collect();
         let mut indexed = 0;
+        let mut stamps = HashSet::new();
         for slot in &slots {
             assert!(slot.is_right, "page {}", slot.page);
             let pins = slot.get(PINS);
@@ -122,6 +123,9 @@ impl World {
                 State::Ready => {
                     let contents = self.contents(slot.status.id(slot.page)).load(Relaxed);
                     assert_eq!(contents, Self::contents_of(&slot.key), "another key's page");
+                    let stamp = slot.get(STAMP);
+                    assert!(stamp <= words.get(header::CLOCK), "a stamp of the future");
+                    assert!(stamps.insert(stamp), "two pages used at one time");
                     indexed += 1;
                 }
                 state if state.is_stored() => {
