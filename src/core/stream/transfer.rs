@@ -256,6 +256,12 @@ impl<T> Transfer<T> {
         }
     }
 
+    /// Returns whether the ticket knows, without a query of the driver, that the work has ended: [`wait`](Self::wait) then returns the
+    /// operands at once, and its error contains them. `false` says nothing about the work.
+    pub const fn is_over(&self) -> bool {
+        matches!(self.progress, Progress::Over(_))
+    }
+
     /// Waits for the end of the work, and returns the operands.
     ///
     /// Source: `cuEventSynchronize`.
@@ -334,7 +340,7 @@ impl Progress {
 impl<T> Drop for Transfer<T> {
     fn drop(&mut self) {
         self.finish();
-        if let Progress::Over(_) = self.progress {
+        if self.is_over() {
             return;
         }
         let Some(operands) = self.operands.take() else {

@@ -259,7 +259,9 @@ impl Job {
     /// The error of the work: [`ContextLost`](crate::MemoryError::ContextLost) after an illegal access. The driver's,
     /// if it refuses the query. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
     pub fn is_done(&mut self) -> Result<bool> {
+        // The error of work that has ended must not keep the pages.
         if let Some(ticket) = &self.ticket
+            && !ticket.is_over()
             && !ticket.is_done()?
         {
             return Ok(false);
@@ -309,5 +311,39 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         self.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::{Call, Code};
+    use crate::memory::Memory;
+    use crate::{Buffer, Driver, Key, Tier};
+    use egmem_core::Machine;
+
+    #[test]
+    fn a_job_that_has_ended_with_an_error_releases_its_pages() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let sim = driver.sim().unwrap();
+        let memory = Arc::new(Buffer::near(&driver, 0, 4096).unwrap());
+        let stream = Stream::new(&driver, 0).unwrap();
+        let tier = Tier::on(memory.location()).pages(1).page_bytes(4096);
+        let tier = tier.create(&driver).unwrap();
+        let gpu = GpuPages::over(vec![(memory, 0)], 4096, 4096).unwrap();
+        let store = tier.prepare_store(&[Key::new([1; 32])]).unwrap();
+        let pairs = store.pairs(&[0]).unwrap();
+        // There is no mark, and the wait for the stream is refused once; the query after it reports the end.
+        sim.fail(Call::EventRecord, 1, Code::UNKNOWN);
+        sim.fail(Call::StreamSynchronize, 1, Code::UNKNOWN);
+        let job = tier.store_by(CopyMethod::Loop, &stream, &pairs, &gpu);
+        let mut job = job.unwrap();
+        drop(store);
+        assert_eq!(tier.stats().writing, 1);
+        for _ in 0..2 {
+            let failed = job.is_done();
+            assert!(failed.is_err(), "{failed:?}");
+            assert_eq!((tier.stats().free, tier.stats().writing), (1, 0));
+        }
     }
 }
