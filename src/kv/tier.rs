@@ -102,7 +102,9 @@ impl Tier {
     ///
     /// # Errors
     /// Those of [`load`](Self::load); [`Error::WrongState`](crate::Error::WrongState) for a page that is not being
-    /// written.
+    /// written. After the driver has refused a copy, [`Store::commit`](crate::Store::commit) answers
+    /// [`CopyFailed`](crate::Error::CopyFailed), because some of the copies may have run: drop the store and prepare another one.
+    /// A copy that is refused before it is submitted leaves the pages as they were.
     pub fn store(&self, stream: &Stream, pairs: &[(PageId, u64)], gpu: &GpuPages) -> Result<Job> {
         self.store_by(self.0.method, stream, pairs, gpu)
     }

@@ -153,6 +153,7 @@ fn submit(method: CopyMethod, plan: &Plan<'_>, held: &mut Option<Held>) -> Resul
     };
     let mut refused = None;
     let put = |held: &mut Held| {
+        // Set before the call, because an error does not say whether the driver has begun some of the copies: a store's pages are spoilt.
         held.of = Use::Copy(plan.direction, None);
         let put = match (&work, &held.list) {
             (Work::Kernel(kernel, launch), Some(list)) => {
