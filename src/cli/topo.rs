@@ -1,4 +1,4 @@
-//! What a machine has: `egmem topo`, the node as text, JSON or SVG; `egmem ps`, whose memory it is, over all processes of this user.
+//! `egmem topo` shows the node as text, JSON or SVG. `egmem ps` shows which of this user's processes use its memory.
 
 use std::io::{IsTerminal, stdout};
 use std::path::{Path, PathBuf};

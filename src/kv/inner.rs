@@ -123,8 +123,8 @@ impl Inner {
         Ok(result)
     }
 
-    /// As [`with`](Self::with), if that waits for nobody and repairs nothing: `None` otherwise, and `change` may have been called only in a
-    /// table that is repaired next.
+    /// As [`with`](Self::with), without a wait or a repair. `None` if it needs one, and in a forked child: `change` may have
+    /// been called then, in a table that is repaired next.
     pub(crate) fn with_now<T>(&self, change: impl FnOnce(&mut Table<'_>) -> T) -> Option<T> {
         self.expect_this_process().ok()?;
         let view = self.memory.cpu().ok()?;

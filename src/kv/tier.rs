@@ -198,12 +198,12 @@ impl Tier {
         self.0.with_now(|table| table.lookup(keys))
     }
 
-    /// As [`touch`](Self::touch), if that waits for nobody; `None` as for [`try_lookup`](Self::try_lookup).
+    /// As [`touch`](Self::touch), without a wait; `None` as for [`try_lookup`](Self::try_lookup).
     pub fn try_touch(&self, keys: &[Key]) -> Option<()> {
         self.0.with_now(|table| table.touch(keys))
     }
 
-    /// As [`stats`](Self::stats), if that waits for nobody, and with what ended processes had; `None` as for
+    /// As [`stats`](Self::stats), without a wait. The numbers include pages that ended processes had pinned or were writing. `None` as for
     /// [`try_lookup`](Self::try_lookup).
     pub fn try_stats(&self) -> Option<Stats> {
         let growth = self.growth();

@@ -38,7 +38,7 @@ struct Held {
     /// A load, as long as the pages are as before.
     of: Use,
     gpu: GpuPages,
-    _grants: Vec<GrantUse>,
+    grants: Vec<GrantUse>,
     /// Of a kernel.
     list: Option<Arc<PinnedHost>>,
 }
@@ -81,7 +81,7 @@ pub(crate) fn start(
             pages,
             of: Use::Load,
             gpu: gpu.clone(),
-            _grants: Vec::new(),
+            grants: Vec::new(),
             list: None,
         })
     })??;
@@ -198,7 +198,7 @@ fn prepare<'a>(method: CopyMethod, plan: &'a Plan<'_>, held: &mut Held) -> Resul
         Direction::Store => (Access::ReadWrite, Access::Read),
     };
     expect_tier_access(&tier, stream, engine, of_tier)?;
-    held._grants = held.gpu.ready(stream, engine, of_gpu)?;
+    held.grants = held.gpu.ready(stream, engine, of_gpu)?;
     let CopyMethod::Kernel { blocks } = method else {
         return Ok(match method {
             CopyMethod::Batch => Work::Batch,

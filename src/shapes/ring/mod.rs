@@ -229,7 +229,7 @@ impl<T> RingOptions<T> {
     }
 }
 
-/// Defines what each side says of its ring.
+/// Defines the queries that every side of a ring answers.
 macro_rules! side {
     ($($name:ident),*) => { $(
         impl<T> $name<T> {
