@@ -207,6 +207,8 @@ fn a_request_that_cannot_fit_pins_nothing() {
     let short = Plan {
         target: 8 * MIB,
         headroom: free - 24 * MIB,
+        // After the refusal, until the warm chunk is back, the reserve lacks memory.
+        quiet: PATIENCE,
         ..plan()
     };
     let (reserve, filled) = start(&driver, short.clone());
