@@ -12,7 +12,7 @@
 //! | a larger frame, read and decoded | it is decoded; `held`: until it is handled | permits: [`LARGE`] | `frame_bytes`, and as much again decoded |
 //! | an answer or event, built and written | it is written, or `write` is over | one for each connection; larger ones: permits | 64 KiB; larger ones 4096 parts |
 //! | a session | its end | [`What::Session`] | 1 KiB |
-//! | a notice about a live lease | it is sent; the newest of each | [`What::Lease`] | 128 bytes |
+//! | a notice about a live lease | it is sent, or the lease is released; the newest of each | [`What::Lease`] | 128 bytes |
 //! | a notice about an ended lease | it is sent | [`What::Record`] | 768 bytes |
 //! | a request that waits, and a driver call that outlives it | answered, or the call returns | [`What::Request`], `requests_in_flight` | 2 KiB; one with a longer list of peers, 64 KiB at most, counts as several |
 //! | a lease, live or expired | it is released, or its name is gone | [`What::Lease`], [`What::Record`] | 768 bytes |

@@ -268,6 +268,10 @@ impl ServerState {
     /// Cleans up after leases that their holders have released.
     pub fn returned(&mut self, lease: &LeaseRecord) {
         self.recalls.remove(lease.holder.lease);
+        // A notice about a live lease is counted with it.
+        if let Some(session) = self.sessions.get(&lease.session) {
+            session.forget(lease.holder.lease);
+        }
         if let Some(registered) = self.publications.get_mut(&lease.publication) {
             if let Some(slot) = lease.probe {
                 registered.probes.give_back(slot);

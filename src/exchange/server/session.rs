@@ -176,6 +176,11 @@ impl ServerSession {
         self.wake.notify_one();
     }
 
+    /// Drops the notice about a lease that its holder has released.
+    pub fn forget(&self, lease: u64) {
+        self.outbox().notices.remove(&lease);
+    }
+
     /// Tells the peer that the server ends.
     pub fn notify_closing(&self, closing: Closing) {
         self.outbox().closing = Some(closing);

@@ -107,6 +107,34 @@ async fn a_dismissed_or_recalled_holder_is_gone_when_its_process_has_ended() {
     close(server, &driver).await;
 }
 
+#[tokio::test]
+async fn no_recall_of_a_returned_lease_is_kept() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let inner = &published.inner;
+    let session = inner.state().sessions.values().next().unwrap().clone();
+    let mut leases = Vec::new();
+    for _ in 0..3 {
+        let lease = raw.fetch(fetch("a")).await.unwrap().0.lease;
+        // Its notices wait, as for a client that does not read.
+        session.grants(lease);
+        leases.push(lease);
+    }
+    inner.state().withdraw(published.publication.id, LONG);
+    assert_eq!(session.waiting(), 3);
+    raw.release(leases[0]).await;
+    assert_eq!(session.waiting(), 2);
+    raw.held(vec![leases[1]]).await;
+    assert_eq!(session.waiting(), 1);
+    session.granted(leases[1]);
+    assert!(matches!(raw.notice().await, Event::Withdrawing(recall) if recall.lease == leases[1]));
+    raw.release(leases[1]).await;
+    drop((published, raw));
+    close(server, &driver).await;
+}
+
 /// A notice about a lease comes after its grant, though the memory is recalled before the grant is sent.
 #[tokio::test]
 async fn a_recall_does_not_overtake_its_grant() {
