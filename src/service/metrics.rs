@@ -140,7 +140,7 @@ impl ServiceState {
                 => stats.dropped_handshakes;
             "protocol_errors", "Connections ended because the peer broke the protocol"
                 => stats.protocol_errors;
-            "dropped_peers", "Connections ended because the peer was silent or slow"
+            "dropped_peers", "Connections ended because the peer was silent or slow, or had no room for a notice"
                 => stats.dropped_peers;
             "resumed", "Sessions that went on after a broken connection" => stats.resumed;
             "requests", "Requests" => stats.requests;

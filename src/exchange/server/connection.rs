@@ -21,11 +21,12 @@ use crate::{Error, Refusal, Result, ShareError};
 
 /// Why a connection ends.
 enum End {
-    /// The client has closed it, or it has lost the session: then the client has been told why, or has another connection.
+    /// The client has closed it, or it has lost the session: then the client has been told why, has another connection, or
+    /// may go on over TCP.
     Quietly,
     /// The server ends.
     Server,
-    /// The client is silent.
+    /// The client is silent, or has no room for a notice.
     Dropped(&'static str),
     /// It failed, or the client violated the protocol.
     Failed(Error),
@@ -84,7 +85,9 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
     let ended = tokio::select! {
         biased;
         // Also in the middle of a write.
-        () = link.lost.cancelled() => Err(End::Quietly),
+        () = link.lost.cancelled() => {
+            Err(link.session.dropped(link.id).map_or(End::Quietly, End::Dropped))
+        }
         ended = conversation.run(&mut reader) => ended,
     };
     match ended {

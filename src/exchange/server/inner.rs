@@ -326,7 +326,7 @@ pub struct ServerStats {
     pub dropped_handshakes: u64,
     /// Connections ended because the peer violated the protocol.
     pub protocol_errors: u64,
-    /// Connections ended because the peer was silent, or did not read in time.
+    /// Connections ended because the peer was silent, did not read in time, or had no room for the notice of an ended lease.
     pub dropped_peers: u64,
     /// Sessions that were resumed after a broken connection.
     pub resumed: u64,

@@ -17,6 +17,10 @@ use crate::numbers::Numbers;
 use crate::protocol::{self, Closing, Ended, Event, Hello, Withdrawing};
 use crate::{PeerList, PeerName, Refusal};
 
+/// Why a connection ends whose peer has no room for another notice.
+const TOO_MANY_ENDED: &str =
+    "the limit of live and expired leases leaves no room for the notice of an ended one";
+
 #[derive(Debug)]
 pub(super) struct ServerState {
     /// Publications by name.
@@ -125,7 +129,7 @@ impl ServerState {
         match self.leases.quota.count(&session.peer, What::Record, 1) {
             Ok(counted) => session.notify(lease, Event::Ended(Ended { lease, why }), Some(counted)),
             // The client asks which of its leases have ended when it connects again.
-            Err(_) => session.cut(),
+            Err(_) => session.drop_connection(TOO_MANY_ENDED),
         }
     }
 

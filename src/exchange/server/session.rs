@@ -57,6 +57,8 @@ struct Outbox {
     closing: Option<Closing>,
     /// Leases whose grants this connection has not sent yet. Notices about them wait for it.
     unsent: Vec<u64>,
+    /// Set when the server has ended the last connection, with the reason.
+    dropped: Option<&'static str>,
     /// Set when the session has ended, with the reason.
     dismissed: Option<Refused>,
 }
@@ -107,6 +109,7 @@ impl ServerSession {
                 notices: BTreeMap::new(),
                 closing: None,
                 unsent: Vec::new(),
+                dropped: None,
                 dismissed: None,
             }),
             wake: Notify::new(),
@@ -126,6 +129,7 @@ impl ServerSession {
             .lost
             .cancel();
         outbox.unsent = Vec::new();
+        outbox.dropped = None;
     }
 
     /// Returns the user at the other end, if its connection is a Unix socket.
@@ -141,6 +145,19 @@ impl ServerSession {
     /// Ends the connection. The peer may resume the session.
     pub fn cut(&self) {
         self.outbox().attached.lost.cancel();
+    }
+
+    /// As [`cut`](Self::cut), because of the peer: the connection reports the reason and counts it.
+    pub fn drop_connection(&self, why: &'static str) {
+        let mut outbox = self.outbox();
+        outbox.dropped = Some(why);
+        outbox.attached.lost.cancel();
+    }
+
+    /// Returns why the server has ended this connection, if its peer was the cause.
+    pub fn dropped(&self, connection: u64) -> Option<&'static str> {
+        let outbox = self.outbox();
+        outbox.dropped.filter(|_| outbox.attached.id == connection)
     }
 
     /// Ends the session. Its connection sends the peer the reason, and nothing after that.

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use super::*;
 use crate::server::process::HolderProcess;
+use crate::server::quota::What;
 use crate::server::{HolderState, Published};
 
 #[tokio::test]
@@ -132,6 +133,27 @@ async fn no_recall_of_a_returned_lease_is_kept() {
     assert!(matches!(raw.notice().await, Event::Withdrawing(recall) if recall.lease == leases[1]));
     raw.release(leases[1]).await;
     drop((published, raw));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn a_peer_without_room_for_the_notice_of_an_ended_lease_is_dropped_and_counted() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    raw.fetch(fetch("a")).await.unwrap();
+    let quota = server.handle.inner.quota.clone();
+    let mut counts = Vec::new();
+    for amount in (0..20).rev().map(|bits| 1 << bits) {
+        while let Ok(counted) = quota.count(&PeerName::Local, What::Record, amount) {
+            counts.push(counted);
+        }
+    }
+    drop(published);
+    raw.hung_up().await;
+    until("it is counted", || server.stats().dropped_peers == 1).await;
+    drop((raw, counts));
     close(server, &driver).await;
 }
 
