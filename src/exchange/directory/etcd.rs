@@ -457,7 +457,7 @@ impl Task {
         Ok(())
     }
 
-    /// Keeps the lease alive: etcd has answered so once when this call returns.
+    /// Keeps the lease alive. Returns once etcd has confirmed it.
     async fn beat(&self, lease: i64) -> Result<()> {
         let keep = |mut client: Client| async move { client.lease_keep_alive(lease).await };
         self.directory.call(keep).await.map(drop)

@@ -152,7 +152,7 @@ impl Conversation<'_> {
                 // The next round verifies.
                 () = reloaded(&mut reloads) => {}
                 () = &mut expiry, if core.tls.is_some() => {
-                    // First: what has expired just now would be due at once again.
+                    // First: a certificate that has just expired would make the timer due again at once.
                     self.verify();
                     expiry.as_mut().reset(self.next_verification().into());
                 }

@@ -50,8 +50,8 @@ pub(super) struct Attached {
 struct Outbox {
     /// The last connection.
     attached: Attached,
-    /// What the peer is to be told about its leases, only the newest of each: those that live are counted, and those that
-    /// have ended with these.
+    /// The newest notice about each lease. The count of a live lease covers its notice; the notice of an ended lease has
+    /// its own count.
     notices: BTreeMap<u64, (Event, Option<Counted>)>,
     /// The server's end, if the peer is to be told of it.
     closing: Option<Closing>,

@@ -119,8 +119,8 @@ pub(super) async fn connect(
     Err(last.unwrap_or_else(no_address))
 }
 
-/// Keeps the last error. A forbidden address is a better error than another one that did not answer, and that one than an
-/// address where nobody listens.
+/// Keeps the most useful error. The error of a forbidden address comes before that of an address
+/// that did not answer. Least useful is the error of an address where nobody listens.
 fn keep(last: &mut Option<Error>, error: Error) {
     let is_worse = |last: &Error| {
         matches!(last, Error::Insecure { .. }) || error.nobody_listens() && !last.nobody_listens()
