@@ -25,7 +25,7 @@ use crate::exchange::{Address, Security, Server, Tls};
 use crate::per_driver::lock;
 use crate::share::InstanceId;
 use crate::size::Bytes;
-use crate::topology::{cgroup_room, free_now};
+use crate::topology::{Overcommit, cgroup_room, free_now};
 use crate::{Driver, Error, MemoryError, Progress, Result, ShareError, Topology};
 
 /// How long a service that could not be started waits for clients that have fetched from it already.
@@ -82,7 +82,7 @@ impl Service {
         let (nodes, homes) = blocking("starting the reserves", move || {
             let topology = Topology::discover(&driver)?;
             let homes = homes(&plans, &topology)?;
-            check_room(&plans, &driver, &homes)?;
+            check_room(&plans, &driver, &homes, Overcommit::from_env())?;
             let nodes = reserves(&plans, &driver, (&topology, &homes), &countdown)?;
             Ok((nodes, homes))
         })
@@ -350,12 +350,18 @@ fn homes(config: &ServiceConfig, topology: &Topology) -> Result<Vec<NodeId>> {
 }
 
 /// Checks that the configured buffers fit their nodes, all of a node together. Otherwise the service would pin most of a
-/// node, which takes long and starves every other process, before the driver refuses the rest.
+/// node, which takes long and starves every other process, before the driver refuses the rest. The driver's memory must fit
+/// the control groups' limit too, as everywhere in this library: some drivers charge it to the group.
 ///
 /// # Errors
 /// [`NodeTooFull`](MemoryError::NodeTooFull), [`NodesTooFull`](MemoryError::NodesTooFull) by the limit of the control
 /// groups, [`InvalidArgument`](MemoryError::InvalidArgument) beyond `node.max_bytes`.
-fn check_room(config: &ServiceConfig, driver: &Driver, homes: &[NodeId]) -> Result<()> {
+fn check_room(
+    config: &ServiceConfig,
+    driver: &Driver,
+    homes: &[NodeId],
+    overcommit: Overcommit,
+) -> Result<()> {
     let mut sums = BTreeMap::<NodeId, u64>::new();
     for (buffer, &node) in config.buffers.iter().zip(homes) {
         let sum = sums.entry(node).or_default();
@@ -366,6 +372,10 @@ fn check_room(config: &ServiceConfig, driver: &Driver, homes: &[NodeId]) -> Resu
         headroom,
         ..
     } = config.node;
+    let room = |free: Option<u64>| {
+        let free = free.filter(|_| overcommit == Overcommit::Refuse)?;
+        Some(free.saturating_sub(headroom))
+    };
     for (&node, &requested) in &sums {
         if requested > max_bytes {
             let (sum, max) = (Bytes(requested), Bytes(max_bytes));
@@ -374,8 +384,7 @@ fn check_room(config: &ServiceConfig, driver: &Driver, homes: &[NodeId]) -> Resu
             );
             return Err(Error::invalid("service configuration", why));
         }
-        let free = free_now(driver, node).map(|free| free.saturating_sub(headroom));
-        if let Some(free) = free.filter(|free| requested > *free) {
+        if let Some(free) = room(free_now(driver, node)).filter(|free| requested > *free) {
             return Err(MemoryError::NodeTooFull {
                 node,
                 requested,
@@ -385,8 +394,7 @@ fn check_room(config: &ServiceConfig, driver: &Driver, homes: &[NodeId]) -> Resu
         }
     }
     let requested = sums.values().copied().fold(0, u64::saturating_add);
-    let free = cgroup_room(driver).map(|room| room.saturating_sub(headroom));
-    match free.filter(|free| requested > *free) {
+    match room(cgroup_room(driver)).filter(|free| requested > *free) {
         Some(free) => {
             let nodes = sums.into_keys().collect();
             Err(MemoryError::NodesTooFull {
@@ -455,6 +463,7 @@ fn reserves(
             min_chunk: asked.map_or_else(defaults::min_chunk, |reserve| reserve.min_chunk),
             cap: config.node.max_bytes,
             headroom: config.node.headroom,
+            overcommit: Overcommit::from_env(),
             quiet: config.node.quiet,
             retry: config.node.retry,
             reuse: config.reuse.policy,

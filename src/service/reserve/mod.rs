@@ -22,6 +22,7 @@ use crate::backing::Chosen;
 use crate::driver::{HandleTypes, NodeId};
 use crate::per_driver::lock;
 use crate::size::{Granularity, PaddedSize};
+use crate::topology::{Overcommit, free_now};
 use crate::vmm::PhysicalMemory;
 use crate::{Driver, Error, Growth, Result};
 
@@ -54,6 +55,8 @@ pub(crate) struct Plan {
     pub cap: u64,
     /// Bytes that the node is to have free beyond that.
     pub headroom: u64,
+    /// Whether the driver is asked even for more than the node has free, or for the headroom.
+    pub overcommit: Overcommit,
     /// How long to leave the driver to a client that has just been given memory and imports it.
     pub quiet: Duration,
     /// How long to wait after a failure before filling the reserve again.
@@ -222,6 +225,14 @@ impl NodeReserve {
     /// Returns the node.
     pub fn node(&self) -> NodeId {
         self.plan.node
+    }
+
+    /// Returns the bytes that the node has free and that limit creations; `None` if the driver alone decides.
+    fn free(&self) -> Option<u64> {
+        match self.plan.overcommit {
+            Overcommit::Refuse => free_now(&self.driver, self.plan.node),
+            Overcommit::Allow => None,
+        }
     }
 
     /// Returns the current bytes.

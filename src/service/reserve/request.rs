@@ -9,7 +9,6 @@ use crate::guard::is_shortage;
 use crate::quota::{Charge, Use};
 use crate::reuse_policy::{Discard, Past};
 use crate::share::MAX_PARTS;
-use crate::topology::free_now;
 use crate::vmm::{PhysicalMemory, PhysicalOptions};
 use crate::{Backing, Error, MemoryError, MemoryResult, Refusal, Result};
 
@@ -72,7 +71,7 @@ impl NodeReserve {
             return Ok(());
         }
         let node = self.plan.node;
-        let free = free_now(&self.driver, node);
+        let free = self.free();
         let state = self.state();
         let idle = state.sums().all() + state.filling;
         let used = state.pinned.saturating_sub(idle);
@@ -182,10 +181,10 @@ impl NodeReserve {
         made.map(Chunk::fresh)
     }
 
-    /// Creates physical memory of `bytes`, if the node keeps its headroom.
+    /// Creates physical memory of `bytes`, if the node keeps its headroom or may be overcommitted.
     pub(super) fn create(&self, bytes: u64) -> MemoryResult<PhysicalMemory> {
         let node = self.plan.node;
-        let made = match free_now(&self.driver, node) {
+        let made = match self.free() {
             Some(free) if free < bytes.saturating_add(self.plan.headroom) => {
                 Err(MemoryError::NodeTooFull {
                     node,

@@ -29,6 +29,7 @@ fn plan() -> Plan {
         min_chunk: 2 * MIB,
         cap: u64::MAX,
         headroom: 0,
+        overcommit: Overcommit::Refuse,
         quiet: Duration::ZERO,
         retry: Duration::from_millis(5),
         reuse: Reuse::SamePeer,
@@ -237,6 +238,25 @@ fn a_request_that_cannot_fit_pins_nothing() {
     let error = take(&reserve, Some(&A), 26 * MIB).unwrap_err();
     assert!(matches!(error, Error::LimitReached { .. }), "{error}");
     assert_eq!(sim.count(Call::MemCreate), made);
+}
+
+#[test]
+fn overcommit_leaves_the_limit_to_the_driver() {
+    let driver = driver();
+    let free = free_now(&driver, NodeId(0)).unwrap();
+    let plan = Plan {
+        target: 0,
+        headroom: free,
+        ..plan()
+    };
+    let (reserve, _) = start(&driver, plan.clone());
+    take(&reserve, Some(&A), 4 * MIB).unwrap_err();
+    let allowed = Plan {
+        overcommit: Overcommit::Allow,
+        ..plan
+    };
+    let (reserve, _) = start(&driver, allowed);
+    take(&reserve, Some(&A), 4 * MIB).unwrap();
 }
 
 #[test]
