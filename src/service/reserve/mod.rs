@@ -145,6 +145,10 @@ struct ReserveState {
     filling: u64,
     /// Bytes of all chunks that exist or are being created.
     pinned: u64,
+    /// Bytes of chunks that are counted out and that the driver is releasing.
+    returning: u64,
+    /// How often memory has arrived: at the driver, from the fill thread, or zeroed. Starts over after the largest number.
+    arrivals: u64,
     /// The size of the next chunk.
     chunk: u64,
     /// Requests that are creating memory: filling waits for them.
@@ -175,6 +179,16 @@ impl ReserveState {
         sums.warm + sums.dirty_warm + self.filling
     }
 
+    /// Returns whether memory is being created ahead or zeroed: requests can evict it once that is done.
+    const fn is_busy(&self) -> bool {
+        self.filling > 0 || self.scrubbing.is_some()
+    }
+
+    /// Notes that memory has arrived, for requests that failed before it did. The caller wakes them.
+    const fn arrived(&mut self) {
+        self.arrivals = self.arrivals.wrapping_add(1);
+    }
+
     /// Counts out memory that goes back to the driver.
     const fn discard(&mut self, bytes: u64, why: Discard) {
         self.pinned -= bytes;
@@ -200,7 +214,7 @@ pub(crate) struct NodeReserve {
     /// All sizes are multiples of this.
     granule: Granularity,
     state: Mutex<ReserveState>,
-    /// Wakes both threads after a change.
+    /// Wakes both threads and requests that wait for memory after a change.
     changed: Condvar,
 }
 
@@ -225,6 +239,22 @@ impl NodeReserve {
     /// Returns the node.
     pub fn node(&self) -> NodeId {
         self.plan.node
+    }
+
+    /// Gives chunks that are counted out back to the driver, without the lock: that may take long. Requests count their
+    /// bytes as free meanwhile.
+    fn release(&self, mut state: MutexGuard<'_, ReserveState>, chunks: Vec<Chunk>) {
+        let bytes = total(&chunks);
+        state.returning += bytes;
+        drop(state);
+        drop(chunks);
+        if bytes > 0 {
+            let mut state = self.state();
+            state.returning -= bytes;
+            state.arrived();
+            drop(state);
+            self.changed.notify_all();
+        }
     }
 
     /// Returns the bytes that the node has free and that limit creations; `None` if the driver alone decides.

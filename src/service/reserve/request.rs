@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::threads::LONG;
 use super::{Chunk, NodeReserve, Plan, ReserveState, total};
 use crate::driver::{AccessDesc, Location};
 use crate::exchange::PeerName;
@@ -71,15 +72,17 @@ impl NodeReserve {
             return Ok(());
         }
         let node = self.plan.node;
-        let free = self.free();
         let state = self.state();
         let idle = state.sums().all() + state.filling;
         let used = state.pinned.saturating_sub(idle);
+        let soon = idle + state.returning;
         drop(state);
+        // Read last: memory that has been released meanwhile counts twice, and none is missed.
+        let free = self.free();
         if used.saturating_add(missing) > self.plan.cap {
             return Err(self.at_cap());
         }
-        let room = |free: u64| free.saturating_add(idle).saturating_sub(self.plan.headroom);
+        let room = |free: u64| free.saturating_add(soon).saturating_sub(self.plan.headroom);
         match free.map(room).filter(|room| *room < missing) {
             Some(free) => Err(MemoryError::NodeTooFull {
                 node,
@@ -111,7 +114,7 @@ impl NodeReserve {
         Ok(())
     }
 
-    /// Creates one chunk of at most `missing` bytes; evicts free chunks if that helps.
+    /// Creates one chunk of at most `missing` bytes. Evicts free chunks and waits for memory on its way if that helps.
     fn create_for(&self, peer: Option<&PeerName>, missing: u64) -> Result<Chunk> {
         let mut bytes = missing.min(self.plan.chunk);
         loop {
@@ -123,16 +126,17 @@ impl NodeReserve {
             let over = need.saturating_sub(self.plan.cap);
             let evicted = state.free_chunks.evict(peer, over);
             state.evict(&evicted);
-            let fits = state.pinned.saturating_add(bytes) <= self.plan.cap;
-            if fits {
-                state.pinned += bytes;
-            }
-            drop(state);
-            // The driver may take long to release memory: never under the lock.
-            drop(evicted);
-            if !fits {
+            if state.pinned.saturating_add(bytes) > self.plan.cap {
+                if evicted.is_empty() && state.is_busy() {
+                    self.wait(state, LONG);
+                    continue;
+                }
+                self.release(state, evicted);
                 return Err(self.at_cap());
             }
+            state.pinned += bytes;
+            let arrivals = state.arrivals;
+            self.release(state, evicted);
             let error = match self.create_pinned(bytes) {
                 Ok(chunk) => return Ok(chunk),
                 Err(error) => error,
@@ -144,12 +148,16 @@ impl NodeReserve {
             // Free chunks are useless while a request cannot be served.
             let evicted = state.free_chunks.evict(peer, bytes);
             state.evict(&evicted);
-            drop(state);
-            if evicted.is_empty() {
-                if bytes <= self.plan.min_chunk {
+            if !evicted.is_empty() {
+                self.release(state, evicted);
+            } else if bytes > self.plan.min_chunk {
+                drop(state);
+                bytes = self.halved(bytes);
+            } else if state.arrivals == arrivals {
+                if !state.is_busy() && state.returning == 0 {
                     return Err(error.into());
                 }
-                bytes = self.halved(bytes);
+                self.wait(state, LONG);
             }
         }
     }
@@ -229,12 +237,8 @@ impl NodeReserve {
         let mut state = self.state();
         let evicted = state.free_chunks.evict_some(bytes, same);
         state.evict(&evicted);
-        drop(state);
         let freed = total(&evicted);
-        drop(evicted);
-        if freed > 0 {
-            self.changed.notify_all();
-        }
+        self.release(state, evicted);
         freed
     }
 
@@ -259,8 +263,7 @@ impl NodeReserve {
                 }
             }
         }
-        drop(state);
-        drop(discarded);
+        self.release(state, discarded);
         self.changed.notify_all();
     }
 

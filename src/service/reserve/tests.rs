@@ -260,6 +260,38 @@ fn overcommit_leaves_the_limit_to_the_driver() {
 }
 
 #[test]
+fn a_request_waits_for_memory_that_the_driver_is_releasing() {
+    let driver = driver();
+    let free = free_now(&driver, NodeId(0)).unwrap();
+    let full = Plan {
+        target: 0,
+        headroom: free - 16 * MIB,
+        ..plan()
+    };
+    let (reserve, _) = start(&driver, full);
+    let chunks = take(&reserve, Some(&A), 16 * MIB).unwrap();
+    let mut state = reserve.state();
+    state.pinned -= 16 * MIB;
+    state.returning += 16 * MIB;
+    drop(state);
+    let reserve = &reserve;
+    std::thread::scope(|scope| {
+        let request = scope.spawn(|| take(reserve, Some(&B), 8 * MIB));
+        until(reserve, |_| {
+            request.is_finished() || reserve.counts().failed_chunks > 0
+        });
+        drop(chunks);
+        let mut state = reserve.state();
+        state.returning -= 16 * MIB;
+        state.arrived();
+        drop(state);
+        reserve.changed.notify_all();
+        assert_eq!(total(&request.join().unwrap().unwrap()), 8 * MIB);
+    });
+    assert_eq!(reserve.state().returning, 0);
+}
+
+#[test]
 fn what_comes_back_while_the_reserve_is_filled_does_not_make_it_larger_than_planned() {
     let driver = driver();
     let plan = Plan {

@@ -13,7 +13,7 @@ use crate::vmm::PhysicalMemory;
 use crate::{MemoryError, MemoryResult, Result, Stream};
 
 /// The timeout of a wait that a wakeup ends: longer than any such wait takes.
-const LONG: Duration = Duration::from_secs(3600);
+pub(super) const LONG: Duration = Duration::from_secs(3600);
 
 impl NodeReserve {
     /// Runs the first thread: keeps the reserve full.
@@ -61,17 +61,20 @@ impl NodeReserve {
             let made = self.create(bytes);
             let mut state = self.state();
             state.filling = 0;
+            state.arrived();
             match made {
                 Ok(memory) => {
                     state
                         .free_chunks
                         .put(Chunk::fresh(memory), bytes, None, false);
                     drop(state);
+                    self.changed.notify_all();
                     self.log_filling(begun);
                 }
                 Err(error) => {
                     state.pinned -= bytes;
                     drop(state);
+                    self.changed.notify_all();
                     self.not_created(bytes, error);
                 }
             }
@@ -147,6 +150,7 @@ impl NodeReserve {
             }
             let mut state = self.state();
             state.scrubbing = None;
+            state.arrived();
             match result {
                 Ok(()) => state.counts.scrubbed_bytes += bytes,
                 Err(_) => state.counts.scrub_failures += 1,
@@ -154,8 +158,7 @@ impl NodeReserve {
             // At the end the free chunks have been given back already: no request would take this one.
             if result.is_err() || state.stop {
                 state.pinned -= bytes;
-                drop(state);
-                drop(chunk);
+                self.release(state, vec![chunk]);
             } else {
                 // Importers' caches must not take it for the old memory.
                 chunk.memory.renew_identity();
@@ -184,7 +187,7 @@ impl NodeReserve {
     }
 
     /// Waits for a change, for at most this long.
-    fn wait(&self, state: MutexGuard<'_, ReserveState>, at_most: Duration) {
+    pub(super) fn wait(&self, state: MutexGuard<'_, ReserveState>, at_most: Duration) {
         let waited = self.changed.wait_timeout(state, at_most);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
