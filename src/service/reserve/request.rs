@@ -55,7 +55,7 @@ impl NodeReserve {
         };
         self.changed.notify_all();
         let before = total(taken);
-        let result = self.check_room(missing);
+        let result = self.check_room(missing, taken);
         let result = result.and_then(|()| self.create_missing(peer, missing, taken));
         let mut state = self.state();
         state.counts.taken_cold_bytes += total(taken) - before;
@@ -65,11 +65,15 @@ impl NodeReserve {
         result
     }
 
-    /// Checks that `missing` bytes fit the node and the cap if every free chunk gives way, so that a request that cannot
-    /// be served pins nothing. Other requests may still take the room.
-    fn check_room(&self, missing: u64) -> Result<()> {
+    /// Checks that the bytes missing beside those taken fit the node, the cap and [`MAX_PARTS`] if every free chunk gives way,
+    /// so that a request that cannot be served pins nothing. Other requests may still take the room.
+    fn check_room(&self, missing: u64, taken: &[Chunk]) -> Result<()> {
         if missing == 0 {
             return Ok(());
+        }
+        let parts = missing.div_ceil(self.plan.chunk);
+        if parts.saturating_add(taken.len() as u64) > MAX_PARTS as u64 {
+            return Err(too_many_parts());
         }
         let node = self.plan.node;
         let state = self.state();
@@ -86,8 +90,8 @@ impl NodeReserve {
         match free.map(room).filter(|room| *room < missing) {
             Some(free) => Err(MemoryError::NodeTooFull {
                 node,
-                requested: missing,
-                free,
+                requested: missing.saturating_add(total(taken)),
+                free: free.saturating_add(total(taken)),
             }
             .into()),
             None => Ok(()),
@@ -102,10 +106,7 @@ impl NodeReserve {
     ) -> Result<()> {
         while missing > 0 {
             if taken.len() >= MAX_PARTS {
-                return Err(Error::LimitReached {
-                    what: "parts of one buffer",
-                    limit: MAX_PARTS as u64,
-                });
+                return Err(too_many_parts());
             }
             let chunk = self.create_for(peer, missing)?;
             missing -= chunk.bytes();
@@ -291,6 +292,13 @@ impl ReserveState {
             return Err(Discard::Policy);
         }
         Ok(owner)
+    }
+}
+
+fn too_many_parts() -> Error {
+    Error::LimitReached {
+        what: "parts of one buffer",
+        limit: MAX_PARTS as u64,
     }
 }
 

@@ -219,8 +219,8 @@ fn a_request_that_cannot_fit_pins_nothing() {
     let error = take(&reserve, Some(&A), 26 * MIB).unwrap_err();
     let full = MemoryError::NodeTooFull {
         node: NodeId(0),
-        requested: 18 * MIB,
-        free: 16 * MIB,
+        requested: 26 * MIB,
+        free: 24 * MIB,
     };
     assert_eq!(error, full.into());
     assert_eq!(sim.count(Call::MemCreate), made);
@@ -237,6 +237,27 @@ fn a_request_that_cannot_fit_pins_nothing() {
     let made = sim.count(Call::MemCreate);
     let error = take(&reserve, Some(&A), 26 * MIB).unwrap_err();
     assert!(matches!(error, Error::LimitReached { .. }), "{error}");
+    assert_eq!(sim.count(Call::MemCreate), made);
+    drop(reserve);
+
+    let many = Plan {
+        quiet: PATIENCE,
+        ..plan()
+    };
+    let (reserve, _) = start(&driver, many);
+    let made = sim.count(Call::MemCreate);
+    let parts = crate::share::MAX_PARTS as u64;
+    let error = take(&reserve, Some(&A), parts * 8 * MIB + 40 * MIB).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::LimitReached {
+                what: "parts of one buffer",
+                ..
+            }
+        ),
+        "{error}"
+    );
     assert_eq!(sim.count(Call::MemCreate), made);
 }
 
