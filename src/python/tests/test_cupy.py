@@ -1,6 +1,7 @@
 """egmem.cupy on the simulator, with a stand-in for the parts of CuPy that its pool consists of."""
 
 import ctypes
+import gc
 import importlib
 import sys
 import types
@@ -19,15 +20,29 @@ class OutOfMemoryError(MemoryError):
     pass
 
 
+class CFunctionAllocatorMemory:
+    """Keeps no owner, as CuPy's: it has only the numbers."""
+
+    def __init__(self, parameter, malloc, free, nbytes):
+        self._parameter, self._free = parameter, free
+        self.ptr = malloc(parameter, nbytes, 0)
+
+    def __del__(self):
+        if self.ptr:
+            self._free(self._parameter, self.ptr, 0)
+
+
 class CFunctionAllocator:
     """Calls the functions as CuPy does: with the GIL."""
 
     def __init__(self, parameter, malloc, free, owner):
-        signature = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        self._malloc, self._parameter, self._owner = signature(malloc), parameter, owner
+        pointer = ctypes.c_void_p
+        self._malloc = ctypes.PYFUNCTYPE(pointer, pointer, ctypes.c_size_t, ctypes.c_int)(malloc)
+        self._free = ctypes.PYFUNCTYPE(None, pointer, pointer, ctypes.c_int)(free)
+        self._parameter, self._owner = parameter, owner
 
     def malloc(self, nbytes):
-        return types.SimpleNamespace(ptr=self._malloc(self._parameter, nbytes, 0))
+        return CFunctionAllocatorMemory(self._parameter, self._malloc, self._free, nbytes)
 
 
 class MemoryPool:
@@ -87,6 +102,18 @@ def test_memory_that_the_gpu_cannot_reach_is_no_lack_of_room(driver, module):
     heap = egmem.Heap(0, access_by=[1], driver=driver)
     with pytest.raises(egmem.NotAccessible, match="GPU 0"):
         pool_of(module, heap).malloc(1 << 20)
+
+
+def test_memory_outlives_its_pool(driver, module):
+    heap = egmem.Heap(0, driver=driver)
+    pool = pool_of(module, heap)
+    kept = [pool.malloc(1 << 20) for _ in range(2)]
+    del pool
+    gc.collect()
+    for live in 2, 1:
+        assert heap.stats()["live_blocks"] == live
+        kept.pop()
+    assert heap.stats()["live_blocks"] == 0
 
 
 def test_cupy_gets_no_memory_of_a_simulated_driver(driver, module):

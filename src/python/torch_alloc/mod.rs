@@ -6,8 +6,8 @@ mod graphs;
 mod pool;
 
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use egmem::driver::StreamHandle;
 use egmem::{Explained, Language};
@@ -287,11 +287,13 @@ macro_rules! for_slots {
 
 for_slots!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
 
-/// The object that CuPy's allocator refers to: a heap that CuPy's pool takes memory from. It must outlive the memory allocated
-/// from it: CuPy keeps the allocator's owner.
+/// The object that CuPy's allocator refers to: a heap that CuPy's pool takes memory from.
+///
+/// **Lifetime.** CuPy's allocator keeps this object, but CuPy's memory has only the pool's address, and outlives the allocator
+/// where a pool ends before its arrays. Each allocation therefore has a count of the pool, which its free gives up.
 #[pyclass(frozen, module = "egmem", name = "_CupySource")]
 pub struct CupySource {
-    pool: Box<StreamPool>,
+    pool: Arc<StreamPool>,
 }
 
 #[pymethods]
@@ -299,14 +301,14 @@ impl CupySource {
     #[new]
     fn new(heap: &Bound<'_, Heap>) -> PyResult<Self> {
         // CuPy's own pool keeps idle memory.
-        let pool = Box::new(StreamPool::new(heap.get().handle()?, 0));
+        let pool = Arc::new(StreamPool::new(heap.get().handle()?, 0));
         Ok(Self { pool })
     }
 
     /// The arguments of `CFunctionAllocator` before its owner: parameter, allocation, free.
     #[getter]
     fn functions(&self) -> (usize, usize, usize) {
-        let parameter = (&raw const *self.pool).addr();
+        let parameter = Arc::as_ptr(&self.pool).expose_provenance();
         (
             parameter,
             cupy_allocate as *const c_void as usize,
@@ -323,17 +325,22 @@ impl CupySource {
 /// `void* malloc(void* parameter, size_t size, int device)`. CuPy calls with the GIL.
 ///
 /// # Safety
-/// `parameter` is a live [`StreamPool`].
+/// `parameter` is the address of an `Arc`'s [`StreamPool`], which lives during the call.
 unsafe extern "C" fn cupy_allocate(
     parameter: *mut c_void,
     size: usize,
     device: c_int,
 ) -> *mut c_void {
-    // SAFETY: CuPy keeps the owner, and with it the pool, while the allocator is used.
-    let pool = unsafe { &*parameter.cast::<StreamPool>().cast_const() };
+    let parameter = parameter.cast::<StreamPool>().cast_const();
+    // SAFETY: the allocator that calls keeps the `CupySource`, which has a count of the pool; others share it too.
+    let pool = unsafe { &*parameter };
     let stream = StreamHandle { device, raw: 0 };
     match pool.allocate(size as u64, stream, Caller::WithoutLock) {
-        Ok(address) => std::ptr::with_exposed_provenance_mut(address as usize),
+        Ok(address) => {
+            // SAFETY: the address is `Arc::as_ptr`'s, of the global allocator, and the `CupySource` has a count meanwhile.
+            unsafe { Arc::increment_strong_count(parameter) };
+            std::ptr::with_exposed_provenance_mut(address as usize)
+        }
         Err(_) => std::ptr::null_mut(), // CuPy's pool asks for it: `last_error`
     }
 }
@@ -342,10 +349,18 @@ unsafe extern "C" fn cupy_allocate(
 /// reused only after the GPUs' work.
 ///
 /// # Safety
-/// As [`cupy_allocate`].
+/// `memory` is null, or [`cupy_allocate`] has returned it for this `parameter`, and it is freed once.
 unsafe extern "C" fn cupy_free(parameter: *mut c_void, memory: *mut c_void, _gpu: c_int) {
-    // SAFETY: as in `cupy_allocate`.
-    let pool = unsafe { &*parameter.cast::<StreamPool>().cast_const() };
+    if memory.is_null() {
+        return; // a failed allocation, which has added no count
+    }
+    // SAFETY: the address is `Arc::as_ptr`'s, of the global allocator. The allocation of this memory has added the count that is
+    // taken here, once, and it keeps the pool until then.
+    let pool = unsafe { Arc::from_raw(parameter.cast::<StreamPool>().cast_const()) };
     let address = memory.addr() as u64;
-    detached(|| pool.free_segment(address));
+    // The last one ends the heap, which takes the driver's time too.
+    detached(move || {
+        pool.free_segment(address);
+        drop(pool);
+    });
 }

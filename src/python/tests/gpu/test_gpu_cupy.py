@@ -28,6 +28,24 @@ class Pools(GpuTest):
         pool.free_all_blocks()
         self.assertEqual(heap.stats()["live_blocks"], 0)
 
+    def test_an_array_outlives_its_pool(self):
+        import cupy
+
+        import egmem.cupy
+
+        heap = egmem.Heap(near_gpu=self.gpu, driver=egmem.open())
+        pool = egmem.cupy.memory_pool(heap=heap)
+        with cupy.cuda.using_allocator(pool.malloc):
+            array, freed = cupy.ones(1 << 20, dtype="f4"), cupy.ones(1 << 20, dtype="f4")
+        del freed  # which the pool keeps
+        del pool
+        gc.collect()
+        self.assertEqual(float(array.sum()), 1 << 20)
+        del array
+        gc.collect()
+        cupy.cuda.Device().synchronize()
+        self.assertEqual(heap.stats()["live_blocks"], 0)
+
     def test_no_room_is_cupy_own_error(self):
         import cupy
 
