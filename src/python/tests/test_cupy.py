@@ -5,6 +5,7 @@ import gc
 import importlib
 import sys
 import types
+import weakref
 
 import pytest
 
@@ -114,6 +115,17 @@ def test_memory_outlives_its_pool(driver, module):
         assert heap.stats()["live_blocks"] == live
         kept.pop()
     assert heap.stats()["live_blocks"] == 0
+
+
+def test_a_pool_ends_without_the_garbage_collector(driver, module):
+    pool = pool_of(module, egmem.Heap(0, driver=driver))
+    ended = weakref.ref(pool)
+    gc.disable()
+    try:
+        del pool
+        assert ended() is None
+    finally:
+        gc.enable()
 
 
 def test_cupy_gets_no_memory_of_a_simulated_driver(driver, module):

@@ -30,14 +30,15 @@ class _Pool(cupy.cuda.MemoryPool):
     """CuPy's pool above a heap. CuPy drops the reason for its ``OutOfMemoryError``, which becomes the cause here."""
 
     def __init__(self, source: _egmem._CupySource) -> None:
-        self._failed = threading.local()
+        # `grow` has no reference to this pool: the cycle would keep its memory until a collection.
+        failed = self._failed = threading.local()
         allocator = cupy.cuda.CFunctionAllocator(*source.functions, source)
 
         def grow(nbytes: int) -> Any:
             memory = allocator.malloc(nbytes)
             if not nbytes or memory.ptr:
                 return memory
-            self._failed.error = error = source.last_error()
+            failed.error = error = source.last_error()
             if error is not None and not isinstance(error, OutOfMemory):
                 raise error
             # The pool frees its cached memory and retries, and then raises its OutOfMemoryError.
