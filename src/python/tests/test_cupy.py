@@ -4,6 +4,7 @@ import ctypes
 import gc
 import importlib
 import sys
+import threading
 import types
 import weakref
 
@@ -126,6 +127,28 @@ def test_a_pool_ends_without_the_garbage_collector(driver, module):
         assert ended() is None
     finally:
         gc.enable()
+
+
+def test_the_error_of_an_allocation_is_its_thread_s(driver):
+    source = egmem._egmem._CupySource(egmem.Heap(0, limit="32MiB", driver=driver))
+    allocator = CFunctionAllocator(*source.functions, source)
+    found = []
+
+    def fail():
+        assert not allocator.malloc(64 << 20).ptr
+        failed.set()
+        looked.wait()
+        found.extend([source.last_error(), source.last_error()])
+
+    failed, looked = threading.Event(), threading.Event()
+    thread = threading.Thread(target=fail)
+    thread.start()
+    failed.wait()
+    here = source.last_error()
+    looked.set()
+    thread.join()
+    assert here is None
+    assert isinstance(found[0], egmem.OutOfMemory) and found[1] is None
 
 
 def test_cupy_gets_no_memory_of_a_simulated_driver(driver, module):

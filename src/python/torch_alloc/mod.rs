@@ -5,6 +5,7 @@
 mod graphs;
 mod pool;
 
+use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -316,10 +317,16 @@ impl CupySource {
         )
     }
 
-    /// The exception of the last allocation that failed, or `None`.
-    fn last_error(&self) -> Option<PyErr> {
-        self.pool.last_error().map(ToPy::to_py)
+    /// The exception of this thread's last allocation that failed, or `None`. Another call does not return it again.
+    #[staticmethod]
+    fn last_error() -> Option<PyErr> {
+        CUPY_ERROR.take().map(ToPy::to_py)
     }
+}
+
+thread_local! {
+    /// Why the thread's last failed allocation for CuPy failed, until CuPy's pool asks for it.
+    static CUPY_ERROR: Cell<Option<egmem::Error>> = const { Cell::new(None) };
 }
 
 /// `void* malloc(void* parameter, size_t size, int device)`. CuPy calls with the GIL.
@@ -341,7 +348,11 @@ unsafe extern "C" fn cupy_allocate(
             unsafe { Arc::increment_strong_count(parameter) };
             std::ptr::with_exposed_provenance_mut(address as usize)
         }
-        Err(_) => std::ptr::null_mut(), // CuPy's pool asks for it: `last_error`
+        Err(error) => {
+            // A thread that ends may have no slot any more.
+            CUPY_ERROR.try_with(|slot| slot.set(Some(error))).ok();
+            std::ptr::null_mut()
+        }
     }
 }
 
