@@ -5,7 +5,7 @@ use egmem::backing::{Chosen, Why};
 use egmem::driver::DevicePtr;
 use egmem::ledger::{self, CallSite, Ledger};
 use egmem::size::Bytes;
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyImportError, PyTypeError};
 use pyo3::prelude::*;
 
 use crate::driver::{Driver, given, given_or_default};
@@ -289,12 +289,16 @@ pub fn from_program<T>(py: Python<'_>, work: impl FnOnce() -> PyResult<T>) -> Py
     ledger::called_from(line(py)?, work)
 }
 
-/// Returns the line; `None` without a frame of the program.
+/// Returns the line; `None` without a frame of the program, and late in the interpreter's shutdown, which has no modules.
 fn line(py: Python<'_>) -> PyResult<Option<CallSite>> {
     type Line = (String, u32, String, Option<String>);
-    let frames = py.import("egmem._frames")?;
+    let frames = match py.import("egmem._frames") {
+        Ok(frames) => frames,
+        Err(error) if error.is_instance_of::<PyImportError>(py) => return Ok(None),
+        Err(error) => return Err(error),
+    };
     let found = frames.call_method1("caller", (ledger::captures_backtraces(),))?;
-    let Some((file, line, function, stack)) = found.extract::<Option<Line>>()? else {
+    let Ok(Some((file, line, function, stack))) = found.extract::<Option<Line>>() else {
         return Ok(None);
     };
     let site = CallSite::new(file, line).function(function);

@@ -70,6 +70,31 @@ def test_frames_of_the_package_are_skipped(driver):
     del array, buffer
 
 
+def test_a_path_that_is_no_unicode_is_escaped(driver):
+    names = {"__name__": "script", "egmem": egmem, "driver": driver}
+    exec(compile("buffer = egmem.Buffer(1, node=0, label='path', driver=driver)", "caf\udce9.py", "exec"), names)
+    assert only(driver, "path").file == "caf\\udce9.py"
+
+
+def test_an_allocation_late_in_the_shutdown_has_no_line():
+    """An object in ``builtins`` ends after the modules."""
+    program = """
+import builtins, os
+import egmem
+
+class Late:
+    def __init__(self):
+        self.make, self.write, self.driver = egmem.Buffer, os.write, egmem.simulated("gh200")
+
+    def __del__(self):
+        self.write(1, str(self.make(1, node=0, driver=self.driver).nbytes > 0).encode())
+
+builtins.late = Late()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True", "")
+
+
 def test_a_thread_without_frames_of_the_program_has_no_line(driver):
     names = {"__name__": "egmem.tools", "egmem": egmem, "driver": driver, "kept": []}
     exec("def run():\n    kept.append(egmem.Buffer(1, node=0, label='none', driver=driver))", names)
