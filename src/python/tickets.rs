@@ -87,9 +87,10 @@ pub fn issue<T: Send + Sync + 'static>(
     let name = tickets.listen()?;
     let secret = random()?;
     let mut waiting = lock(&tickets.waiting);
-    if waiting.len() >= MOST {
-        waiting.pop_first();
-    }
+    let evicted = match waiting.len() {
+        ..MOST => None,
+        _ => waiting.pop_first(),
+    };
     let number = waiting.last_key_value().map_or(0, |(number, _)| number + 1);
     let ticket = format!("{number}-{secret}");
     let kept = memory.map(|memory| (memory, Instant::now()));
@@ -100,15 +101,20 @@ pub fn issue<T: Send + Sync + 'static>(
         kept,
     };
     waiting.insert(number, admits);
+    let mut removed = None;
+    let mut started = Ok(());
     if keeps && !tickets.is_letting_go.swap(true, Relaxed) {
         let thread = std::thread::Builder::new().name("egmem-tickets".into());
-        if let Err(error) = thread.spawn(|| tickets.let_go()) {
+        started = thread.spawn(|| tickets.let_go()).map(drop);
+        if started.is_err() {
             tickets.is_letting_go.store(false, Relaxed);
-            waiting.remove(&number);
-            return Err(error);
+            removed = waiting.remove(&number);
         }
     }
-    Ok((name, ticket))
+    // Without the lock: unmapping takes the driver's time.
+    drop(waiting);
+    drop((evicted, removed));
+    started.map(|()| (name, ticket))
 }
 
 /// Takes memory from the tickets that keep it. The caller drops it without the lock: unmapping takes the driver's time.
