@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 from typing import Any, Iterable, List, Optional, Tuple
@@ -19,7 +20,7 @@ _Dimension = Tuple[int, int]
 
 def current_stream(library: str, gpu: int) -> Any:
     """Returns a library's current stream of a GPU in this thread."""
-    cuda = sys.modules[library].cuda
+    cuda = importlib.import_module(library).cuda
     return cuda.get_current_stream(gpu) if library == "cupy" else cuda.current_stream(gpu)
 
 
