@@ -324,6 +324,19 @@ def test_tensors_tell_their_layout(driver):
         egmem.kv.GpuPages.from_tensors([])
 
 
+def test_arrays_that_lie_nowhere_are_named(driver):
+    array = Tensor(np.zeros((8, 16), "u1"))
+    for device, address, named in ((None, 4096, "GPU None"), (0, "somewhere", "'somewhere'")):
+        array.device.index, array.data_ptr = device, lambda address=address: address
+        with pytest.raises(TypeError, match=f"Tensor.*{named}"):
+            egmem.kv.GpuPages.from_tensors([array])
+    array.device.index = 0
+    for address in (-1, (1 << 64) - 127):
+        array.data_ptr = lambda address=address: address
+        with pytest.raises(egmem.InvalidArgument, match="ends beyond"):
+            egmem.kv.GpuPages.from_tensors([array])
+
+
 def stored(driver, gpu_pages, block):
     """Returns the bytes of the page that a block is stored to, and loads it into the first block."""
     tier = egmem.kv.Tier(pages=1, page_bytes=gpu_pages.block_bytes, driver=driver)

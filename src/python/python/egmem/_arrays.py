@@ -11,6 +11,7 @@ from ._errors import InvalidArgument
 
 # The most parts of one array.
 _MAX_PARTS = 1 << 16
+_ADDRESSES = 1 << 64
 
 # A part's address, the bytes from one block to the next, and those of a block.
 _Part = Tuple[int, int, int]
@@ -71,6 +72,10 @@ def _read(array: Any, library: Optional[str]) -> Tuple[int, int, int, List[_Dime
             raise InvalidArgument(f"a tensor of the cache is on {array.device.type!r}; valid: tensors on a GPU")
         gpu, address, item = array.device.index, array.data_ptr(), array.element_size()
         strides = [stride * item for stride in array.stride()]
+    if not (isinstance(gpu, int) and isinstance(address, int)):
+        raise TypeError(
+            f"{type(array)} has GPU {gpu!r} and address {address!r}, which must be numbers; valid: tensors of PyTorch, arrays of CuPy"
+        )
     if any(stride < 0 for stride in strides):
         raise InvalidArgument("an array of the cache has a negative stride")
     return gpu, address, item, list(zip(array.shape, strides))
@@ -111,5 +116,12 @@ def _blocks(address: int, item: int, dimensions: List[_Dimension], block_dim: Op
         # Parts that lie side by side in memory as in a page are one.
         size, offsets = size * count, [0]
     blocks, stride = dimensions[dim]
+    # No stride is negative: the last block of the last part ends the array.
+    end = address + offsets[-1] + (blocks - 1) * stride + size
+    if address < 0 or max(end, blocks) > _ADDRESSES:
+        raise InvalidArgument(
+            f"an array of the cache at address {address:#x} ends beyond the last address: its dimensions have these lengths and bytes "
+            f"between elements: {dimensions}; pass an array that lies in memory"
+        )
     # A single block's stride says nothing.
     return [(address + offset, size if blocks == 1 else stride, size) for offset in offsets], blocks
