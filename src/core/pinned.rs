@@ -203,6 +203,9 @@ use owned;
 
 /// Pinned host memory on no particular node, usable by the CPU and every GPU; freed when dropped.
 ///
+/// Its drop waits for kernels that run, and holds up calls of the driver in all threads meanwhile (measured, docs/driver-behaviour.md): a
+/// kernel that waits for the host's next call never ends then.
+///
 /// Source: `cuMemHostAlloc` with PORTABLE and DEVICEMAP, which is `cudaHostAlloc`.
 #[derive(Debug)]
 pub struct PinnedHost(Owned);
