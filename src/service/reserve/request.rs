@@ -128,12 +128,14 @@ impl NodeReserve {
             let evicted = state.free_chunks.evict(peer, over);
             state.evict(&evicted);
             if state.pinned.saturating_add(bytes) > self.plan.cap {
-                if evicted.is_empty() && state.is_busy() {
+                if !evicted.is_empty() {
+                    self.release(state, evicted);
+                } else if state.is_busy() {
                     self.wait(state, LONG);
-                    continue;
+                } else {
+                    return Err(self.at_cap());
                 }
-                self.release(state, evicted);
-                return Err(self.at_cap());
+                continue;
             }
             state.pinned += bytes;
             let arrivals = state.arrivals;
