@@ -23,7 +23,7 @@ use crate::driver::{HandleTypes, NodeId};
 use crate::per_driver::lock;
 use crate::size::{Granularity, PaddedSize};
 use crate::topology::{Overcommit, free_now};
-use crate::vmm::PhysicalMemory;
+use crate::vmm::{PhysicalMemory, PhysicalOptions};
 use crate::{Driver, Error, Growth, Result};
 
 /// The processor that zeroes memory.
@@ -66,6 +66,15 @@ pub(crate) struct Plan {
     pub scrub_threads: usize,
     /// Counted down when the reserve has been filled for the first time, or has failed to.
     pub unready: Option<Arc<watch::Sender<usize>>>,
+}
+
+impl Plan {
+    /// Returns the options of the node's chunks.
+    fn options(&self) -> PhysicalOptions {
+        PhysicalMemory::options(self.node)
+            .handle_types(self.handle_types)
+            .chosen(self.backing.clone())
+    }
 }
 
 /// Physical memory, and which peers have seen it.
@@ -297,7 +306,7 @@ impl Reserve {
     /// # Errors
     /// [`System`](crate::MemoryError::System) if a thread cannot be started; the driver's errors.
     pub fn start(driver: &Driver, mut plan: Plan) -> Result<Self> {
-        let granule = request::options(&plan).granularity_of(driver)?;
+        let granule = plan.options().granularity_of(driver)?;
         if plan.target > 0 {
             plan.target = PaddedSize::new(plan.target, granule)?.padded();
         }

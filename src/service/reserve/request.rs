@@ -10,7 +10,7 @@ use crate::guard::is_shortage;
 use crate::quota::{Charge, Use};
 use crate::reuse_policy::{Discard, Past};
 use crate::share::MAX_PARTS;
-use crate::vmm::{PhysicalMemory, PhysicalOptions};
+use crate::vmm::PhysicalMemory;
 use crate::{Backing, Error, MemoryError, MemoryResult, Refusal, Result};
 
 impl NodeReserve {
@@ -203,7 +203,8 @@ impl NodeReserve {
                     free: free.saturating_sub(self.plan.headroom),
                 })
             }
-            _ => options(&self.plan)
+            _ => (self.plan)
+                .options()
                 .create(&self.driver, bytes)
                 .and_then(with_pages),
         };
@@ -322,10 +323,4 @@ fn with_pages(memory: PhysicalMemory) -> MemoryResult<PhysicalMemory> {
             .set_access(&[AccessDesc::read_write(Location::Host)])?;
     }
     Ok(memory)
-}
-
-pub(super) fn options(plan: &Plan) -> PhysicalOptions {
-    PhysicalMemory::options(plan.node)
-        .handle_types(plan.handle_types)
-        .chosen(plan.backing.clone())
 }
