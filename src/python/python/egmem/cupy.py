@@ -62,7 +62,8 @@ def memory_pool(
     GPU. Without ``heap`` it makes one; ``backing`` is as for ``egmem.Heap``.
 
     The pool is CuPy's own: it orders reuse by streams and keeps freed memory. It asks the heap when it grows, and raises
-    CuPy's ``OutOfMemoryError`` if the heap has no room, with egmem's error as its cause.
+    CuPy's ``OutOfMemoryError`` if the heap has no room, with egmem's error as its cause. Arrays may outlive it. Call its
+    ``free_all_blocks`` before it is dropped: CuPy 14.2 keeps the memory that a dropped pool had cached.
 
     >>> pool = egmem.cupy.memory_pool(node=0)                       # doctest: +SKIP
     >>> with cupy.cuda.using_allocator(pool.malloc):                # doctest: +SKIP
