@@ -3,17 +3,22 @@
 //!
 //! Emptying stops every thread of the heap for a moment, and each has to refill its cache. A loop of requests that fail anyway
 //! would slow all other threads down. So a request is first compared with bounds that stop no thread, and refused if it
-//! cannot succeed. A program may run into these errors often, as a cache that evicts does: building one formats no text and
-//! scans no table.
+//! cannot succeed. Where the bounds cannot tell, and emptying was in vain many times in a row, the request waits before the caches are
+//! emptied once more (`InVain`). A program may run into these errors often, as a cache that evicts does: building one formats no
+//! text and scans no table.
 //!
 //! Where chunks do not join, a free chunk serves no block that is larger, however many lie side by side, and at the limit, or on a
 //! full node, nothing can be added. So before a request fails, chunks without a block go back to the machine and make
 //! place for one chunk.
 
-use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
+use std::ops::{ControlFlow, Range};
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::thread;
+use std::time::Instant;
 
 use crate::backing::Locked;
+use crate::cache::{InVain, Members};
 use crate::classes::{Class, PAGE};
 use crate::error::NoRoom;
 use crate::inner::HeapInner;
@@ -105,7 +110,7 @@ impl HeapInner {
 }
 
 impl HeapInner {
-    /// Empties all caches if that can help, and returns the result of `attempt`.
+    /// Empties all caches if that can help, and returns the result of `attempt`. May wait before that, if it was in vain often.
     /// The request is for `bytes` at a multiple of `align`.
     pub(super) fn after_caches_of_use<R>(
         &self,
@@ -114,36 +119,60 @@ impl HeapInner {
         attempt: &impl Fn(&mut Core) -> Option<R>,
     ) -> Option<R> {
         let request = Request::new(bytes, align);
-        // The bounds do not cover the quarantine, which is emptied together with the caches.
-        if self.watch.is_none() {
+        let begun = self.counters.takings.load(Acquire);
+        loop {
             let members = lock(&self.front.members);
-            // No block that was free when this began is missed. It is in the core, which is held, or in the inbox, which
-            // has just been drained, or in a cache, whose bound includes it: a thread sets the class's bit before it takes
-            // blocks from a slab, and clears it only after a visit to the core.
-            let mut core = self.core();
-            if let Some(found) = attempt(&mut core) {
-                return Some(found);
+            // The bounds do not cover the quarantine, which is emptied together with the caches.
+            if self.watch.is_none() {
+                match self.without_caches(&members, &request, attempt) {
+                    ControlFlow::Continue(()) => {}
+                    ControlFlow::Break(found) => return found,
+                }
             }
-            // While no block moves between a slab and a cache.
-            let slabs = self.slabs.hold();
-            let outside = self.front.cached_bound(&members, &request);
-            if core.rules_out(&request, outside, &slabs) {
+            if members.in_vain.rules_out(&request, begun) {
                 return None;
             }
-            drop(slabs);
-            if request.class().is_none() {
-                let found = core.exhaustively(attempt);
-                if found.is_some() {
-                    return found;
-                }
-                let slabs = self.slabs.hold();
-                let outside = self.front.cached_bound(&members, &request);
-                if core.slabs_cannot_serve(&request, outside, &slabs) {
-                    return None;
-                }
+            let Some(pause) = members.in_vain.pause(Instant::now()) else {
+                return self.empty_all(members, Some(request), attempt);
+            };
+            drop(members);
+            thread::sleep(pause);
+        }
+    }
+
+    /// Returns the result of `attempt`; goes on only if caches may have what it lacks.
+    fn without_caches<R>(
+        &self,
+        members: &Members,
+        request: &Request,
+        attempt: &impl Fn(&mut Core) -> Option<R>,
+    ) -> ControlFlow<Option<R>> {
+        // No block that was free when this began is missed. It is in the core, which is held, or in the inbox, which
+        // has just been drained, or in a cache, whose bound includes it: a thread sets the class's bit before it takes
+        // blocks from a slab, and clears it only after a visit to the core.
+        let mut core = self.core();
+        if let Some(found) = attempt(&mut core) {
+            return ControlFlow::Break(Some(found));
+        }
+        // While no block moves between a slab and a cache.
+        let slabs = self.slabs.hold();
+        let outside = self.front.cached_bound(members, request);
+        if core.rules_out(request, outside, &slabs) {
+            return ControlFlow::Break(None);
+        }
+        drop(slabs);
+        if request.class().is_none() {
+            let found = core.exhaustively(attempt);
+            if found.is_some() {
+                return ControlFlow::Break(found);
+            }
+            let slabs = self.slabs.hold();
+            let outside = self.front.cached_bound(members, request);
+            if core.slabs_cannot_serve(request, outside, &slabs) {
+                return ControlFlow::Break(None);
             }
         }
-        self.after_all_caches(Some(request), attempt)
+        ControlFlow::Continue(())
     }
 
     /// Returns whether `bytes` could be free if the core had all cached blocks and `addable` more bytes were
@@ -164,31 +193,41 @@ impl HeapInner {
 
     /// Returns all cached blocks to the core.
     pub(crate) fn empty_all_caches(&self) {
-        self.after_all_caches(None, &|_| None::<()>);
+        self.empty_all(lock(&self.front.members), None, &|_| None::<()>);
     }
 
     /// Empties all caches and returns the result of `attempt`, which serves the request, if any.
-    pub(super) fn after_all_caches<R>(
+    pub(super) fn empty_all<R>(
         &self,
+        mut members: MutexGuard<'_, Members>,
         request: Option<Request>,
         attempt: &impl Fn(&mut Core) -> Option<R>,
     ) -> Option<R> {
-        self.counters.takings.fetch_add(1, Relaxed);
-        let members = lock(&self.front.members);
-        let mut held = members.hold_all();
-        // All caches are held until the core has their contents and this attempt has run: other threads wait,
-        // and cannot miss blocks that are in no place.
-        let quarantine = self.watch.as_ref();
-        let _quarantine = quarantine.map(|watch| watch.emptied(&|left| self.take_back_left(&left)));
-        let mut core = self.core();
-        for local in &mut held {
-            self.take_back_all(&mut core, local.empty().0);
-        }
-        self.open_posts(&mut core);
-        core.release_empty_slabs();
-        let found = core.exhaustively(attempt);
-        if let (None, Some(request)) = (&found, request) {
-            core.remember_refusal(request);
+        let began = Instant::now();
+        let taking = self.counters.takings.fetch_add(1, AcqRel) + 1;
+        let found = {
+            let mut held = members.hold_all();
+            // All caches are held until the core has their contents and this attempt has run: other threads wait,
+            // and cannot miss blocks that are in no place.
+            let quarantine = self.watch.as_ref();
+            let _quarantine =
+                quarantine.map(|watch| watch.emptied(&|left| self.take_back_left(&left)));
+            let mut core = self.core();
+            for local in &mut held {
+                self.take_back_all(&mut core, local.empty().0);
+            }
+            self.open_posts(&mut core);
+            core.release_empty_slabs();
+            let found = core.exhaustively(attempt);
+            if let (None, Some(request)) = (&found, request) {
+                core.remember_refusal(request);
+            }
+            found
+        };
+        match (&found, request) {
+            (Some(_), _) => members.in_vain = InVain::default(),
+            (None, Some(request)) => members.in_vain.note(request, taking, began..Instant::now()),
+            (None, None) => {}
         }
         found
     }

@@ -1,15 +1,16 @@
 //! A thread's membership in a heap, found without a lock.
 
 use std::cell::{Cell, RefCell};
-use std::ops::DerefMut;
+use std::ops::{DerefMut, Range};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use super::biased::Biased;
 use super::local::{Local, Tally};
 use super::magazine::CacheBound;
 use crate::classes::Class;
 use crate::fork::Generation;
-use crate::ranges::CachedBound;
+use crate::ranges::{CachedBound, Request};
 
 /// The heap that threads are members of.
 pub(crate) trait Home: Send + Sync {
@@ -66,6 +67,7 @@ pub(crate) struct Members {
     pub(crate) list: Vec<Arc<Member>>,
     /// Counts of threads that have left or never joined.
     pub(crate) tally: Tally,
+    pub(crate) in_vain: InVain,
     /// Keeps a closed heap alive for its remaining blocks.
     pub(crate) orphan: Option<Arc<dyn Home>>,
     pub(crate) closed: bool,
@@ -90,6 +92,48 @@ impl Members {
     /// Takes the caches of all threads.
     pub(crate) fn hold_all(&self) -> Vec<impl DerefMut<Target = Local>> {
         Biased::hold_all(self.list.iter().map(|member| &member.local))
+    }
+}
+
+/// How often in a row all caches were emptied for requests that failed all the same.
+///
+/// Each time stops all threads for a moment, and each has to refill its cache. So after [`OFTEN`](Self::OFTEN) times a request waits
+/// until emptying has taken a small part of the time. It is not refused meanwhile: a thread that was told of a free block may ask
+/// only once.
+#[derive(Default)]
+pub(crate) struct InVain {
+    pub(crate) in_a_row: u32,
+    /// The last request, and the number of the emptying.
+    last: Option<(Request, u64)>,
+    /// No caches are emptied before.
+    until: Option<Instant>,
+}
+
+impl InVain {
+    const OFTEN: u32 = 16;
+    /// The pauses are so many times as long as the emptying, and at most [`LONGEST`](Self::LONGEST).
+    const PAUSES: u32 = 16;
+    const LONGEST: Duration = Duration::from_millis(1);
+
+    /// Notes the emptying with this number.
+    pub(crate) fn note(&mut self, request: Request, number: u64, took: Range<Instant>) {
+        self.in_a_row = self.in_a_row.saturating_add(1);
+        self.last = Some((request, number));
+        let pause = (took.end - took.start) * Self::PAUSES;
+        self.until = Some(took.end + pause.min(Self::LONGEST));
+    }
+
+    /// Returns how long a request has to wait before the caches are emptied for it.
+    pub(crate) fn pause(&self, now: Instant) -> Option<Duration> {
+        let left = self.until?.checked_duration_since(now)?;
+        (self.in_a_row >= Self::OFTEN && !left.is_zero()).then_some(left)
+    }
+
+    /// Returns whether an emptying that began after the one with the number `begun` was in vain for a request that is no
+    /// harder than this one.
+    pub(crate) fn rules_out(&self, request: &Request, begun: u64) -> bool {
+        let later = self.last.filter(|&(_, number)| number > begun);
+        later.is_some_and(|(last, _)| request.is_harder_than(&last))
     }
 }
 
@@ -268,6 +312,41 @@ mod tests {
             local.fetched += 1;
             Some(local.fetched)
         })
+    }
+
+    #[test]
+    fn after_many_emptyings_in_vain_a_request_waits() {
+        let (request, start) = (Request::new(500, 1), Instant::now());
+        let (took, mut in_vain) = (Duration::from_micros(20), InVain::default());
+        for number in 1..=InVain::OFTEN {
+            assert_eq!(in_vain.pause(start), None);
+            in_vain.note(request, number.into(), start..start + took);
+        }
+        let pause = took * InVain::PAUSES;
+        assert_eq!(in_vain.pause(start + took), Some(pause));
+        assert_eq!(in_vain.pause(start + 2 * took), Some(pause - took));
+        assert_eq!(in_vain.pause(start + took + pause), None);
+        in_vain.note(request, 17, start..start + InVain::LONGEST);
+        assert_eq!(
+            in_vain.pause(start + InVain::LONGEST),
+            Some(InVain::LONGEST)
+        );
+    }
+
+    #[test]
+    fn an_emptying_in_vain_decides_requests_no_easier_that_began_before() {
+        let mut in_vain = InVain::default();
+        let [small, large] = [4096, 8192].map(|bytes| Request::new(bytes, 1));
+        assert!(!in_vain.rules_out(&large, 0));
+        in_vain.note(small, 5, Instant::now()..Instant::now());
+        assert!(
+            [small, large]
+                .iter()
+                .all(|request| in_vain.rules_out(request, 4))
+        );
+        assert!(!in_vain.rules_out(&large, 5), "it began before the request");
+        in_vain.note(large, 6, Instant::now()..Instant::now());
+        assert!(in_vain.rules_out(&large, 5) && !in_vain.rules_out(&small, 5));
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(crate) use self::{
     local::{Contents, Local, Tally},
     magazine::{CacheBound, Magazine},
     medium::{MAX_CACHED, Medium},
-    member::{Home, Member},
+    member::{Home, InVain, Member, Members},
     reserved::{Inside, Reserved, Visitor},
     shards::{Own, UNIT},
 };

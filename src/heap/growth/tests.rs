@@ -336,6 +336,30 @@ fn what_leaves_a_cache_meanwhile_makes_up_for_what_is_missing() {
 }
 
 #[test]
+fn a_block_in_a_cache_is_found_after_many_emptyings_in_vain() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let options = Heap::on(NodeId(0)).limit(2 << 20).reserve(2 << 20);
+    let heap = options.build(&driver).unwrap();
+    let layout = |bytes: usize| Layout::from_size_align(bytes, 1).unwrap();
+    let last = heap.allocate(layout(64)).unwrap();
+    let mut rest = Vec::new();
+    for bytes in [64 << 10, 16 << 10, 4 << 10, 2304, 500] {
+        rest.extend(std::iter::from_fn(|| heap.allocate(layout(bytes)).ok()));
+    }
+    let in_a_row = || heap.inner().front.members.lock().unwrap().in_vain.in_a_row;
+    // The other thread caches small blocks again after each emptying, so that no bound tells.
+    while in_a_row() < 20 {
+        thread::scope(|scope| {
+            scope.spawn(|| drop(heap.allocate(layout(64)).unwrap()));
+        });
+        assert!(heap.allocate(layout(500)).is_err());
+    }
+    drop(last);
+    assert!(heap.allocate(layout(500)).is_ok());
+    assert_eq!(in_a_row(), 0);
+}
+
+#[test]
 fn no_chunk_is_larger_than_drivers_were_reported_to_bear() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
     let layout = |bytes: u64| Layout::from_size_align(bytes as usize, 1).unwrap();
