@@ -147,20 +147,19 @@ pub fn measure(place: &Place, args: &Args) -> Result<Refusals> {
 
 /// A heap that cannot grow, with no room for the refuser's requests.
 fn full(place: &Place, beside: Refuser, holes: u32) -> Result<(Heap, Vec<Block>)> {
-    let (limit, filler) = beside.heap(holes);
+    let (limit, filler_bytes) = beside.heap(holes);
     let heap = Heap::on(place.node).limit(limit).reserve(limit);
     let heap = heap.build(&place.driver)?;
     let mut blocks = Vec::new();
     // The neighbour has a slab of its own.
     blocks.push(heap.allocate(layout_of(SMALL, 1)?)?);
-    let all = std::iter::from_fn(|| heap.allocate(layout_of(filler, 1).ok()?).ok());
+    let all = std::iter::from_fn(|| heap.allocate(layout_of(filler_bytes, 1).ok()?).ok());
     let filler: Vec<Block> = all.collect();
     let pieces = matches!(beside, Refuser::Pieces) || beside.has_holes();
-    let kept = filler.into_iter().enumerate();
-    blocks.extend(
-        kept.filter(|(at, _)| !pieces || at % 2 == 0)
-            .map(|(_, block)| block),
-    );
+    // By address: no piece that comes free has room at a multiple of two.
+    let is_even = |block: &Block| (block.device_ptr().0 / filler_bytes).is_multiple_of(2);
+    let kept = filler.into_iter().filter(|block| !pieces || is_even(block));
+    blocks.extend(kept);
     if let Refuser::Small = beside {
         for bytes in [16 << 10, 4 << 10, 2304, 500] {
             let rest = std::iter::from_fn(|| heap.allocate(layout_of(bytes, 1).ok()?).ok());

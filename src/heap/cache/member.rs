@@ -113,7 +113,7 @@ impl InVain {
     const OFTEN: u32 = 16;
     /// The pauses are so many times as long as the emptying, and at most [`LONGEST`](Self::LONGEST).
     const PAUSES: u32 = 16;
-    const LONGEST: Duration = Duration::from_millis(1);
+    const LONGEST: Duration = Duration::from_millis(10);
 
     /// Notes the emptying with this number.
     pub(crate) fn note(&mut self, request: Request, number: u64, took: Range<Instant>) {

@@ -59,8 +59,9 @@ pub(super) struct Core {
     limit: u64,
     /// Whether each search looks at all free ranges.
     exhaustive: bool,
-    /// Whether adjacent memory does not join: the heap then replaces idle memory and holes by one piece for a large block.
-    replaces: bool,
+    /// The least piece of memory that does not join others, in bytes: the heap replaces several, and holes, by one for a block
+    /// that may find no room in it.
+    least_apart: u64,
 }
 
 impl Core {
@@ -82,14 +83,16 @@ impl Core {
             shards: Vec::new(),
             limit,
             exhaustive: false,
-            replaces: false,
+            least_apart: u64::MAX,
         })
     }
 
     /// Adds memory, in whole granules; with `joins`, blocks may reach across its ends.
     pub(super) fn add(&mut self, range: Range<u64>, joins: bool) {
+        if !joins {
+            self.least_apart = self.least_apart.min(range.end - range.start);
+        }
         self.ranges.add(range, joins);
-        self.replaces = !joins;
         self.forget_refusals();
         self.high_water.0 = self.high_water.0.max(self.total());
     }

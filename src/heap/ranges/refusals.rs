@@ -104,7 +104,7 @@ impl Core {
             return false;
         }
         let (free, ends) = slabs.bytes();
-        let idle = self.free_bytes() + free + ends + outside.bytes + self.replaceable();
+        let idle = self.free_bytes() + free + ends + outside.bytes + self.replaceable(request);
         if request.size > idle {
             return true;
         }
@@ -129,7 +129,7 @@ impl Core {
         outside: CachedBound,
         slabs: &HeldSlabs<'_>,
     ) -> bool {
-        if outside.larger || request.class.is_some() || self.replaces {
+        if outside.larger || request.class.is_some() || self.may_replace(request) {
             return false;
         }
         let nodes = slabs.nodes_with_at_most(outside.bytes, MOST_SLABS);
@@ -193,7 +193,7 @@ impl Core {
             return;
         }
         let slabs = self.slabs.hold();
-        let lacks = if self.replaces {
+        let lacks = if self.may_replace(&request) {
             self.lacks_in(std::iter::once(self.with_holes()), &request, &slabs)
         } else {
             self.lacks_in(self.ranges.each_span(), &request, &slabs)
@@ -215,9 +215,14 @@ impl Core {
         self.refusals.last = None;
     }
 
+    /// Returns whether idle memory may make place for this request: each piece, all idle, would have room for an easier one.
+    fn may_replace(&self, request: &Request) -> bool {
+        request.size.saturating_add(request.align) > self.least_apart
+    }
+
     /// Returns the bytes of addresses without memory, where those can be part of a new range with idle memory beside them.
-    fn replaceable(&self) -> u64 {
-        if self.replaces {
+    fn replaceable(&self, request: &Request) -> u64 {
+        if self.may_replace(request) {
             self.limit.saturating_sub(self.total())
         } else {
             0

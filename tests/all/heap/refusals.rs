@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use egmem::{Block, Error};
+use egmem::{Backing, Block, Error};
 
 use super::*;
 
@@ -12,8 +12,13 @@ const KIB: u64 = 1 << 10;
 
 /// Returns a heap of 8 MiB, filled with blocks of 64 KiB except for the memory that a thread takes for small blocks.
 fn full() -> (Heap, Vec<Block>) {
+    full_of(Backing::Auto)
+}
+
+fn full_of(backing: Backing) -> (Heap, Vec<Block>) {
     let driver = simulated();
-    let heap = on(&driver).limit(8 * MIB).reserve(8 * MIB);
+    let heap = on(&driver).backing(backing).limit(8 * MIB);
+    let heap = heap.reserve(8 * MIB);
     let heap = heap.build(&driver).unwrap();
     drop(heap.allocate(layout(64)).unwrap());
     let all = std::iter::from_fn(|| heap.allocate(layout(64 * KIB)).ok());
@@ -73,6 +78,25 @@ fn requests_that_fragmentation_refuses_take_the_caches_seldom() {
     });
     heap.allocate(layout(128 * KIB)).unwrap();
     drop(first);
+}
+
+#[test]
+fn requests_that_fragmentation_refuses_take_the_caches_seldom_while_others_are_met() {
+    for backing in [Backing::Driver, Backing::Registered] {
+        let (heap, mut blocks) = full_of(backing);
+        let mut keep = false;
+        blocks.retain(|_| {
+            keep = !keep;
+            keep
+        });
+        let taken = takings(&heap, || {
+            drop(heap.allocate(layout(64 * KIB)).unwrap());
+            heap.allocate(layout(128 * KIB)).is_err()
+        });
+        assert!(taken <= 4, "{taken} times with {backing:?}");
+        drop(blocks);
+        heap.allocate(layout(7 * MIB)).unwrap();
+    }
 }
 
 #[test]
