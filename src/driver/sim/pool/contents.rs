@@ -1,14 +1,14 @@
-//! A pool's memory: chunks, allocations, and frees that their streams have not reached.
+//! A pool: its memory in chunks, allocations, frees that their streams have not reached, attributes and access; devices' pools.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::sim::capacity::Charge;
-use crate::sim::fault::Answer;
-use crate::sim::memory::Memory;
+use crate::sim::fault::{Answer, fail};
+use crate::sim::memory::{Memory, Purpose};
 use crate::sim::space::{FreeRanges, Range};
-use crate::sim::state::Point;
-use crate::{Access, Code, DevicePtr, Location};
+use crate::sim::state::{Point, State};
+use crate::*;
 
 /// Allocations are aligned to, and a multiple of, this many bytes.
 const UNIT: u64 = 512;
@@ -34,18 +34,8 @@ pub struct Pool {
     pub live: BTreeMap<u64, Allocation>,
     /// Frees that their streams have not reached.
     pub freed: Vec<Freed>,
-    /// Follow events, opportunistic, internal dependencies.
-    pub reuse: [u64; 3],
-    pub release_threshold: u64,
-    pub reserved: Level,
-    pub used: Level,
-}
-
-/// A count and its maximum so far.
-#[derive(Debug, Default)]
-pub struct Level {
-    pub current: u64,
-    pub high: u64,
+    /// By the numbers of [`PoolAttribute`], from 1 on.
+    attributes: [u64; 9],
 }
 
 /// Part of a pool's memory at an address.
@@ -75,43 +65,41 @@ pub struct Freed {
     pub point: Point,
 }
 
-impl Level {
-    pub fn add(&mut self, bytes: u64) {
-        self.current += bytes;
-        self.high = self.high.max(self.current);
-    }
-}
-
 impl Pool {
-    pub fn new(memory: Arc<Memory>, max_size: u64, devices: Box<[Access]>, imported: bool) -> Self {
-        let location = memory.label.location;
-        let mut pool = Self {
+    fn new(memory: Arc<Memory>, mut devices: Box<[Access]>) -> Self {
+        let mut host = Access::ReadWrite;
+        if let Location::Device(device) = memory.label.location {
+            host = Access::None;
+            if let Some(own) = devices.get_mut(device as usize) {
+                *own = Access::ReadWrite;
+            }
+        }
+        Self {
             memory,
-            imports: u32::from(imported),
+            imports: 0,
             exported: false,
             is_default: false,
             destroyed: false,
-            host: match location {
-                Location::Device(_) => Access::None,
-                _ => Access::ReadWrite,
-            },
+            host,
             devices,
-            max_size,
+            max_size: 0,
             chunks: BTreeMap::new(),
             holes: FreeRanges::whole(0, i64::MAX as u64),
             live: BTreeMap::new(),
             freed: Vec::new(),
-            reuse: [1; 3],
-            release_threshold: 0,
-            reserved: Level::default(),
-            used: Level::default(),
-        };
-        if let Location::Device(device) = location
-            && let Some(own) = pool.devices.get_mut(device as usize)
-        {
-            *own = Access::ReadWrite;
+            attributes: [0, 1, 1, 1, 0, 0, 0, 0, 0],
         }
-        pool
+    }
+
+    pub const fn get(&self, attribute: PoolAttribute) -> u64 {
+        self.attributes[attribute as usize]
+    }
+
+    /// Changes a counter, and its maximum so far, which has the next number.
+    pub fn count(&mut self, current: PoolAttribute, more: u64, less: u64) {
+        let at = current as usize;
+        self.attributes[at] = self.attributes[at] + more - less;
+        self.attributes[at + 1] = self.attributes[at].max(self.attributes[at + 1]);
     }
 
     pub fn is_imported(&self) -> bool {
@@ -133,13 +121,13 @@ impl Pool {
     /// Records an allocation.
     pub fn hold(&mut self, start: u64, allocation: Allocation) {
         self.live.insert(start, allocation);
-        self.used.add(allocation.size);
+        self.count(PoolAttribute::UsedCurrent, allocation.size, 0);
     }
 
     /// Ends the use of the allocation at an address.
     pub fn end_use(&mut self, ptr: DevicePtr) -> Answer<Allocation> {
         let allocation = self.live.remove(&ptr.0).ok_or(Code::INVALID_VALUE)?;
-        self.used.current -= allocation.size;
+        self.count(PoolAttribute::UsedCurrent, 0, allocation.size);
         Ok(allocation)
     }
 
@@ -189,7 +177,7 @@ impl Pool {
 
     /// Returns the chunks that can be given back to the system until at most `keep` bytes are held.
     pub fn releasable(&self, keep: u64) -> Vec<u64> {
-        let mut held = self.reserved.current;
+        let mut held = self.get(PoolAttribute::ReservedCurrent);
         let mut chunks = Vec::new();
         for (&start, chunk) in &self.chunks {
             if held <= keep {
@@ -201,5 +189,137 @@ impl Pool {
             }
         }
         chunks
+    }
+}
+
+impl State {
+    /// Adds a pool of this memory, which `change` gives its further properties.
+    pub fn add_pool(&mut self, memory: Arc<Memory>, change: impl FnOnce(&mut Pool)) -> PoolHandle {
+        let mut pool = Pool::new(memory, self.nobody());
+        change(&mut pool);
+        let handle = self.number();
+        self.pools.insert(handle, pool);
+        PoolHandle(handle)
+    }
+
+    pub fn pool(&mut self, handle: PoolHandle) -> Answer<&mut Pool> {
+        match self.pools.get_mut(&handle.0) {
+            Some(pool) if !pool.destroyed => Ok(pool),
+            _ => fail(Code::INVALID_VALUE),
+        }
+    }
+
+    pub fn pool_set_attribute(
+        &mut self,
+        handle: PoolHandle,
+        attribute: PoolAttribute,
+        value: u64,
+    ) -> Answer {
+        let (pool, at) = (self.pool(handle)?, attribute as usize);
+        pool.attributes[at] = match (attribute, value) {
+            (reuse, value) if reuse.is_int() => value.min(1),
+            (PoolAttribute::ReleaseThreshold, value) => value,
+            (PoolAttribute::ReservedHigh | PoolAttribute::UsedHigh, 0) => pool.attributes[at - 1],
+            _ => return fail(Code::INVALID_VALUE),
+        };
+        Ok(())
+    }
+
+    pub fn pool_get_attribute(
+        &mut self,
+        handle: PoolHandle,
+        attribute: PoolAttribute,
+    ) -> Answer<u64> {
+        Ok(self.pool(handle)?.get(attribute))
+    }
+
+    pub fn pool_set_access(&mut self, handle: PoolHandle, descs: &[AccessDesc]) -> Answer {
+        let location = self.pool(handle)?.memory.label.location;
+        for desc in descs {
+            self.check_pool_grant(desc, location)?;
+        }
+        let of_no_node = |desc: &AccessDesc| desc.location == Location::HostNumaCurrent;
+        if descs.iter().any(of_no_node) {
+            return fail(Code::INVALID_VALUE);
+        }
+        for desc in descs.iter().filter(|desc| desc.access == Access::None) {
+            if desc.location == location && !location.is_host() {
+                return fail(Code::INVALID_DEVICE);
+            }
+            if desc.location.is_host() {
+                return fail(Code::NOT_SUPPORTED);
+            }
+        }
+        let pool = self.pool(handle)?;
+        let before = pool.host;
+        for desc in descs {
+            match desc.location {
+                Location::Device(device) => pool.devices[device as usize] = desc.access,
+                _ => pool.host = desc.access,
+            }
+        }
+        if pool.host != before {
+            for Chunk { range, .. } in pool.chunks.values() {
+                range.protect(range.start, range.len, pool.host)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a location exists and can be granted a pool's memory: pools grant reading and writing
+    /// together.
+    fn check_pool_grant(&self, desc: &AccessDesc, location: Location) -> Answer {
+        let host_of_device = desc.location.is_host() && !location.is_host();
+        if desc.access == Access::Read || (host_of_device && desc.access == Access::None) {
+            return fail(Code::NOT_SUPPORTED);
+        }
+        if let Location::Device(device) = desc.location {
+            self.device(device)?;
+        }
+        self.check_grant(desc, location)
+    }
+
+    pub fn pool_get_access(&mut self, handle: PoolHandle, location: Location) -> Answer<u64> {
+        let pool = self.pool(handle)?;
+        let access = match location {
+            Location::Device(device) => pool.devices.get(device as usize),
+            _ => Some(&pool.host),
+        };
+        Ok(access.ok_or(Code::INVALID_VALUE)?.flags().into())
+    }
+
+    pub fn device_default_pool(&mut self, device: i32) -> Answer<PoolHandle> {
+        let index = self.device(device)?;
+        if let Some(pool) = self.default_pools[index] {
+            return Ok(PoolHandle(pool));
+        }
+        let location = Location::Device(device);
+        let memory = self.new_memory(Purpose::Pool, location, HandleTypes::NONE, 0)?;
+        let handle = self.add_pool(memory, |pool| pool.is_default = true);
+        self.default_pools[index] = Some(handle.0);
+        Ok(handle)
+    }
+
+    pub fn device_pool(&mut self, device: i32) -> Answer<PoolHandle> {
+        let index = self.device(device)?;
+        match self.current_pools[index] {
+            Some(pool) => Ok(PoolHandle(pool)),
+            None => self.device_default_pool(device),
+        }
+    }
+
+    pub fn device_set_pool(&mut self, device: i32, handle: PoolHandle) -> Answer {
+        let index = self.device(device)?;
+        let host_allowed = self.machine.host_pool_for_device;
+        let pool = self.pool(handle)?;
+        let allowed = match pool.memory.label.location {
+            Location::Device(owner) => owner == device,
+            _ => host_allowed,
+        };
+        if pool.is_imported() || !allowed {
+            return fail(Code::INVALID_VALUE);
+        }
+        self.current_pools[index] = Some(handle.0);
+        Ok(())
     }
 }

@@ -2,10 +2,9 @@
 //!
 //! A pool has one memfd that grows; its chunks are mapped at separate addresses and divided among
 //! allocations. Memory is freed when the stream reaches the free; later work in the same stream may reuse it
-//! before that.
+//! before that. Pools and allocations can leave the process.
 
 mod contents;
-mod share;
 
 use std::sync::Arc;
 
@@ -15,9 +14,13 @@ use contents::{Allocation, Chunk, Freed};
 use super::capacity::Charge;
 use super::fault::{Answer, Fail, fail};
 use super::memory::Purpose;
+use super::share;
 use super::space::{FreeRanges, GRANULARITY, Range};
 use super::state::{Kind, Point, Region, State, StreamKey, Work};
 use crate::*;
+
+/// What exported pointers begin with.
+const MAGIC: [u8; 8] = *b"egmemptr";
 
 impl State {
     pub fn pool_create(&mut self, props: &PoolProps) -> Answer<PoolHandle> {
@@ -35,21 +38,7 @@ impl State {
             _ => 0,
         };
         let memory = self.new_memory(Purpose::Pool, props.location, props.handle_types, 0)?;
-        let pool = Pool::new(memory, max_size, self.nobody(), false);
-        Ok(self.add_pool(pool))
-    }
-
-    pub fn add_pool(&mut self, pool: Pool) -> PoolHandle {
-        let handle = self.number();
-        self.pools.insert(handle, pool);
-        PoolHandle(handle)
-    }
-
-    pub fn pool(&mut self, handle: PoolHandle) -> Answer<&mut Pool> {
-        match self.pools.get_mut(&handle.0) {
-            Some(pool) if !pool.destroyed => Ok(pool),
-            _ => fail(Code::INVALID_VALUE),
-        }
+        Ok(self.add_pool(memory, |pool| pool.max_size = max_size))
     }
 
     /// Returns the pool whose chunk contains an address.
@@ -125,20 +114,20 @@ impl State {
         if let Some(found) = found {
             return Ok(found);
         }
-        if pool.reuse[0] == 1 {
-            let mut ordered: Vec<Point> = pool.freed.iter().map(|freed| freed.point).collect();
-            ordered.retain(|&point| self.is_ordered(key, point));
+        let follows_events = pool.get(PoolAttribute::ReuseFollowEventDependencies) == 1;
+        let waits = pool.get(PoolAttribute::ReuseAllowInternalDependencies) == 1;
+        let points: Vec<Point> = pool.freed.iter().map(|freed| freed.point).collect();
+        if follows_events {
+            let ordered = |point: &Point| self.is_ordered(key, *point);
+            let ordered: Vec<Point> = points.iter().copied().filter(ordered).collect();
             let pool = self.pool(handle)?;
             if let Some(found) = pool.take_freed(size, |point| ordered.contains(&point)) {
                 return Ok(found);
             }
         }
-        let grown = self.grow(handle, size);
-        if grown.is_err() {
+        if self.grow(handle, size).is_err() {
             // Short of memory: waits for frees in other streams, then for whole chunks.
-            let pool = self.pool(handle)?;
-            if pool.reuse[2] == 1 {
-                let points: Vec<Point> = pool.freed.iter().map(|freed| freed.point).collect();
+            if waits {
                 points.into_iter().for_each(|point| self.run(point));
                 if let Some(found) = self.pool(handle)?.take_free(size) {
                     return Ok(found);
@@ -229,7 +218,7 @@ impl State {
     fn grow_by(&mut self, handle: PoolHandle, len: u64) -> Answer {
         let usual = self.machine.pool_chunk;
         let pool = self.pool(handle)?;
-        let held = pool.reserved.current.checked_add(len);
+        let held = pool.get(PoolAttribute::ReservedCurrent).checked_add(len);
         // The limit counts whole chunks: measured, 100 MiB allowed 128.
         let limit = pool.max_size.checked_next_multiple_of(usual);
         let fits =
@@ -239,30 +228,31 @@ impl State {
             return fail(Code::OUT_OF_MEMORY);
         }
         let charge = self.charge(location, len)?;
-        let range = Range::reserve(len, 0)?;
-        let start = range.start;
         let pool = self.pool(handle)?;
         let offset = pool.holes.take(len).ok_or(Code::OUT_OF_MEMORY)?;
-        let grown = pool.memory.grow(offset + len);
-        let place = || range.place(start, len, pool.memory.file(), offset, pool.host);
-        if let Err(error) = grown.and_then(|()| place()) {
-            pool.holes.give(offset, len);
-            return Err(error.into());
+        let grown = pool.memory.grow(offset + len).map_err(Fail::from);
+        let added = grown.and_then(|()| self.add_chunk(handle, offset, len, Some(charge)));
+        let pool = self.pool(handle)?;
+        match added {
+            Ok(_) => pool.count(PoolAttribute::ReservedCurrent, len, 0),
+            Err(_) => pool.holes.give(offset, len),
         }
-        pool.reserved.add(len);
-        self.add_chunk(handle, range, offset, Some(charge))
+        added.map(drop)
     }
 
-    /// Adds a part of the pool's memory at an address: all of it free, or of an imported allocation, without a charge.
+    /// Maps a part of the pool's memory; returns its address. All of it is free, or, without a charge, an imported
+    /// allocation's.
     fn add_chunk(
         &mut self,
         handle: PoolHandle,
-        range: Range,
         offset: u64,
+        len: u64,
         charge: Option<Charge>,
-    ) -> Answer {
+    ) -> Answer<u64> {
+        let range = Range::reserve(len, 0)?;
+        let start = range.start;
         let pool = self.pool(handle)?;
-        let (start, len) = (range.start, range.len);
+        range.place(start, len, pool.memory.file(), offset, pool.host)?;
         let region = Region {
             len,
             memory: Arc::clone(&pool.memory),
@@ -281,7 +271,7 @@ impl State {
         };
         pool.chunks.insert(start, chunk);
         self.regions.insert(start, region);
-        Ok(())
+        Ok(start)
     }
 
     pub fn pool_trim_to(&mut self, handle: PoolHandle, keep: u64) -> Answer {
@@ -292,9 +282,10 @@ impl State {
 
     /// Gives back memory that pools hold above their thresholds, at a synchronisation.
     pub fn release_pools(&mut self) {
-        let over = |pool: &Pool| pool.reserved.current > pool.release_threshold;
+        let threshold = |pool: &Pool| pool.get(PoolAttribute::ReleaseThreshold);
+        let over = |pool: &Pool| pool.get(PoolAttribute::ReservedCurrent) > threshold(pool);
         let pools = self.pools.iter().filter(|(_, pool)| over(pool));
-        let pools = pools.map(|(&handle, pool)| (handle, pool.release_threshold));
+        let pools = pools.map(|(&handle, pool)| (handle, threshold(pool)));
         for (handle, keep) in pools.collect::<Vec<_>>() {
             self.release(handle, keep);
         }
@@ -310,8 +301,81 @@ impl State {
                 let len = chunk.range.len;
                 pool.memory.discard(chunk.offset, len);
                 pool.holes.give(chunk.offset, len);
-                pool.reserved.current -= len;
+                pool.count(PoolAttribute::ReservedCurrent, 0, len);
             }
         }
+    }
+
+    pub fn alloc_async(&mut self, size: u64, stream: StreamHandle) -> Answer<DevicePtr> {
+        let pool = self.device_pool(stream.device)?;
+        self.alloc_from_pool_async(pool, size, stream)
+    }
+
+    pub fn pool_export(&mut self, handle: PoolHandle, kind: HandleType) -> Answer<ShareableHandle> {
+        let pool = self.pool(handle)?;
+        if pool.is_imported() || !pool.memory.label.handle_types.contains(kind.into()) {
+            return fail(Code::INVALID_VALUE);
+        }
+        let memory = Arc::clone(&pool.memory);
+        self.check_fabric(memory.label.location, kind.into())?;
+        let shareable = share::export(&memory, kind)?;
+        self.pool(handle)?.exported = true;
+        Ok(shareable)
+    }
+
+    pub fn pool_import(&mut self, handle: &ShareableHandle) -> Answer<PoolHandle> {
+        let memory = share::import(handle, Purpose::Pool, self.machine.imex_channel)?;
+        let same = |pool: &Pool| {
+            pool.is_imported() && !pool.destroyed && pool.memory.label.id == memory.label.id
+        };
+        if let Some((&handle, pool)) = self.pools.iter_mut().find(|(_, pool)| same(pool)) {
+            pool.imports += 1;
+            return Ok(PoolHandle(handle));
+        }
+        Ok(self.add_pool(Arc::new(memory), |pool| pool.imports = 1))
+    }
+
+    pub fn pool_export_pointer(&mut self, ptr: DevicePtr) -> Answer<PoolPtrExport> {
+        let pool = &self.pools[&self.pool_at(ptr)?];
+        let (Some(allocation), true) = (pool.live.get(&ptr.0), pool.exported) else {
+            return fail(Code::INVALID_VALUE);
+        };
+        let offset = pool.chunks[&allocation.chunk].offset + (ptr.0 - allocation.chunk);
+        let mut bytes = [0; 64];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..24].copy_from_slice(&pool.memory.label.id.to_le_bytes());
+        bytes[24..32].copy_from_slice(&offset.to_le_bytes());
+        bytes[32..40].copy_from_slice(&allocation.size.to_le_bytes());
+        Ok(PoolPtrExport(bytes))
+    }
+
+    pub fn pool_import_pointer(
+        &mut self,
+        handle: PoolHandle,
+        export: &PoolPtrExport,
+    ) -> Answer<DevicePtr> {
+        let pool = self.pool(handle)?;
+        let bytes = &export.0;
+        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let (offset, len) = (number(24), number(32));
+        let same = bytes[..8] == MAGIC && bytes[8..24] == pool.memory.label.id.to_le_bytes();
+        let most = pool.memory.size();
+        let end = offset.checked_add(len).filter(|&end| end <= most);
+        let (Some(end), true) = (end, same && pool.is_imported() && len > 0) else {
+            return fail(Code::INVALID_VALUE);
+        };
+        let memory = pool.memory.label.id;
+        let imports = |pool: &Pool| pool.memory.label.id == memory && pool.has_imported(offset);
+        if self.pools.values().any(imports) {
+            return fail(Code::ALREADY_MAPPED);
+        }
+        // Maps whole granules around it, because pages cannot be divided.
+        let first = offset - offset % GRANULARITY;
+        let whole = end.next_multiple_of(GRANULARITY) - first;
+        let chunk = self.add_chunk(handle, first, whole, None)?;
+        let (start, size) = (chunk + (offset - first), len);
+        let allocation = Allocation { chunk, len, size };
+        self.pool(handle)?.hold(start, allocation);
+        Ok(DevicePtr(start))
     }
 }
