@@ -19,7 +19,6 @@ mod event;
 mod fault;
 mod machine;
 mod memory;
-mod physical;
 mod pool;
 mod presets;
 mod share;
