@@ -181,10 +181,7 @@ impl State {
     /// Refuses a call on a captured stream with `code`, and makes the capture invalid.
     pub fn expect_not_captured(&mut self, key: StreamKey, code: Code) -> Answer {
         match self.captures.get(&key).map(|capture| capture.id) {
-            Some(id) => {
-                self.spoil(id);
-                fail(code)
-            }
+            Some(id) => self.invalidate(code, |_, capture| capture.id == id),
             None => Ok(()),
         }
     }
@@ -199,8 +196,7 @@ impl State {
         match (self.valid_capture_of(key)?, captured) {
             (None, None) => Ok(()),
             (Some(own), None) => {
-                self.spoil(own);
-                fail(Code::STREAM_CAPTURE_ISOLATION)
+                self.invalidate(Code::STREAM_CAPTURE_ISOLATION, |_, it| it.id == own)
             }
             (None, Some(id)) => {
                 if self.captures.get(&of).is_none_or(|other| other.id != id) {
@@ -216,9 +212,8 @@ impl State {
                 Ok(())
             }
             (Some(own), Some(id)) if own != id => {
-                self.spoil(own);
-                self.spoil(id);
-                fail(Code::STREAM_CAPTURE_MERGE)
+                let both = [own, id];
+                self.invalidate(Code::STREAM_CAPTURE_MERGE, |_, it| both.contains(&it.id))
             }
             (Some(_), Some(_)) => {
                 if let Some(other) = self.captures.get_mut(&of).filter(|_| key != of) {
@@ -227,13 +222,6 @@ impl State {
                 Ok(())
             }
         }
-    }
-
-    fn spoil(&mut self, id: u64) {
-        let parts = self.captures.values_mut();
-        parts
-            .filter(|capture| capture.id == id)
-            .for_each(|capture| capture.valid = false);
     }
 
     /// Refuses a call that the calling thread's mode forbids while a stream is captured, and makes the captures
@@ -248,27 +236,26 @@ impl State {
                 | Call::MemHostAlloc
                 | Call::MemAllocAsync
         );
-        match forbidden && MODE.get() == CaptureMode::GLOBAL {
-            true => self.invalidate(|_| true),
-            false => Ok(()),
+        if forbidden && MODE.get() == CaptureMode::GLOBAL {
+            self.invalidate(Code::STREAM_CAPTURE_UNSUPPORTED, |_, _| true)
+        } else {
+            Ok(())
         }
     }
 
     /// Refuses a wait for a device's whole context while one of its streams is captured, in every mode of the thread.
     pub fn expect_no_capture_on(&mut self, device: i32) -> Answer {
-        self.invalidate(|key| key.0 == device)
+        self.invalidate(Code::STREAM_CAPTURE_UNSUPPORTED, |key, _| key.0 == device)
     }
 
-    fn invalidate(&mut self, which: impl Fn(&StreamKey) -> bool) -> Answer {
-        let mut any = false;
-        for (_, capture) in self.captures.iter_mut().filter(|(key, _)| which(key)) {
+    /// Makes some captures invalid, and refuses the call with `code` if there are any.
+    fn invalidate(&mut self, code: Code, which: impl Fn(&StreamKey, &Capture) -> bool) -> Answer {
+        let mut refused = Ok(());
+        for (_, capture) in self.captures.iter_mut().filter(|(key, it)| which(key, it)) {
             capture.valid = false;
-            any = true;
+            refused = fail(code);
         }
-        match any {
-            true => fail(Code::STREAM_CAPTURE_UNSUPPORTED),
-            false => Ok(()),
-        }
+        refused
     }
 
     pub fn stream_is_capturing(&mut self, handle: StreamHandle) -> Answer<bool> {

@@ -21,13 +21,21 @@ pub(super) type Point = (StreamKey, u64);
 
 #[derive(Debug, Default)]
 pub(super) struct Stream {
+    /// The work that has not run.
     pub queue: VecDeque<Work>,
+    /// How much work there was, with that in the queue.
     pub submitted: u64,
-    pub completed: u64,
     /// Its handle was destroyed; the stream lives until its work is done.
     pub destroyed: bool,
     /// For each other stream, the position that this one waits for.
     pub waited: HashMap<StreamKey, u64>,
+}
+
+impl Stream {
+    /// Returns how much work has run, or was taken to be run.
+    pub fn completed(&self) -> u64 {
+        self.submitted - self.queue.len() as u64
+    }
 }
 
 /// A piece of work, with the program's addresses: they are looked up when it runs, as on a GPU.

@@ -95,34 +95,32 @@ impl State {
     pub fn run(&mut self, point: Point) {
         let mut pending = vec![point];
         while let Some(&(key, upto)) = pending.last() {
-            let Some(stream) = self.streams.get(&key).filter(|s| s.completed < upto) else {
-                pending.pop();
-                self.bury(key);
-                continue;
-            };
-            if let Some(&Work::Wait(point)) = stream.queue.front()
-                && !self.is_complete(point)
-            {
-                pending.push(point);
-                continue;
-            }
-            let Some(stream) = self.streams.get_mut(&key) else {
-                continue;
-            };
-            let Some(work) = stream.queue.pop_front() else {
-                stream.completed = upto;
-                continue;
-            };
-            stream.completed += 1;
-            let seq = stream.completed;
-            if let Err(code) = self.execute((key, seq), work) {
-                self.lose(key.0, code);
+            let stream = self.streams.get(&key).filter(|s| s.completed() < upto);
+            match stream.and_then(|stream| stream.queue.front()) {
+                None => {
+                    pending.pop();
+                    self.bury(key);
+                }
+                Some(&Work::Wait(point)) if !self.is_complete(point) => pending.push(point),
+                Some(_) => {
+                    let executed = self.next(key).map(|(at, work)| self.execute(at, work));
+                    if let Some(Err(code)) = executed {
+                        self.lose(key.0, code);
+                    }
+                }
             }
         }
     }
 
+    /// Takes the next piece of work out of a stream, with its position.
+    fn next(&mut self, key: StreamKey) -> Option<(Point, Work)> {
+        let stream = self.streams.get_mut(&key)?;
+        let work = stream.queue.pop_front()?;
+        Some(((key, stream.completed()), work))
+    }
+
     pub fn is_complete(&self, (key, seq): Point) -> bool {
-        self.streams.get(&key).is_none_or(|s| s.completed >= seq)
+        self.streams.get(&key).is_none_or(|s| s.completed() >= seq)
     }
 
     /// Returns whether work submitted to a stream now is ordered after a point, by stream or by event.
@@ -184,12 +182,7 @@ impl State {
         }
         let keys = self.streams.keys().copied();
         for key in keys.filter(|key| key.0 == device).collect::<Vec<_>>() {
-            while let Some(stream) = self.streams.get_mut(&key) {
-                let Some(work) = stream.queue.pop_front() else {
-                    break;
-                };
-                stream.completed += 1;
-                let point = (key, stream.completed);
+            while let Some((point, work)) = self.next(key) {
                 if let Work::Free { pool } = work {
                     self.free_reached(pool, point);
                 }
