@@ -74,6 +74,5 @@ pub use topology::kernel::Kernel;
 #[cfg(feature = "simulator")]
 pub use egmem_driver::Machine;
 pub use egmem_driver::{
-    self as driver, Driver, DriverError, Error, Explained, Result, error, fork, kernels, numbers,
-    size, text,
+    self as driver, Driver, DriverError, Error, Explained, Result, error, fork, kernels, size, text,
 };

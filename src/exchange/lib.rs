@@ -22,7 +22,7 @@
 //!
 //! **A name does not exist for a peer that may not have it**: not in lists, not for waiting or fetching. Only a
 //! peer that may have it gets `read_only` when it asks for more access than there is, and `configured` when it deletes a
-//! name of the configuration. **Numbers that peers see** (`numbers.rs`: leases, sessions, allocations) are a counter that
+//! name of the configuration. **Numbers that peers see** (`driver::Numbers`: leases, sessions, allocations) are a counter that
 //! random keys permute: a plain counter would reveal how many the others got, and a random number could repeat.
 //!
 //! **A session over TCP moves to the Unix socket** of a server on the same machine, because only that passes fds (`client/connect.rs`,
@@ -161,6 +161,6 @@ pub mod fuzzing {
 use egmem_core::{Buffer, Machine};
 use egmem_core::{
     Driver, DriverError, Error as MemoryError, Result as MemoryResult, Stream, capability, driver,
-    fork, ledger, memory, numbers, per_driver, pinned, text,
+    fork, ledger, memory, per_driver, pinned, text,
 };
 use egmem_share::{self as share, Distrust, Error as ShareError, Unreachable};

@@ -12,12 +12,12 @@ pub use options::PhysicalOptions;
 use super::identity::{BootId, Identity, InstanceId};
 use super::pages::{self, Pages};
 use crate::backing::{Backing, Chosen, Why};
+use crate::driver::Numbers;
 use crate::driver::{
     AllocationProps, Driver, GranularityKind, HandleType, HandleTypes, Location, PhysicalHandle,
     ShareableHandle,
 };
 use crate::ledger::{AllocPath, Entry, Imported, Label, NewEntry, Party, Site};
-use crate::numbers::Numbers;
 use crate::size::{Granularity, PaddedSize};
 use crate::teardown::{give_back, give_back_or_log, may_pass};
 use crate::{Error, Result};

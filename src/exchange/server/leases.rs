@@ -13,7 +13,7 @@ use std::time::Instant;
 use super::allocate::Refused;
 use super::process::{Holder, HolderProcess, HolderState};
 use super::quota::{Counted, Quota, What, shrink};
-use crate::numbers::Numbers;
+use crate::driver::Numbers;
 use crate::{PeerName, Refusal};
 
 /// The most expired holders of a publication that are remembered individually.

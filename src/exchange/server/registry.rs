@@ -12,8 +12,8 @@ use super::leases::{Deadlines, LeaseRecord, Leases};
 use super::publication::{Publication, Registered};
 use super::quota::{Quota, What, shrink};
 use super::session::{ServerSession, Sessions, with_token};
+use crate::driver::Numbers;
 pub(super) use crate::limits::millis;
-use crate::numbers::Numbers;
 use crate::protocol::{self, Closing, Ended, Event, Hello, Withdrawing};
 use crate::{PeerList, PeerName, Refusal};
 
