@@ -6,7 +6,7 @@ use crate::capability::{HANDLE_TYPES, Path, Trial};
 use crate::driver::{HandleTypes, Location};
 use crate::host::HostFacts;
 use crate::size::Bytes;
-use crate::texts::{count, escape, escape_lines, grouped, ranges};
+use crate::texts::{self, count, escape, escape_lines, grouped, ranges};
 use crate::{Answer, Reason, Report};
 
 const WIDTH: usize = 80;
@@ -364,25 +364,9 @@ fn cell<'a>(answer: Option<&'a Answer>, reasons: &mut Vec<&'a Reason>) -> String
     format!("{word} [{}]", index + 1)
 }
 
-/// Wraps `text` to lines of at most [`WIDTH`], the first after `mark`, the others aligned with the text.
+/// Wraps `text`, the first line after `mark`.
 pub(crate) fn hanging(mark: &str, text: &str) -> String {
-    let indent = mark.chars().count();
-    let mut out = mark.to_owned();
-    let mut column = indent;
-    for word in text.split_whitespace() {
-        let length = word.chars().count();
-        if column > indent && column + 1 + length > WIDTH {
-            out.push('\n');
-            out.extend(std::iter::repeat_n(' ', indent));
-            column = indent;
-        } else if column > indent {
-            out.push(' ');
-            column += 1;
-        }
-        out += word;
-        column += length;
-    }
-    out + "\n"
+    texts::hanging(mark, text, WIDTH)
 }
 
 /// Formats a table, each line after a space.

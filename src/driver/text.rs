@@ -171,6 +171,28 @@ pub fn ranges(ids: &[i32]) -> String {
     runs.map(text).collect::<Vec<_>>().join(", ")
 }
 
+/// Wraps `text` to lines of at most `most` characters, the first after `mark`, the others aligned with the text. A word stays
+/// whole.
+pub fn hanging(mark: &str, text: &str, most: usize) -> String {
+    let indent = mark.chars().count();
+    let mut out = mark.to_owned();
+    let mut column = indent;
+    for word in text.split_whitespace() {
+        let length = word.chars().count();
+        if column > indent && column + 1 + length > most {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', indent));
+            column = indent;
+        } else if column > indent {
+            out.push(' ');
+            column += 1;
+        }
+        out += word;
+        column += length;
+    }
+    out + "\n"
+}
+
 fn escape_but<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
     let is_bad = |c: char| is_unsafe(c) && !kept.contains(&c);
     replaced(text, is_bad, |c, out| out.extend(c.escape_default()))

@@ -10,10 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::driver::lock;
 use crate::entries::MAX_TIERS;
-use crate::ledger::Ledger;
 use crate::offer::{MAX_TEXT, pid_of, places};
 use crate::size::Bytes;
-use crate::{Error, MemoryError, procs};
+use crate::{Error, Ledger, MemoryError, procs};
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 

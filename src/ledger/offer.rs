@@ -15,10 +15,9 @@ use egmem_share::{Channel, Closer, InstanceId, Listener, Peers};
 
 use crate::driver::lock;
 use crate::fork::{Generation, PerProcess};
-use crate::ledger::Ledger;
 use crate::size::Bytes;
 use crate::texts::{count, escape_lines};
-use crate::{Error, MemoryError, Result, entries};
+use crate::{Error, Ledger, MemoryError, Result, entries};
 
 /// The most bytes of a ledger that is sent, as JSON: the largest allocations that fit, and the sums of all.
 pub const MAX_TEXT: usize = 16 << 20;

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::Ledger;
 use crate::driver::{Location, NodeId};
 use crate::entries::AllocPath;
 use crate::holders::{Holders, Why};
-use crate::ledger::Ledger;
 use crate::report::GpuUse;
 use crate::texts::count;
 use crate::topology::NodeCounts;

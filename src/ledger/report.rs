@@ -9,10 +9,9 @@ use crate::ask::{Silent, processes};
 use crate::driver::{Driver, Location};
 use crate::entries::{AllocPath, Allocation, Party};
 use crate::holders::Holders;
-use crate::ledger::{Ledger, Process, drawn_once, source};
 use crate::parts::{self, NodeUse, Part};
 use crate::topology::{GpuUuid, Topology};
-use crate::{MemoryResult, procs};
+use crate::{Ledger, MemoryResult, Process, drawn_once, procs, source};
 
 /// A GPU's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

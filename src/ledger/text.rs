@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use crate::driver::{AccessDesc, Location};
 use crate::entries::{Allocation, TierUse};
-use crate::ledger::{Ledger, Total};
 use crate::size::Bytes;
 use crate::table::{Table, end_cut};
 use crate::texts::{count, escape, ranges};
+use crate::{Ledger, Total};
 use egmem_core::GrowthState;
 
 /// The most characters of a line of tables that are not wide.

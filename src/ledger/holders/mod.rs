@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ledger::Ledger;
+use crate::Ledger;
 use crate::procs::{Late, Unanswered};
 
 use files::Tmpfs;
@@ -64,12 +64,8 @@ impl Holders {
             Unanswered::NotAsked => Err("there is no thread to ask NVML".into()),
         });
         let tmpfs = Tmpfs::of_this_process();
-        let bytes = tmpfs.bytes;
-        let found = Walk::of(Path::new("/"), &first(&nvml, &pids), several_nodes, tmpfs);
-        Self {
-            tmpfs: bytes,
-            ..Self::judged(found, nvml, &pids)
-        }
+        let walk = Walk::of(Path::new("/"), &first(&nvml, &pids), several_nodes, tmpfs);
+        Self::judged(walk, nvml, &pids)
     }
 
     /// Looks at the processes of the `/proc` below `root`: `/`, a place where that of another PID namespace is mounted, or a
@@ -93,44 +89,37 @@ impl Holders {
     ) -> Self {
         let ledgers: Vec<u32> = with_ledgers.into_iter().collect();
         let first = first(&nvml, &ledgers);
-        let found = Walk::of(root, &first, several_nodes, Tmpfs::below(root));
-        Self::judged(found, nvml, &ledgers)
+        let walk = Walk::of(root, &first, several_nodes, Tmpfs::below(root));
+        Self::judged(walk, nvml, &ledgers)
     }
 
     /// Adds what NVML tells, and the reasons, and sorts.
-    fn judged(mut found: Walk, nvml: Result<Vec<NvmlGpu>, String>, ledgers: &[u32]) -> Self {
-        let (gpus, why_not) = match nvml {
-            Ok(gpus) => (gpus, None),
-            Err(why) => (Vec::new(), Some(why)),
-        };
-        add_nvml(&mut found.seen, &gpus);
+    fn judged(mut walk: Walk, nvml: Result<Vec<NvmlGpu>, String>, ledgers: &[u32]) -> Self {
+        let mut all = walk.holders;
+        match nvml {
+            Ok(gpus) => all.gpus = gpus,
+            Err(why) => all.nvml = Some(why),
+        }
+        let note = all.gpus.iter().find_map(|gpu| gpu.why.clone());
+        all.nvml = all.nvml.or(note);
+        add_nvml(&mut walk.seen, &all.gpus);
         let mut files = HashMap::new();
-        for (&inode, &size) in found.seen.values().flat_map(|holder| &holder.files) {
+        for (&inode, &size) in walk.seen.values().flat_map(|holder| &holder.files) {
             // A process that may measure a file tells more than one that maps it alone.
             let known = files.entry(inode).or_insert(size);
             *known = size.min(*known);
         }
-        let mut processes: Vec<Holder> = found.seen.into_values().filter(Holder::counts).collect();
-        for holder in &mut processes {
-            judge(holder, found.own, ledgers, &gpus);
-        }
-        processes.sort_by_key(|holder| (std::cmp::Reverse(holder.bytes()), holder.pid));
-        let omitted = processes.len().saturating_sub(MAX_HOLDERS) as u64;
-        processes.truncate(MAX_HOLDERS);
         let shared = files.values().map(|size| size.bytes);
-        let notes = gpus.iter().find_map(|gpu| gpu.why.clone());
-        Self {
-            processes,
-            omitted,
-            not_looked_at: found.not_looked_at,
-            unreadable: found.unreadable,
-            proc_hides: found.proc_hides,
-            in_namespace: found.in_namespace,
-            nvml: why_not.or(notes),
-            gpus,
-            shared_found: shared.fold(0, u64::saturating_add),
-            tmpfs: None,
+        all.shared_found = shared.fold(0, u64::saturating_add);
+        all.processes = walk.seen.into_values().filter(Holder::counts).collect();
+        for holder in &mut all.processes {
+            judge(holder, walk.own, ledgers, &all.gpus);
         }
+        let order = |holder: &Holder| (std::cmp::Reverse(holder.bytes()), holder.pid);
+        all.processes.sort_by_key(order);
+        all.omitted = all.processes.len().saturating_sub(MAX_HOLDERS) as u64;
+        all.processes.truncate(MAX_HOLDERS);
+        all
     }
 }
 

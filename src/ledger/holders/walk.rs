@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use egmem_core::host::{Container, ProcessStat, status_field};
 
+use super::Holders;
 use super::files::{Fds, Inode, Maps, Shared, Size, Tmpfs};
 use super::holder::{Holder, Why};
 use crate::procs::{self, Late, Unanswered, read};
@@ -51,12 +52,10 @@ const INITIAL: &str = "pid:[4026531836]";
 /// A look at the processes, and those that there are.
 pub(super) struct Walk {
     pub seen: HashMap<u32, Holder>,
-    pub unreadable: u64,
-    pub not_looked_at: u64,
+    /// What is known of all of them together.
+    pub holders: Holders,
     /// The number of the process that looks, 0 if there is none.
     pub own: u32,
-    pub in_namespace: Option<bool>,
-    pub proc_hides: bool,
     proc: PathBuf,
     users: HashMap<u32, String>,
     inside: Arc<Inside>,
@@ -93,12 +92,15 @@ impl Walk {
         let namespace = namespace("1").or_else(|_| namespace("self")).ok();
         let mut walk = Self {
             seen: HashMap::new(),
-            unreadable: 0,
-            not_looked_at: pids.len().saturating_sub(MOST) as u64,
+            holders: Holders {
+                not_looked_at: pids.len().saturating_sub(MOST) as u64,
+                in_namespace: namespace.map(|link| link.as_os_str() != INITIAL),
+                // Each PID namespace has a process 1.
+                proc_hides: !pids.is_empty() && !pids.contains(&1),
+                tmpfs: tmpfs.bytes,
+                ..Holders::default()
+            },
             own: own.unwrap_or(0),
-            in_namespace: namespace.map(|link| link.as_os_str() != INITIAL),
-            // Each PID namespace has a process 1.
-            proc_hides: !pids.is_empty() && !pids.contains(&1),
             users: users(root),
             inside: Arc::new(Inside {
                 several_nodes,
@@ -124,7 +126,7 @@ impl Walk {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             // With hidepid=1 /proc lists a process of another user and shows no file of it.
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                self.unreadable += 1;
+                self.holders.unreadable += 1;
                 return Some(Holder {
                     pid,
                     is_listed: true,
@@ -165,14 +167,16 @@ impl Walk {
             Ok(answer) => answer,
             Err(Unanswered::Late) => return holder.why.push(Why::Waiting),
             Err(Unanswered::NotAsked) => {
-                self.not_looked_at += 1;
+                self.holders.not_looked_at += 1;
                 return holder.why.push(Why::NotLookedAt);
             }
         };
         *holder = found;
         match looked {
             Ok(looked_at) => self.looked_at += looked_at,
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => self.unreadable += 1,
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                self.holders.unreadable += 1
+            }
             Err(_) => {}
         }
         // Of managed memory the addresses do not tell where the pages are.

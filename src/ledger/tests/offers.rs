@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::*;
+use crate::Process;
 use crate::ask::Found;
-use crate::ledger::Process;
 use crate::offer::{encode, offer_in, offer_in_one_of};
 use crate::{Ledger, Silent};
 

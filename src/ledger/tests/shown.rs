@@ -55,8 +55,8 @@ fn a_table_has_one_line_for_allocations_that_are_alike() {
 
 /// Ledgers with long names, on a machine with 8 GPUs, in several processes.
 fn crowded() -> (Driver, Report) {
+    use crate::Process;
     use crate::entries::{CallSite, called_from};
-    use crate::ledger::Process;
 
     let driver = Driver::simulated(Machine::h200x8()).unwrap();
     let folder = "/home/somebody/projects/a-long-name/experiments".repeat(3);
