@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::Report;
 use crate::backing::Why;
 use crate::capability::ImexChannel;
-use crate::driver::{Code, versions};
+use crate::driver::{Code, CudaVersion, versions};
 use crate::size::Bytes;
-use crate::{AutoBacking, Report};
 use egmem_core::topology::TopologySource;
 
 /// A setting that is not ideal, or that explains a failure.
@@ -27,13 +27,10 @@ pub struct Advice {
 pub(crate) fn advise(report: &Report) -> Vec<Advice> {
     let mut advice = Vec::new();
     on_driver(&mut advice, report);
-    on_nodes(&mut advice, report);
     if report.simulated.is_none() {
         on_libraries(&mut advice, report);
-        on_access_to_gpus(&mut advice, report);
-        on_limits(&mut advice, report);
+        on_process(&mut advice, report);
         on_kernel(&mut advice, report);
-        on_huge_pages(&mut advice, report);
         on_traps(&mut advice, report);
     }
     advice
@@ -55,28 +52,33 @@ macro_rules! advise {
     };
 }
 
+/// The driver's version, and nodes.
 fn on_driver(advice: &mut Vec<Advice>, report: &Report) {
-    let Some(cuda) = report.driver.cuda else {
-        return;
-    };
+    // Without a version nothing is known to lack.
+    let cuda = report.driver.cuda.unwrap_or(CudaVersion(i32::MAX));
     let lacks: Vec<String> = versions::lacking(cuda)
         .map(|feature| format!("{} ({})", feature.name, feature.since))
+        .collect();
+    let gpus = report.topology.gpus().iter();
+    let unknown: Vec<String> = gpus
+        .filter(|gpu| gpu.host_numa.is_none())
+        .map(|gpu| gpu.ordinal.to_string())
         .collect();
     advise! { advice;
         !lacks.is_empty() => "driver", ("the driver, for CUDA {cuda}, lacks {}", lacks.join(", ")),
             "install a newer driver if you need them";
+        !unknown.is_empty() => "numa", ("the host NUMA node of GPU {} is unknown", unknown.join(", ")),
+            "name a node yourself; in a virtual machine, give it the host's NUMA topology";
+        report.topology.source() == TopologySource::Driver => "numa", ("the kernel reports no NUMA nodes"),
+            "mount /sys in the container, or run a kernel with CONFIG_NUMA";
     }
 }
 
 /// What stands between this process and the kernel module, if something does not work.
 fn on_libraries(advice: &mut Vec<Advice>, report: &Report) {
     let (driver, host) = (&report.driver, &report.host);
-    let has_failed = driver.problem.is_some()
-        || report
-            .capabilities
-            .iter()
-            .any(|tried| !tried.answer.is_yes());
-    if !has_failed {
+    let mut tried = report.capabilities.iter();
+    if driver.problem.is_none() && tried.all(|tried| tried.answer.is_yes()) {
         return;
     }
     if let (Some(problem), Some(module)) = (&driver.problem, &host.driver_module)
@@ -108,21 +110,8 @@ fn on_libraries(advice: &mut Vec<Advice>, report: &Report) {
     }
 }
 
-fn on_nodes(advice: &mut Vec<Advice>, report: &Report) {
-    let gpus = report.topology.gpus().iter();
-    let unknown: Vec<String> = gpus
-        .filter(|gpu| gpu.host_numa.is_none())
-        .map(|gpu| gpu.ordinal.to_string())
-        .collect();
-    advise! { advice;
-        !unknown.is_empty() => "numa", ("the host NUMA node of GPU {} is unknown", unknown.join(", ")),
-            "name a node yourself; in a virtual machine, give it the host's NUMA topology";
-        report.topology.source() == TopologySource::Driver => "numa", ("the kernel reports no NUMA nodes"),
-            "mount /sys in the container, or run a kernel with CONFIG_NUMA";
-    }
-}
-
-fn on_access_to_gpus(advice: &mut Vec<Advice>, report: &Report) {
+/// What this process may use: GPUs, capabilities, and memory within limits.
+fn on_process(advice: &mut Vec<Advice>, report: &Report) {
     let host = &report.host;
     // Device nodes of GPUs are named nvidia0, nvidia1, …
     let number = |path: &PathBuf| -> Option<u32> {
@@ -131,6 +120,14 @@ fn on_access_to_gpus(advice: &mut Vec<Advice>, report: &Report) {
     };
     let nodes = host.device_nodes.iter().filter_map(number).count();
     let gpus = report.topology.gpus().len();
+    let container = host.container.as_ref();
+    let container = container.map_or_else(String::new, ToString::to_string);
+    let limits = [
+        host.memlock.and_then(|limit| limit.soft),
+        host.cgroup_memory_room,
+        host.max_mappings,
+    ];
+    let [memlock, room, most] = limits.map(|limit| limit.unwrap_or(u64::MAX));
     advise! { advice;
         report.driver.problem.is_some() && host.driver_module.is_some() => "container",
             ("the NVIDIA kernel module is loaded, but the driver cannot be used"),
@@ -140,169 +137,91 @@ fn on_access_to_gpus(advice: &mut Vec<Advice>, report: &Report) {
             ("only {gpus} of {nodes} GPUs can be opened: a control group denies the rest"),
             "allow all of the node's GPUs, since denied ones block EGM routing, and choose \
              by CUDA_VISIBLE_DEVICES";
-    }
-    if let Some(container) = &host.container {
-        advise! { advice;
-            host.cap_sys_nice == Some(false) => "container",
-                ("this container ({container}) has no CAP_SYS_NICE"),
-                "start it with --cap-add=SYS_NICE: placement on NUMA nodes may need it";
-        }
+        host.container.is_some() && host.cap_sys_nice == Some(false) => "container",
+            ("this container ({container}) has no CAP_SYS_NICE"),
+            "start it with --cap-add=SYS_NICE: placement on NUMA nodes may need it";
+        memlock < u64::MAX && host.cap_ipc_lock != Some(true) => "memlock",
+            ("only {} may be locked", Bytes(memlock)),
+            "ulimit -l unlimited, if NICs are to reach the memory (RDMA); CUDA does not \
+             need it";
+        room < LITTLE_ROOM => "cgroup", ("the control group leaves {} of memory", Bytes(room)),
+            "raise its limit (memory.max, docker --memory)";
+        most < USUAL_MAPPINGS => "mappings",
+            ("a process may have only {most} mappings, and each chunk of memory takes one"),
+            "sysctl vm.max_map_count=65530, the kernel's default, or more";
     }
 }
 
-fn on_limits(advice: &mut Vec<Advice>, report: &Report) {
+/// The kernel's settings. Without huge pages registered memory is not faster than the driver's; whether it has them, its
+/// trial tells: from Linux 6.1 on settings that are off do not decide.
+fn on_kernel(advice: &mut Vec<Advice>, report: &Report) {
     let host = &report.host;
-    if let Some(memlock) = host.memlock.and_then(|limit| limit.soft) {
-        advise! { advice;
-            host.cap_ipc_lock != Some(true) => "memlock", ("only {} may be locked", Bytes(memlock)),
-                "ulimit -l unlimited, if NICs are to reach the memory (RDMA); CUDA does not \
-                 need it";
-        }
-    }
-    if let Some(room) = host.cgroup_memory_room {
-        advise! { advice;
-            room < LITTLE_ROOM => "cgroup", ("the control group leaves {} of memory", Bytes(room)),
-                "raise its limit (memory.max, docker --memory)";
-        }
-    }
-    if let Some(most) = host.max_mappings {
-        advise! { advice;
-            most < USUAL_MAPPINGS => "mappings", ("a process may have only {most} mappings, and each chunk of memory takes one"),
-                "sysctl vm.max_map_count=65530, the kernel's default, or more";
-        }
-    }
-}
-
-/// Faults that others have reported of this version of the kernel module.
-fn on_traps(advice: &mut Vec<Advice>, report: &Report) {
-    let Some(module) = &report.host.driver_module else {
-        return;
-    };
-    let version = version(&module.version);
-    let may_meet = |trap: &&Trap| version.is_some_and(|version| trap.is_in(version));
-    for trap in TRAPS.iter().filter(may_meet) {
-        if (trap.applies)(report) {
-            let finding = format!("the driver is {}: {}", module.version, trap.finding);
-            let (about, remedy) = ("trap", trap.remedy);
-            advice.push(Advice {
-                about,
-                finding,
-                remedy,
-            });
-        }
-    }
-}
-
-/// Without huge pages registered memory is not faster than the driver's. Whether it has them, its trial tells: from Linux 6.1
-/// on settings that are off do not decide.
-fn on_huge_pages(advice: &mut Vec<Advice>, report: &Report) {
-    let host = &report.host;
+    let chosen = report.backings.iter().filter_map(|of| of.chosen.as_ref());
+    let is_slow = chosen
+        .into_iter()
+        .any(|chosen| matches!(chosen.why, Why::Trial(_)));
     let of_private = host.transparent_huge_pages.as_deref().unwrap_or_default();
     let of_shared = host.shared_huge_pages.as_deref().unwrap_or_default();
-    let has_failed = |backing: &AutoBacking| {
-        let chosen = backing.chosen.as_ref();
-        chosen.is_some_and(|chosen| matches!(chosen.why, Why::Trial(_)))
-    };
-    if !report.backings.iter().any(has_failed) {
-        return;
-    }
+    let is_coherent = report.topology.gpus().iter().any(|gpu| gpu.coherent);
+    let is_closed = host
+        .driver_module
+        .as_ref()
+        .is_some_and(|module| !module.open);
     advise! { advice;
-        of_private == "never" => "pages", ("transparent huge pages are off"),
+        is_coherent && host.numa_balancing == Some(true) => "numa", ("automatic NUMA balancing is on"),
+            "sysctl kernel.numa_balancing=0: it slows GPU access to pageable memory";
+        is_coherent && host.page_size == Some(4096) => "pages", ("the kernel's pages are 4 KiB"),
+            "NVIDIA recommends a kernel with 64 KiB pages on Grace";
+        is_coherent && is_closed => "driver", ("the kernel module is the closed one"),
+            "install the open one: coherent machines need it";
+        is_slow && of_private == "never" => "pages", ("transparent huge pages are off"),
             "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: registered memory in huge pages is pinned \
              several times as fast as the driver's";
-        matches!(of_shared, "never" | "deny") => "pages",
+        is_slow && matches!(of_shared, "never" | "deny") => "pages",
             ("transparent huge pages are off for memory that processes share ({of_shared})"),
             "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled: shareable registered memory in huge \
              pages is pinned several times as fast as the driver's";
     }
 }
 
-fn on_kernel(advice: &mut Vec<Advice>, report: &Report) {
-    let host = &report.host;
-    if !report.topology.gpus().iter().any(|gpu| gpu.coherent) {
-        return;
-    }
-    advise! { advice;
-        host.numa_balancing == Some(true) => "numa", ("automatic NUMA balancing is on"),
-            "sysctl kernel.numa_balancing=0: it slows GPU access to pageable memory";
-        host.page_size == Some(4096) => "pages", ("the kernel's pages are 4 KiB"),
-            "NVIDIA recommends a kernel with 64 KiB pages on Grace";
-        host.driver_module.as_ref().is_some_and(|module| !module.open) => "driver",
-            ("the kernel module is the closed one"),
-            "install the open one: coherent machines need it";
-    }
-}
-
-/// A known fault of drivers, by the version of the kernel module. All are reports of others, which were not reproduced here.
-/// docs/driver-versions.md has the same table with sources.
-struct Trap {
-    /// The first version with it, and the first one without it again, as far as they are known.
-    versions: (Option<Version>, Option<Version>),
-    /// Whether a machine with such a driver meets it.
-    applies: fn(&Report) -> bool,
-    /// The symptom.
-    finding: &'static str,
-    /// The remedy.
-    remedy: &'static str,
-}
-
-/// The first two numbers of a kernel module's version.
-type Version = (u32, u32);
-
 const GIB: u64 = 1 << 30;
 
-const TRAPS: &[Trap] = &[
-    Trap {
-        versions: (None, Some((595, 0))),
-        applies: |_| true,
-        finding: "drivers before 595 were reported to crash inside cuMemCreate for host memory",
-        remedy: "try the calls that a program needs in a child process first, as `egmem doctor` does, or install 595 or newer",
-    },
-    Trap {
-        versions: (Some((580, 0)), Some((590, 0))),
-        applies: |report| {
-            let nodes = report.topology.nodes().iter();
-            nodes.map(|node| node.memory_total).sum::<u64>() >= 512 * GIB
-        },
-        finding: "drivers 580 were reported to fail for 512 GiB or more of host memory in one call",
-        remedy: "allocate in chunks, as buffers and heaps do by default",
-    },
-    Trap {
-        versions: (Some((590, 44)), None),
-        applies: |report| {
-            report.host.architecture == "aarch64" && report.host.page_size == Some(64 << 10)
-        },
-        finding: "drivers from 590.44 on were reported to fault below each 4 GiB boundary of one allocation, with pages of 64 KiB",
-        remedy: "keep allocations of physical memory below 4 GiB, as buffers and heaps do",
-    },
-    Trap {
-        versions: (Some((615, 0)), None),
-        applies: |report| matches!(report.imex, ImexChannel::Accessible { .. }),
-        finding: "drivers from 615 on were reported not to rebuild fabric state when a checkpoint of a process is restored",
-        remedy: "export and import memory by fabric handles again after a restore",
-    },
-    Trap {
-        versions: (None, None),
-        applies: |report| {
-            let gpus = report.topology.gpus().iter();
-            let twice = gpus.map(|gpu| gpu.memory.saturating_mul(2)).max();
-            let limit = report.host.address_space.and_then(|limit| limit.soft);
-            limit.zip(twice).is_some_and(|(limit, twice)| limit < twice)
-        },
-        finding: "a pool without a largest size was reported to reserve twice a GPU's memory in addresses, and this process may not have as many",
-        remedy: "set max_size on pools, or raise the limit (ulimit -v unlimited)",
-    },
-];
-
-impl Trap {
-    fn is_in(&self, version: Version) -> bool {
-        let (since, until) = self.versions;
-        since.is_none_or(|since| version >= since) && until.is_none_or(|until| version < until)
+/// Known faults of drivers, by the version of the kernel module. All are reports of others, which were not reproduced here.
+/// docs/driver-versions.md has the same texts in a table with sources.
+fn on_traps(advice: &mut Vec<Advice>, report: &Report) {
+    let host = &report.host;
+    let module = host.driver_module.as_ref();
+    let Some((version, numbers)) = module.and_then(|it| Some((&it.version, version(&it.version)?)))
+    else {
+        return;
+    };
+    let nodes = report.topology.nodes().iter();
+    let host_memory = nodes.map(|node| node.memory_total).sum::<u64>();
+    let has_large_pages = host.architecture == "aarch64" && host.page_size == Some(64 << 10);
+    let gpus = report.topology.gpus().iter();
+    let twice = gpus.map(|gpu| gpu.memory.saturating_mul(2)).max();
+    let addresses = host.address_space.and_then(|limit| limit.soft);
+    advise! { advice;
+        numbers < (595, 0) => "trap",
+            ("the driver is {version}: drivers before 595 were reported to crash inside cuMemCreate for host memory"),
+            "try the calls that a program needs in a child process first, as `egmem doctor` does, or install 595 or newer";
+        ((580, 0)..(590, 0)).contains(&numbers) && host_memory >= 512 * GIB => "trap",
+            ("the driver is {version}: drivers 580 were reported to fail for 512 GiB or more of host memory in one call"),
+            "allocate in chunks, as buffers and heaps do by default";
+        numbers >= (590, 44) && has_large_pages => "trap",
+            ("the driver is {version}: drivers from 590.44 on were reported to fault below each 4 GiB boundary of one allocation, with pages of 64 KiB"),
+            "keep allocations of physical memory below 4 GiB, as buffers and heaps do";
+        numbers >= (615, 0) && matches!(report.imex, ImexChannel::Accessible { .. }) => "trap",
+            ("the driver is {version}: drivers from 615 on were reported not to rebuild fabric state when a checkpoint of a process is restored"),
+            "export and import memory by fabric handles again after a restore";
+        addresses.zip(twice).is_some_and(|(limit, twice)| limit < twice) => "trap",
+            ("the driver is {version}: a pool without a largest size was reported to reserve twice a GPU's memory in addresses, and this process may not have as many"),
+            "set max_size on pools, or raise the limit (ulimit -v unlimited)";
     }
 }
 
-/// Parses `580.159.04`.
-fn version(text: &str) -> Option<Version> {
+/// Parses the first two numbers of `580.159.04`.
+fn version(text: &str) -> Option<(u32, u32)> {
     let mut numbers = text.split('.').map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }

@@ -1,7 +1,8 @@
 //! egmem's doctor for programs: trials in child processes, and the report as text.
 //!
-//! A [`Report`] has everything that `egmem doctor` shows, and a [`Prober`] makes its trials. [`Children`] runs each batch of trials in a child
-//! process, which calls [`answer_trials`], so that a driver that crashes or hangs ends only the child. [`to_text`]
+//! A [`Report`] has everything that `egmem doctor` shows: what works on this machine, why the rest does not, and what to do
+//! about it. A [`Prober`] makes its trials: [`InProcess`] in this process; [`Children`] runs each batch in a child process,
+//! which calls [`answer_trials`], because drivers have crashed inside such calls: then only the child ends. [`to_text`]
 //! formats a report as `egmem doctor` shows it. [`Survey`] adds proofs and [measurements](measure).
 //!
 //! Programs depend on the crate `egmem`, which re-exports these items.
@@ -14,14 +15,12 @@ pub mod host;
 pub mod measure;
 mod part;
 mod prober;
-mod report;
 pub mod survey;
 mod text;
 
 pub use advice::Advice;
 pub use children::{Children, answer_trials};
 pub use prober::{Answer, InProcess, Libraries, Prober, Reason, Tried};
-pub use report::{AutoBacking, DriverFacts, GpuHints, Report};
 pub use survey::Survey;
 pub use text::to_text;
 
@@ -32,4 +31,207 @@ use egmem_core::{
     Backing, Buffer, Driver, Error, Event, Memory, Pool, PoolBuffer, Result, Stream, Topology,
     backing, capability, driver, kernels, size, text as texts,
 };
+use serde::Serialize;
+
+use advice::advise;
+use backing::Chosen;
+use capability::{HANDLE_TYPES, Hint, ImexChannel, Path, Trial};
+use driver::{CudaVersion, HandleTypes, Location, NodeId};
 use host::HostFacts;
+
+/// Everything that `egmem doctor` shows.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// The simulated machine's name. The fields below then say nothing about this machine's GPUs.
+    pub simulated: Option<String>,
+    /// Whether host-NUMA memory works, for the CPU and at least one GPU, by VMM or by pool.
+    pub works: bool,
+    /// The ordinals of the GPUs for which it does.
+    pub working_gpus: Vec<i32>,
+    /// The driver.
+    pub driver: DriverFacts,
+    /// GPUs and nodes; only the nodes if no driver can be opened.
+    pub topology: Topology,
+    /// The claims of the driver's attributes, for each GPU.
+    pub hints: Vec<GpuHints>,
+    /// The IMEX channel; without one there are no fabric handles.
+    pub imex: ImexChannel,
+    /// Facts about this machine, container and process, also if the driver is simulated.
+    pub host: HostFacts,
+    /// The results of all trials: every node, GPU, path and set of handle types.
+    pub capabilities: Vec<Tried>,
+    /// What `Backing::Auto` takes on each host node.
+    pub backings: Vec<AutoBacking>,
+    /// Settings that should change, and what to do.
+    pub advice: Vec<Advice>,
+}
+
+/// What `Backing::Auto` takes for memory on a host node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct AutoBacking {
+    /// The node.
+    pub node: NodeId,
+    /// How the memory can be shared.
+    pub handle_types: HandleTypes,
+    /// The decision; `None` if there is none.
+    pub chosen: Option<Chosen>,
+    /// The reason, as text.
+    pub reason: String,
+}
+
+/// Facts about the driver.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct DriverFacts {
+    /// `"cuda"` or `"simulated"`.
+    pub backend: &'static str,
+    /// The newest CUDA version that the driver supports.
+    pub cuda: Option<CudaVersion>,
+    /// The libraries of the process that opened it, also if it cannot be used.
+    #[serde(flatten)]
+    pub libraries: Libraries,
+    /// The reason why it cannot be used.
+    pub problem: Option<Reason>,
+}
+
+/// The claims of the attributes of a GPU.
+#[derive(Clone, Debug, Serialize)]
+pub struct GpuHints {
+    /// The GPU's ordinal.
+    pub gpu: i32,
+    /// Its attributes.
+    pub attributes: Vec<Hint>,
+}
+
+impl Report {
+    /// Collects everything about this machine. `prober` opens the driver before this process does, so that a
+    /// crash of the driver ends only the prober's process.
+    pub fn gather(prober: &mut dyn Prober) -> Self {
+        Self::of(prober, Driver::open, None)
+    }
+
+    /// Collects everything about a machine that is simulated. `prober` opens its driver first, as in
+    /// [`gather`](Self::gather).
+    #[cfg(feature = "simulator")]
+    pub fn gather_simulated(prober: &mut dyn Prober, machine: &egmem_core::Machine) -> Self {
+        let open = || Driver::simulated(machine.clone());
+        Self::of(prober, open, Some((&machine.name, machine.imex_channel)))
+    }
+
+    /// Collects everything about a machine with the driver that `open` opens: this one, or a simulated one with a name, and
+    /// with or without an IMEX channel.
+    fn of(
+        prober: &mut dyn Prober,
+        open: impl FnOnce() -> Result<Driver>,
+        simulated: Option<(&str, bool)>,
+    ) -> Self {
+        let opened = prober.open().and_then(|()| {
+            let driver = open()?;
+            Ok((Topology::discover(&driver)?, driver))
+        });
+        let (topology, driver, problem) = match opened {
+            Ok((topology, driver)) => (topology, Some(driver), None),
+            Err(problem) => (Topology::of_host(), None, Some(problem)),
+        };
+        // Before the trials, which take memory.
+        let host = HostFacts::read();
+        let capabilities = try_all(&topology, prober);
+        let gpus = || topology.gpus().iter().map(|gpu| gpu.ordinal);
+        let works = |tried: &Tried, gpu| tried.trial.gpu == gpu && tried.answer.is_yes();
+        let working = gpus().filter(|&gpu| capabilities.iter().any(|tried| works(tried, gpu)));
+        let working_gpus: Vec<i32> = working.collect();
+        let hints = |driver: &Driver| {
+            let of_gpu = |gpu| (gpu, capability::hints(driver, gpu));
+            let hints = gpus().map(of_gpu);
+            let hints = hints.map(|(gpu, attributes)| GpuHints { gpu, attributes });
+            hints.collect()
+        };
+        let mut report = Self {
+            simulated: simulated.map(|(name, _)| name.to_owned()),
+            works: !working_gpus.is_empty(),
+            working_gpus,
+            hints: driver.as_ref().map(hints).unwrap_or_default(),
+            imex: match simulated {
+                Some((_, present)) => ImexChannel::Simulated { present },
+                None => ImexChannel::find(),
+            },
+            host,
+            backings: choose_all(&topology, &capabilities, prober),
+            driver: DriverFacts {
+                backend: simulated.map_or("cuda", |_| "simulated"),
+                cuda: driver.and_then(|driver| driver.driver_version().ok()),
+                libraries: match (simulated, &problem) {
+                    (Some(_), _) => Libraries::default(),
+                    (None, Some(_)) => prober.libraries(),
+                    (None, None) => Libraries::of_this_process(),
+                },
+                problem,
+            },
+            topology,
+            capabilities,
+            advice: Vec::new(),
+        };
+        report.advice = advise(&report);
+        report
+    }
+}
+
+/// Tries every host node with every GPU: one batch for each node and path.
+fn try_all(topology: &Topology, prober: &mut dyn Prober) -> Vec<Tried> {
+    let mut all = Vec::new();
+    for node in topology.nodes() {
+        for path in Path::ALL {
+            let on_gpu = |gpu| {
+                HANDLE_TYPES.map(|handle_types| Trial {
+                    location: Location::from(node),
+                    gpu,
+                    path,
+                    handle_types,
+                })
+            };
+            let gpus = topology.gpus().iter().map(|gpu| gpu.ordinal);
+            let batch: Vec<Trial> = gpus.flat_map(on_gpu).collect();
+            if !batch.is_empty() {
+                let answers = prober.try_all(&batch);
+                let tried = batch.into_iter().zip(answers);
+                all.extend(tried.map(|(trial, answer)| Tried { trial, answer }));
+            }
+        }
+    }
+    all
+}
+
+/// Decides for memory on each host node: private, shared by POSIX fds and, where they work, by fabric handles too.
+fn choose_all(topology: &Topology, tried: &[Tried], prober: &mut dyn Prober) -> Vec<AutoBacking> {
+    if topology.gpus().is_empty() {
+        return Vec::new();
+    }
+    let mut all = Vec::new();
+    for node in topology.nodes() {
+        let location = Location::from(node);
+        let fabric = HandleTypes::FABRIC | HandleTypes::POSIX_FD;
+        let is_fabric = tried.iter().any(|Tried { trial, answer }| {
+            (trial.location, trial.path) == (location, Path::Vmm)
+                && trial.handle_types == fabric
+                && answer.is_yes()
+        });
+        let types = [HandleTypes::NONE, HandleTypes::POSIX_FD].into_iter();
+        let sites: Vec<_> = types
+            .chain(is_fabric.then_some(fabric))
+            .map(|types| (location, types))
+            .collect();
+        let answers = prober.choose_all(&sites);
+        all.extend(sites.iter().zip(answers).map(|(site, answer)| AutoBacking {
+            node: node.id,
+            handle_types: site.1,
+            reason: match &answer {
+                Ok(chosen) => chosen.why.to_string(),
+                Err(reason) => reason.to_string(),
+            },
+            chosen: answer.ok(),
+        }));
+    }
+    all
+}

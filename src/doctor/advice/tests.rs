@@ -1,5 +1,7 @@
 //! Tests of advice about reports.
 
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::capability::{Capabilities, ImexChannel};
 use crate::driver::{Call, CudaVersion};
@@ -282,8 +284,26 @@ fn versions_are_two_numbers() {
 #[test]
 fn the_documentation_has_every_trap() {
     let text = include_str!("../../../docs/driver-versions.md");
-    for trap in TRAPS {
-        let row = format!("| {} | {} |", trap.finding, trap.remedy);
+    let mut machine = Machine::gh200();
+    machine.nodes[0].memory = 512 << 30;
+    let mut report = healthy(machine);
+    report.imex = ImexChannel::Accessible { path: "x".into() };
+    report.host.architecture = "aarch64";
+    report.host.page_size = Some(65_536);
+    report.host.address_space = Some(LOW);
+    let mut rows = BTreeSet::new();
+    for version in ["580.1", "615.1"] {
+        let open = true;
+        let version = version.into();
+        report.host.driver_module = Some(DriverModule { version, open });
+        let advice = advise(&report).into_iter();
+        rows.extend(advice.filter(|it| it.about == "trap").map(|trap| {
+            let (_, finding) = trap.finding.split_once(": ").unwrap();
+            format!("| {finding} | {} |", trap.remedy)
+        }));
+    }
+    assert_eq!(rows.len(), 5);
+    for row in rows {
         assert!(text.contains(&row), "docs/driver-versions.md lacks\n{row}");
     }
 }
