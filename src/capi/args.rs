@@ -145,11 +145,6 @@ fn check_array<T>(is_null: bool, count: usize, what: &'static str) -> Outcome {
     }
 }
 
-/// The major version of this interface in the upper 16 bits, the minor one in the lower. A program that was built for
-/// a version runs with a library of the same major version and the same or a higher minor version. These are not the
-/// library's numbers: a new soname has a new major version.
-pub const EGM_ABI_VERSION: u32 = 1;
-
 /// A GPU's own memory; `id` is its CUDA ordinal.
 pub const EGM_LOCATION_DEVICE: i32 = 1;
 /// The CPU, and its memory on no particular node.
@@ -299,16 +294,4 @@ pub(crate) fn read_handle_types(bits: u32) -> Outcome<HandleTypes> {
             format!("the bits {unknown:#x} are unknown to this version"),
         )),
     }
-}
-
-/// Returns ::EGM_ABI_VERSION of the library that runs. Any thread may call this.
-#[unsafe(no_mangle)]
-pub extern "C" fn egm_abi_version() -> u32 {
-    EGM_ABI_VERSION
-}
-
-/// Returns the library's version, such as "0.1.0". The text is valid for ever. Any thread may call this.
-#[unsafe(no_mangle)]
-pub extern "C" fn egm_version() -> *const c_char {
-    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }

@@ -22,85 +22,29 @@ use egmem::heap::RawBlock;
 
 use crate::args::lock;
 
-/// The blocks in use, by their offset.
-pub(crate) enum Blocks {
-    /// Of a heap as usual.
-    Plain(Table),
-    /// Of a heap in debug mode, where pages do not tell blocks apart.
-    Debug(Listed),
-}
-
-/// All blocks of a heap in debug mode. Its functions stay out of line, to keep the inlined ones of
-/// [`Blocks`] short.
+/// All blocks of a heap in debug mode, where pages do not tell blocks apart. Its functions stay out of line, to keep the
+/// inlined ones of [`Blocks`] short.
 #[derive(Default)]
-pub(crate) struct Listed(Mutex<HashMap<u64, RawBlock>>);
+struct Listed(Mutex<HashMap<u64, RawBlock>>);
 
 impl Listed {
     #[cold]
     #[inline(never)]
-    fn put(&self, raw: RawBlock) {
+    fn put(&self, raw: RawBlock) -> bool {
         lock(&self.0).insert(raw.offset, raw);
+        true
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn get(&self, offset: u64) -> Option<RawBlock> {
+        lock(&self.0).get(&offset).copied()
     }
 
     #[cold]
     #[inline(never)]
     fn take(&self, offset: u64) -> Option<RawBlock> {
         lock(&self.0).remove(&offset)
-    }
-}
-
-impl Blocks {
-    /// Creates a table for a heap of `limit` bytes.
-    pub(crate) fn new(limit: u64, debug: bool) -> io::Result<Self> {
-        Ok(match debug {
-            true => Self::Debug(Listed::default()),
-            false => Self::Plain(Table::new(limit)?),
-        })
-    }
-
-    /// Returns whether the heap is in debug mode.
-    #[inline]
-    pub(crate) fn is_debug(&self) -> bool {
-        matches!(self, Self::Debug(_))
-    }
-
-    /// Notes a block, which is in use from now on. Returns `false` if it is not below the limit.
-    #[inline]
-    #[must_use]
-    pub(crate) fn put(&self, raw: RawBlock) -> bool {
-        match self {
-            Self::Plain(table) => table.put(raw),
-            Self::Debug(all) => {
-                all.put(raw);
-                true
-            }
-        }
-    }
-
-    /// Returns the block in use that begins at `offset`.
-    pub(crate) fn get(&self, offset: u64) -> Option<RawBlock> {
-        match self {
-            Self::Plain(table) => table.get(offset),
-            Self::Debug(all) => lock(&all.0).get(&offset).copied(),
-        }
-    }
-
-    /// Removes the block in use that begins at `offset`, and returns it.
-    #[inline]
-    pub(crate) fn take(&self, offset: u64) -> Option<RawBlock> {
-        match self {
-            Self::Plain(table) => table.take(offset),
-            Self::Debug(all) => all.take(offset),
-        }
-    }
-
-    /// Returns the most bytes of memory that the table has for a heap that had `backed` bytes at once; 0 in debug
-    /// mode.
-    pub(crate) fn metadata(&self, backed: u64) -> u64 {
-        match self {
-            Self::Plain(_) => Table::metadata(backed),
-            Self::Debug(_) => 0,
-        }
     }
 }
 
@@ -128,17 +72,19 @@ impl Page {
     }
 }
 
-/// The table: an entry for each page, found by one addition, because every free looks it up. It is a mapping of its own: all
-/// zero at first, and without memory until entries are written.
-pub(crate) struct Table {
+/// The blocks in use, by their offset: an entry for each page, found by one addition, because every free looks it up. The table
+/// is a mapping of its own: all zero at first, and without memory until entries are written.
+pub(crate) struct Blocks {
     first: NonNull<Page>,
     count: usize,
+    /// Has all blocks instead, in debug mode.
+    listed: Option<Listed>,
 }
 
-// SAFETY: it owns its pages, which are atomic numbers that threads may share.
-unsafe impl Send for Table {}
+// SAFETY: it owns its pages, which are atomic numbers that threads may share; the list has a lock.
+unsafe impl Send for Blocks {}
 // SAFETY: as above; a reference lends references only.
-unsafe impl Sync for Table {}
+unsafe impl Sync for Blocks {}
 
 /// A place in a page: the word with its bit, and the bit.
 #[inline]
@@ -147,11 +93,16 @@ fn bit_of(offset: u64) -> (usize, u64) {
     ((unit / 64) as usize, 1 << (unit % 64))
 }
 
-impl Table {
-    /// Creates a table for offsets below `limit`, in bytes. It has addresses for all entries, and memory for those
-    /// that are written.
-    fn new(limit: u64) -> io::Result<Self> {
-        let count = usize::try_from(limit.div_ceil(RawBlock::PAGE).max(1)).unwrap_or(usize::MAX);
+impl Blocks {
+    /// Creates a table for a heap of `limit` bytes. It has addresses for all entries, and memory for those that are written;
+    /// in debug mode for one alone.
+    pub(crate) fn new(limit: u64, debug: bool) -> io::Result<Self> {
+        let pages = if debug {
+            1
+        } else {
+            limit.div_ceil(RawBlock::PAGE)
+        };
+        let count = usize::try_from(pages.max(1)).unwrap_or(usize::MAX);
         let bytes = count.checked_mul(size_of::<Page>());
         let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -162,7 +113,17 @@ impl Table {
             return Err(io::Error::last_os_error());
         }
         let first = NonNull::new(first.cast()).ok_or(io::ErrorKind::Other)?;
-        Ok(Self { first, count })
+        Ok(Self {
+            first,
+            count,
+            listed: debug.then(Listed::default),
+        })
+    }
+
+    /// Returns whether the heap is in debug mode.
+    #[inline]
+    pub(crate) fn is_debug(&self) -> bool {
+        self.listed.is_some()
     }
 
     /// Returns a page's entry, unless it is beyond the limit.
@@ -175,7 +136,11 @@ impl Table {
 
     /// Notes a block, which is in use from now on. Returns `false` if it is not below the limit.
     #[inline]
-    fn put(&self, raw: RawBlock) -> bool {
+    #[must_use]
+    pub(crate) fn put(&self, raw: RawBlock) -> bool {
+        if let Some(listed) = &self.listed {
+            return listed.put(raw);
+        }
         let number = (raw.offset / RawBlock::PAGE) as usize;
         let Some(page) = self.get_page(number) else {
             return false;
@@ -183,18 +148,20 @@ impl Table {
         let (word, bit) = bit_of(raw.offset);
         page.key.store(raw.key, Relaxed);
         page.bytes.store(raw.bytes, Relaxed);
-        match raw.is_small() {
-            true => {
-                page.begins[word].fetch_or(bit, Release);
-            }
-            false => page.begins[word].store(bit, Release),
+        if raw.is_small() {
+            page.begins[word].fetch_or(bit, Release);
+        } else {
+            page.begins[word].store(bit, Release);
         }
         true
     }
 
     /// Returns the block in use that begins at `offset`.
     #[inline]
-    fn get(&self, offset: u64) -> Option<RawBlock> {
+    pub(crate) fn get(&self, offset: u64) -> Option<RawBlock> {
+        if let Some(listed) = &self.listed {
+            return listed.get(offset);
+        }
         let page = self.page(offset)?;
         let (word, bit) = bit_of(offset);
         let in_use = page.begins[word].load(Acquire) & bit != 0;
@@ -214,20 +181,27 @@ impl Table {
     /// Of two threads that free it at once, one finds no bit. Key and size are read after the bit was taken: until
     /// then the page may be another block's, if an earlier free of this one was followed by an allocation.
     #[inline]
-    fn take(&self, offset: u64) -> Option<RawBlock> {
+    pub(crate) fn take(&self, offset: u64) -> Option<RawBlock> {
+        if let Some(listed) = &self.listed {
+            return listed.take(offset);
+        }
         let page = self.page(offset)?;
         let (word, bit) = bit_of(offset);
         let before = page.begins[word].fetch_and(!bit, Acquire);
         (before & bit != 0).then(|| page.block(offset))
     }
 
-    /// Returns the most bytes of memory that the table has for a heap that had `backed` bytes at once.
-    fn metadata(backed: u64) -> u64 {
+    /// Returns the most bytes of memory that the table has for a heap that had `backed` bytes at once; 0 in debug
+    /// mode.
+    pub(crate) fn metadata(&self, backed: u64) -> u64 {
+        if self.is_debug() {
+            return 0;
+        }
         backed.div_ceil(RawBlock::PAGE) * size_of::<Page>() as u64
     }
 }
 
-impl Drop for Table {
+impl Drop for Blocks {
     fn drop(&mut self) {
         // SAFETY: it was mapped with this size, and nothing borrows from it.
         unsafe { libc::munmap(self.first.as_ptr().cast(), self.count * size_of::<Page>()) };

@@ -12,12 +12,12 @@ use egmem::share::ImportedBuffer;
 use egmem::{Buffer, Error, Memory, PoolBuffer};
 
 use crate::args::{object, read_backing, read_handle_types, write_backing};
-use crate::call::{answer, ask, call, make, noted, on};
 use crate::failure::{Failure, Outcome};
 use crate::options::{check_flags, read, read_grants};
 use crate::{
-    EGM_OVERCOMMIT, EGM_ROOM_FOR_PROBES, EGM_SHAREABLE, args, egm_buffer_options, egm_driver,
-    egm_grant, egm_location, egm_status, egm_stream,
+    EGM_OVERCOMMIT, EGM_ROOM_FOR_PROBES, EGM_SHAREABLE, answer, args, ask, call,
+    egm_buffer_options, egm_driver, egm_grant, egm_location, egm_status, egm_stream, make, noted,
+    on,
 };
 
 /// Memory at one address for the CPU and the GPUs: allocated here, received from another process, fetched from a

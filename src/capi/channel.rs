@@ -12,9 +12,10 @@ use egmem::share::{Channel, DEFAULT_TIMEOUT, ImportOptions, Listener, Peers, Sha
 use crate::args::read_access;
 use crate::args::{lock, milliseconds, object};
 use crate::buffer::Kind;
-use crate::call::{answer, destroy, make, noted, on};
 use crate::failure::{Failure, Outcome};
-use crate::{args, egm_buffer, egm_driver, egm_event, egm_heap, egm_status};
+use crate::{
+    answer, args, destroy, egm_buffer, egm_driver, egm_event, egm_heap, egm_status, make, noted, on,
+};
 
 /// A Unix socket that other processes of this user connect to. Any thread may use it, several at a time.
 pub struct egm_listener {

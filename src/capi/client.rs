@@ -14,12 +14,12 @@ use egmem::share::Peers;
 
 use crate::args::{milliseconds, write};
 use crate::buffer::Kind;
-use crate::call::{ask, destroy, make, noted, on};
 use crate::failure::{Failure, Outcome, given_json, given_text};
 use crate::options::{check_flags, read_or_zeros};
 use crate::{
-    EGM_EXIST_OK, EGM_LOCATION_HOST_NUMA, EGM_PLAIN_ANYWHERE, EGM_READ_ONLY, args, egm_buffer,
-    egm_client_options, egm_create_options, egm_driver, egm_entry, egm_location, egm_status,
+    EGM_EXIST_OK, EGM_LOCATION_HOST_NUMA, EGM_PLAIN_ANYWHERE, EGM_READ_ONLY, args, ask, destroy,
+    egm_buffer, egm_client_options, egm_create_options, egm_driver, egm_entry, egm_location,
+    egm_status, make, noted, on,
 };
 
 /// A connection to a server, from which memory is fetched by name, and which creates memory. Any thread may use it, several

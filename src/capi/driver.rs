@@ -10,9 +10,8 @@ use egmem::topology::{Gpu, LinkKind, NumaNode};
 use egmem::{Driver, Error, Machine, Topology};
 
 use crate::args::object;
-use crate::call::{answer, ask, destroy, make};
 use crate::failure::{Failure, Outcome, given_json};
-use crate::{args, egm_status};
+use crate::{answer, args, ask, destroy, egm_status, make};
 
 /// A driver: CUDA's, or a simulated one. Everything that was made from it keeps it alive, so it may be destroyed
 /// before them. Any thread may use it, several at a time.

@@ -9,9 +9,8 @@ use egmem::share::Shared;
 
 use crate::args::object;
 use crate::buffer::Kind;
-use crate::call::{noted, on};
 use crate::failure::Failure;
-use crate::{args, egm_buffer, egm_driver, egm_status};
+use crate::{args, egm_buffer, egm_driver, egm_status, noted, on};
 
 /// The ranks of a job: see egm_group_gather().
 #[repr(C)]

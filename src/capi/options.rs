@@ -183,9 +183,7 @@ unsafe impl Options for egm_create_options {}
 /// `options` is null or points to as many bytes as its first word says.
 pub(crate) unsafe fn read<T: Options>(options: *const T) -> Outcome<T> {
     // SAFETY: the first word is there, or the pointer is null.
-    object(unsafe { options.cast::<usize>().as_ref() }, "options")?;
-    // SAFETY: not null; the caller promises a word.
-    let size = unsafe { options.cast::<usize>().read() };
+    let size = *object(unsafe { options.cast::<usize>().as_ref() }, "options")?;
     let wrong = |why: &str| Err(Failure::invalid("struct_size", format!("{size}: {why}")));
     if size < size_of::<usize>() || size > 1 << 16 {
         return wrong("set it to the size of the structure, and what you do not need to 0");

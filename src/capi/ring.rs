@@ -12,10 +12,12 @@ use egmem::share::ImportOptions;
 
 use crate::args::{object, write_one};
 use crate::buffer::pointer;
-use crate::call::{ask, destroy, make, noted, on};
 use crate::failure::{Failure, Outcome};
 use crate::options::{Options, check_flags, read};
-use crate::{EGM_SHAREABLE, args, egm_channel, egm_driver, egm_location, egm_status};
+use crate::{
+    EGM_SHAREABLE, args, ask, destroy, egm_channel, egm_driver, egm_location, egm_status, make,
+    noted, on,
+};
 
 /// A side that writes records.
 pub const EGM_RING_PRODUCER: i32 = 1;

@@ -9,10 +9,12 @@ use egmem::{Error, Event, Pool, Stream};
 
 use crate::args::{object, read_handle_types};
 use crate::buffer::{Kind, pointer};
-use crate::call::{answer, ask, call, destroy, make, noted, on};
 use crate::failure::Outcome;
 use crate::options::{check_flags, read};
-use crate::{EGM_OVERCOMMIT, args, egm_buffer, egm_driver, egm_pool_options, egm_status};
+use crate::{
+    EGM_OVERCOMMIT, answer, args, ask, call, destroy, egm_buffer, egm_driver, egm_pool_options,
+    egm_status, make, noted, on,
+};
 
 /// A stream: orders the work of one GPU. Any thread may use it, several at a time.
 pub struct egm_stream {

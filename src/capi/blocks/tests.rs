@@ -10,7 +10,7 @@ use super::*;
 
 #[test]
 fn a_terabyte_of_entries_takes_no_memory() {
-    let table = Table::new(1 << 46).unwrap();
+    let table = Blocks::new(1 << 46, false).unwrap();
     let raw = RawBlock {
         offset: (1 << 46) - RawBlock::PAGE,
         bytes: 4096,
@@ -22,14 +22,14 @@ fn a_terabyte_of_entries_takes_no_memory() {
 
 #[test]
 fn more_than_an_address_space_is_an_error() {
-    assert!(Table::new(u64::MAX).is_err());
+    assert!(Blocks::new(u64::MAX, false).is_err());
 }
 
 #[test]
 fn the_table_has_exactly_the_blocks_in_use() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
     let heap = Heap::on(NodeId(0)).limit(64 << 20).build(&driver).unwrap();
-    let table = Table::new(heap.limit()).unwrap();
+    let table = Blocks::new(heap.limit(), false).unwrap();
     let mut random = fastrand::Rng::with_seed(3);
     let mut live: BTreeMap<u64, RawBlock> = BTreeMap::new();
     for step in 0..20_000 {
@@ -48,7 +48,7 @@ fn the_table_has_exactly_the_blocks_in_use() {
                 _ => random.usize(1..100_000),
             };
             let layout = Layout::from_size_align(bytes, 16 << random.u8(..5)).unwrap();
-            // As `Blocks` does.
+            // As `egm_heap` does.
             let usable = match Heap::usable_size(layout) {
                 small @ ..=2048 => small as usize,
                 _ => bytes,
@@ -72,7 +72,7 @@ fn the_table_has_exactly_the_blocks_in_use() {
 
 #[test]
 fn beyond_the_limit_there_is_nothing() {
-    let table = Table::new(1 << 20).unwrap();
+    let table = Blocks::new(1 << 20, false).unwrap();
     assert_eq!(table.take(u64::MAX - 15), None);
     let raw = RawBlock {
         offset: 1 << 40,
@@ -85,7 +85,7 @@ fn beyond_the_limit_there_is_nothing() {
 
 #[test]
 fn of_two_frees_at_once_one_finds_the_block() {
-    let table = Table::new(64 << 20).unwrap();
+    let table = Blocks::new(64 << 20, false).unwrap();
     let blocks = (0..64 << 20).step_by(4096).map(|offset| RawBlock {
         offset,
         bytes: 4096,
@@ -126,7 +126,7 @@ fn a_second_free_beside_an_allocation_takes_a_whole_entry() {
         bytes: 4096 * number,
         key: number,
     };
-    let table = Rc::new(Table::new(1 << 20).unwrap());
+    let table = Rc::new(Blocks::new(1 << 20, false).unwrap());
     assert!(table.put(numbered(1)));
     let other = Rc::clone(&table);
     OTHER_THREAD.set(Some(Box::new(move || {
@@ -146,7 +146,7 @@ fn a_second_free_beside_an_allocation_takes_a_whole_entry() {
 fn threads_share_a_page_of_small_blocks() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
     let heap = Heap::on(NodeId(0)).limit(64 << 20).build(&driver).unwrap();
-    let table = Table::new(heap.limit()).unwrap();
+    let table = Blocks::new(heap.limit(), false).unwrap();
     let layout = Layout::from_size_align(16, 16).unwrap();
     let all: Vec<RawBlock> = (0..256)
         .map(|_| heap.allocate(layout).unwrap().into_raw())

@@ -10,11 +10,13 @@ use std::sync::Arc;
 use egmem::{Block, Error, Stream};
 
 use crate::args::{object, write_backing};
-use crate::call::{ask, call, make, noted, on};
 use crate::failure::{Failure, Outcome, given_json};
 use crate::options::read;
 use crate::stream::borrowed_handle;
-use crate::{args, egm_driver, egm_event, egm_heap_options, egm_status, egm_stream};
+use crate::{
+    args, ask, call, egm_driver, egm_event, egm_heap_options, egm_status, egm_stream, make, noted,
+    on,
+};
 
 pub use handle::egm_heap;
 use handle::free_now;

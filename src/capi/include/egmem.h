@@ -535,6 +535,25 @@ uint32_t egm_abi_version(void);
 /// Returns the library's version, such as "0.1.0". The text is valid for ever. Any thread may call this.
 const char *egm_version(void);
 
+/// Tells the ledger the line of the program that the thread's next call has: one of egm_buffer_create(),
+/// egm_buffer_near(), egm_heap_create(), egm_pool_alloc(), egm_channel_receive(), egm_client_fetch(),
+/// egm_group_gather(), egm_ring_create(), egm_ring_receive(). In C, the macros at the end of this header call it, and in C++ egmem.hpp does; a binding of another
+/// language calls it itself.
+/// `function` may be null. A null `file` takes the line back.
+///
+/// Contract:
+/// `file` and `function` are null or end with a zero byte, and stay valid until that call returns. Any thread may call
+/// this.
+void egm_call_site(const char *file,
+                   uint32_t line,
+                   const char *function);
+
+/// Frees a text that a call has given to the caller. A null pointer is left alone.
+///
+/// Contract:
+/// `text` is null, or such a text that was not freed yet. Any thread may call this.
+egm_status egm_string_free(char *text);
+
 /// Allocates, maps and grants memory. If a step fails, the steps before it are undone.
 ///
 /// Fails with ::EGM_INVALID_ARGUMENT, ::EGM_NO_SUCH_NODE, ::EGM_NO_SUCH_GPU, ::EGM_NODE_TOO_FULL,
@@ -644,25 +663,6 @@ egm_status egm_buffer_free_on(struct egm_buffer *buffer, const struct egm_stream
 /// `buffer` is null, or a buffer that no thread uses during the call or afterwards: not destroyed yet. No GPU uses
 /// its memory.
 egm_status egm_buffer_destroy(struct egm_buffer *buffer);
-
-/// Tells the ledger the line of the program that the thread's next call has: one of egm_buffer_create(),
-/// egm_buffer_near(), egm_heap_create(), egm_pool_alloc(), egm_channel_receive(), egm_client_fetch(),
-/// egm_group_gather(), egm_ring_create(), egm_ring_receive(). In C, the macros at the end of this header call it, and in C++ egmem.hpp does; a binding of another
-/// language calls it itself.
-/// `function` may be null. A null `file` takes the line back.
-///
-/// Contract:
-/// `file` and `function` are null or end with a zero byte, and stay valid until that call returns. Any thread may call
-/// this.
-void egm_call_site(const char *file,
-                   uint32_t line,
-                   const char *function);
-
-/// Frees a text that a call has given to the caller. A null pointer is left alone.
-///
-/// Contract:
-/// `text` is null, or such a text that was not freed yet. Any thread may call this.
-egm_status egm_string_free(char *text);
 
 /// Listens at a path of the file system, which only this user can open. Replaces a socket that a dead process has
 /// left.
