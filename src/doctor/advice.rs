@@ -1,14 +1,16 @@
-//! Finds settings of this machine that should change, and says what to do.
+//! Finds settings of this machine that should change, and says what to do; errors as a report has them.
 
+use std::fmt;
 use std::path::PathBuf;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::Report;
 use crate::backing::Why;
 use crate::capability::ImexChannel;
-use crate::driver::{Code, CudaVersion, versions};
+use crate::driver::{Call, Code, CudaVersion, versions};
 use crate::size::Bytes;
+use crate::{Error, Explained, Report};
+use egmem_core::error::RUN_DOCTOR;
 use egmem_core::topology::TopologySource;
 
 /// A setting that is not ideal, or that explains a failure.
@@ -21,6 +23,69 @@ pub struct Advice {
     pub finding: String,
     /// The remedy.
     pub remedy: &'static str,
+}
+
+/// Why something does not work, and what to do: an [`Error`] as text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reason {
+    /// The name of the [`Error`]'s variant, such as `NoImexChannel`.
+    pub kind: String,
+    /// The failure and its cause.
+    pub message: String,
+    /// The remedy.
+    pub remedy: String,
+    /// The failed driver call behind it, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call: Option<Call>,
+    /// The call's result code.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<Code>,
+}
+
+impl From<&Error> for Reason {
+    fn from(error: &Error) -> Self {
+        // Derived `Debug` output starts with the variant's name.
+        let mut kind = format!("{error:?}");
+        if let Some(end) = kind.find(|c: char| !c.is_ascii_alphanumeric()) {
+            kind.truncate(end);
+        }
+        let source = error.driver_error();
+        let remedy = in_report(error).to_owned();
+        Self {
+            kind,
+            message: Explained(error).message(),
+            remedy,
+            call: source.map(|source| source.call),
+            code: source.map(|source| source.code),
+        }
+    }
+}
+
+/// Returns an error's remedy, without the advice to run the doctor, which shows it.
+fn in_report(error: &Error) -> &'static str {
+    match (error, error.remedy()) {
+        (Error::PlatformUnsupported { .. }, _) => "use a path that this report answers with yes",
+        (_, RUN_DOCTOR) => {
+            "look the code up in the documentation of the CUDA driver API, and look for NVRM and Xid in the kernel's \
+             log (dmesg)"
+        }
+        (_, remedy) => match remedy.split_once(" (`egmem doctor` shows") {
+            Some((remedy, _)) => remedy,
+            None => remedy,
+        },
+    }
+}
+
+impl From<Error> for Reason {
+    fn from(error: Error) -> Self {
+        Self::from(&error)
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.message, self.remedy)
+    }
 }
 
 /// Derives advice from a report. A simulated driver says nothing about the host's settings.

@@ -10,13 +10,13 @@ pub use egmem_core::host::Container;
 use egmem_core::host::status_field;
 use egmem_core::topology::{CpuSet, Overcommit};
 use rustix::process::{Resource, getrlimit};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::capability::{IMEX_CHANNELS, imex_channels};
 use crate::driver::NodeId;
 
 /// Facts about the host. A field is `None` (or empty) if the fact could not be read.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct HostFacts {
     /// The processor's architecture, as Rust names it: `aarch64` on Grace.
@@ -159,13 +159,10 @@ impl HostFacts {
                     path,
                 })
                 .collect(),
-            page_size: None,
             huge_pages: huge_pages(kernel),
             transparent_huge_pages: chosen("enabled"),
             shared_huge_pages: chosen("shmem_enabled"),
             max_mappings: kernel.number("/proc/sys/vm/max_map_count"),
-            memlock: None,
-            address_space: None,
             cgroup_memory_limit: kernel.memory_limit(),
             cgroup_memory_room: kernel.memory_room(),
             allowed_cpus: status_field(&status, "Cpus_allowed_list")
@@ -176,10 +173,8 @@ impl HostFacts {
             cap_ipc_lock: capability(&status, 14),
             numa_balancing: line("/proc/sys/kernel/numa_balancing").map(|text| text != "0"),
             gpu_memory_nodes: kernel.gpu_memory_nodes().into_iter().collect(),
-            cuda_visible_devices: None,
-            ld_preload: None,
             ld_so_preload: preloaded_libraries(&preloaded),
-            overcommit_allowed: false,
+            ..Self::default()
         }
     }
 }
@@ -254,6 +249,54 @@ fn driver_module(text: &str) -> Option<DriverModule> {
         version: line.split_ascii_whitespace().find(is_version)?.to_owned(),
         open: line.contains("Open Kernel Module"),
     })
+}
+
+/// The libraries in the address space of a process that has opened the driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Libraries {
+    /// The driver library's file.
+    #[serde(rename = "library")]
+    pub driver: Option<String>,
+    /// The files of libraries that share GPUs between containers and answer driver calls in the driver's place:
+    /// `libvgpu.so`.
+    pub shims: Vec<String>,
+}
+
+impl Libraries {
+    /// Finds the libraries of this process. Source: `/proc/self/maps`.
+    pub fn of_this_process() -> Self {
+        let maps = std::fs::read("/proc/self/maps").unwrap_or_default();
+        Self::of_maps(&String::from_utf8_lossy(&maps))
+    }
+
+    fn of_maps(maps: &str) -> Self {
+        let named = |name: &str| {
+            let paths = maps.lines();
+            let paths = paths.filter_map(|line| line.find('/').map(|at| &line[at..]));
+            let is_it = |path: &&str| {
+                path.rsplit('/')
+                    .next()
+                    .is_some_and(|file| file.starts_with(name))
+            };
+            let mut named: Vec<String> = paths.filter(is_it).map(str::to_owned).collect();
+            named.dedup();
+            named
+        };
+        Self {
+            driver: named("libcuda.so").into_iter().next(),
+            shims: named("libvgpu.so"),
+        }
+    }
+
+    /// Returns the driver library's file, its folder, and the version in its name, if it has one.
+    pub(crate) fn driver_file(&self) -> Option<(&str, &str, Option<&str>)> {
+        let path = self.driver.as_deref()?;
+        let (folder, file) = path.rsplit_once('/')?;
+        let version = file.strip_prefix("libcuda.so.");
+        let version = version.filter(|version| version.contains('.'));
+        Some((path, folder, version))
+    }
 }
 
 #[cfg(test)]

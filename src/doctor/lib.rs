@@ -14,28 +14,27 @@ mod children;
 pub mod host;
 pub mod measure;
 mod part;
-mod prober;
 pub mod survey;
 mod text;
 
-pub use advice::Advice;
+pub use advice::{Advice, Reason};
 pub use children::{Children, answer_trials};
-pub use prober::{Answer, InProcess, Libraries, Prober, Reason, Tried};
+pub use host::Libraries;
 pub use survey::Survey;
 pub use text::to_text;
 
-use egmem_core::error::{self as errors, Explained};
+use egmem_core::error::Explained;
 use egmem_core::pinned::{DeviceMemory, PinnedHost};
 use egmem_core::proof::Prover;
 use egmem_core::{
     Backing, Buffer, Driver, Error, Event, Memory, Pool, PoolBuffer, Result, Stream, Topology,
     backing, capability, driver, kernels, size, text as texts,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use advice::advise;
-use backing::Chosen;
-use capability::{HANDLE_TYPES, Hint, ImexChannel, Path, Trial};
+use backing::{Chosen, choose::choose};
+use capability::{Capabilities, HANDLE_TYPES, Hint, ImexChannel, Path, Support, Trial};
 use driver::{CudaVersion, HandleTypes, Location, NodeId};
 use host::HostFacts;
 
@@ -234,4 +233,105 @@ fn choose_all(topology: &Topology, tried: &[Tried], prober: &mut dyn Prober) -> 
         }));
     }
     all
+}
+
+/// The result of a trial, as text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "snake_case")]
+pub enum Answer {
+    /// It works.
+    Yes,
+    /// It does not.
+    No {
+        /// The reason, and what to do.
+        reason: Reason,
+    },
+    /// The trial was inconclusive.
+    Unknown {
+        /// The reason, and what to do.
+        reason: Reason,
+    },
+}
+
+impl Answer {
+    /// Returns whether it works.
+    pub const fn is_yes(&self) -> bool {
+        matches!(self, Self::Yes)
+    }
+
+    /// Returns the reason why it does not work or why that is unknown.
+    pub const fn reason(&self) -> Option<&Reason> {
+        match self {
+            Self::Yes => None,
+            Self::No { reason } | Self::Unknown { reason } => Some(reason),
+        }
+    }
+}
+
+impl From<Support> for Answer {
+    fn from(support: Support) -> Self {
+        match support {
+            Support::Yes => Self::Yes,
+            Support::No(error) => Self::No {
+                reason: error.into(),
+            },
+            Support::Unknown(error) => Self::Unknown {
+                reason: error.into(),
+            },
+        }
+    }
+}
+
+/// Runs trials, in this process or in others, to survive a driver that crashes.
+pub trait Prober {
+    /// Opens the driver once, as a trial would, to check that the process survives it.
+    ///
+    /// # Errors
+    /// As text, those of [`Driver::open`](egmem_core::Driver::open), and
+    /// [`Error::ProbeDied`](Error::ProbeDied).
+    fn open(&mut self) -> Result<(), Reason>;
+
+    /// Returns the libraries of the process that [`open`](Self::open) opened the driver in, as far as they are known.
+    fn libraries(&self) -> Libraries {
+        Libraries::of_this_process()
+    }
+
+    /// Runs all of `trials`, which share one location and path. Returns one answer each, in order.
+    fn try_all(&mut self, trials: &[Trial]) -> Vec<Answer>;
+
+    /// Decides for [`Backing::Auto`] at each location with these handle types, for memory that is open to the CPU and all
+    /// GPUs. Returns one decision each, in order, or why there is none.
+    fn choose_all(&mut self, sites: &[(Location, HandleTypes)]) -> Vec<Result<Chosen, Reason>>;
+}
+
+/// Runs trials in this process: a crash ends the process.
+#[derive(Clone, Debug)]
+pub struct InProcess(pub Capabilities);
+
+impl Prober for InProcess {
+    fn open(&mut self) -> Result<(), Reason> {
+        Ok(())
+    }
+
+    fn try_all(&mut self, trials: &[Trial]) -> Vec<Answer> {
+        let answer = |&trial| self.0.trial(trial).into();
+        trials.iter().map(answer).collect()
+    }
+
+    fn choose_all(&mut self, sites: &[(Location, HandleTypes)]) -> Vec<Result<Chosen, Reason>> {
+        let choose = |&site| choose(self.0.driver(), Backing::Auto, site, &[]);
+        let chosen = sites.iter().map(choose);
+        chosen.map(|chosen| chosen.map_err(Reason::from)).collect()
+    }
+}
+
+/// One trial with its answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tried {
+    /// The trial.
+    #[serde(flatten)]
+    pub trial: Trial,
+    /// Its result.
+    #[serde(flatten)]
+    pub answer: Answer,
 }

@@ -307,3 +307,38 @@ fn the_documentation_has_every_trap() {
         assert!(text.contains(&row), "docs/driver-versions.md lacks\n{row}");
     }
 }
+
+#[test]
+fn a_reason_says_what_the_error_says() {
+    let error = Error::PlatformUnsupported {
+        what: "fabric handles",
+        source: Some(egmem_core::DriverError {
+            call: Call::MemCreate,
+            code: Code::NOT_SUPPORTED,
+        }),
+    };
+    let reason = Reason::from(&error);
+    assert_eq!(reason.kind, "PlatformUnsupported");
+    assert_eq!(
+        reason.message,
+        "this platform does not support fabric handles \
+         (cuMemCreate failed: CUDA_ERROR_NOT_SUPPORTED (801))"
+    );
+    assert_eq!(reason.code, Some(Code::NOT_SUPPORTED));
+    assert!(reason.to_string().starts_with(&Explained(&error).message()));
+
+    let unit = Reason::from(Error::driver(Call::MemCreate, Code(4242)));
+    assert_eq!(unit.kind, "Driver");
+    assert_eq!(unit.message, "cuMemCreate failed: unknown code 4242");
+}
+
+#[test]
+fn no_remedy_in_a_report_is_to_run_the_doctor() {
+    let codes = (0..1000).map(Code);
+    let errors = codes.map(|code| Error::driver(Call::Init, code));
+    let unsupported = Error::unsupported("fabric handles", None);
+    for error in errors.chain([unsupported]) {
+        let reason = Reason::from(error);
+        assert!(!reason.remedy.contains("egmem doctor"), "{reason}");
+    }
+}

@@ -163,3 +163,25 @@ proptest::proptest! {
         let _ = (driver_module(&text), capability(&text, 23), chosen(&text));
     }
 }
+
+#[test]
+fn libraries_are_found_by_the_names_of_their_files() {
+    let maps = "\
+7f10-7f20 r-xp 0 08:01 5  /usr/lib/libvgpu.so.d/libc.so.6
+7f20-7f30 r--p 0 08:01 7  /usr/local/vgpu/libvgpu.so
+7f30-7f40 r-xp 0 08:01 7  /usr/local/vgpu/libvgpu.so
+7f40-7f50 rw-p 0 00:00 0
+7f50-7f60 r-xp 0 08:01 9  /usr/local/cuda/compat/libcuda.so.560.28.03
+7f60-7f70 r-xp 0 08:01 8  /usr/lib/libcuda.so.580.1
+";
+    let found = Libraries::of_maps(maps);
+    assert_eq!(found.shims, ["/usr/local/vgpu/libvgpu.so"]);
+    let folder = "/usr/local/cuda/compat";
+    let path = format!("{folder}/libcuda.so.560.28.03");
+    assert_eq!(
+        found.driver_file(),
+        Some((&*path, folder, Some("560.28.03")))
+    );
+    let none = Libraries::of_maps("");
+    assert_eq!((&none, none.driver_file()), (&Libraries::default(), None));
+}
