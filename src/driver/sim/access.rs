@@ -1,10 +1,14 @@
 //! Finds the memory behind addresses, with the checks of a GPU's own memory management, and answers queries about pointers.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use rustix::fs::{MemfdFlags, memfd_create};
+
 use super::fault::{Answer, fail};
-use super::memory::{Memory, read_own, write_own};
+use super::memory::{FAULT, Memory};
 use super::space::GRANULARITY;
 use super::state::{Allocator, Kind, Mapping, Region, State};
 use crate::*;
@@ -160,6 +164,40 @@ impl Piece {
     }
 }
 
+/// Reads this process's own memory. The kernel does it, so a wrong address is an error, not a fault.
+fn read_own(address: u64, bytes: &mut [u8]) -> Result<(), Code> {
+    let file = scratch()?;
+    // SAFETY: the kernel checks the address and returns EFAULT if it cannot be read. The caller of the driver's call
+    // guarantees that the range may be read.
+    let moved = unsafe { libc::pwrite64(file.as_raw_fd(), address as *const _, bytes.len(), 0) };
+    if moved != bytes.len() as isize {
+        return Err(FAULT);
+    }
+    file.read_exact_at(bytes, 0).map_err(|_| FAULT)
+}
+
+/// Overwrites this process's own memory, as above.
+///
+/// # Safety
+/// The caller may overwrite the range.
+unsafe fn write_own(address: u64, bytes: &[u8]) -> Result<(), Code> {
+    let file = scratch()?;
+    file.write_all_at(bytes, 0).map_err(|_| FAULT)?;
+    // SAFETY: as above; the caller guarantees that the range may be overwritten.
+    let moved = unsafe { libc::pread64(file.as_raw_fd(), address as *mut _, bytes.len(), 0) };
+    if moved == bytes.len() as isize {
+        Ok(())
+    } else {
+        Err(FAULT)
+    }
+}
+
+/// Creates a file to pass bytes through.
+fn scratch() -> Result<File, Code> {
+    let file = memfd_create("egmem-sim-scratch", MemfdFlags::CLOEXEC);
+    file.map(File::from).map_err(|_| Code::OUT_OF_MEMORY)
+}
+
 /// Copies between two ranges of the same length.
 ///
 /// # Safety
@@ -187,7 +225,6 @@ struct Found<'a> {
     start: u64,
     size: u64,
     location: Location,
-    device: i32,
     handle_types: HandleTypes,
     region: &'a Region,
 }
@@ -196,7 +233,7 @@ impl State {
     /// Finds the memory that contains an address. Bytes after the requested size belong to nothing.
     fn find(&self, ptr: DevicePtr) -> Option<Found<'_>> {
         let (mut start, region) = self.region(ptr.0)?;
-        let (mut size, mut owner) = (region.len, None);
+        let mut size = region.len;
         let (location, handle_types) = match &region.kind {
             Kind::Mapping(Mapping { physical, .. }) => {
                 (physical.props.location, physical.props.handle_types)
@@ -207,12 +244,10 @@ impl State {
                 size: requested,
                 ..
             } => {
-                (size, owner) = (*requested, Some(*device));
-                let of_host = *by == Allocator::Host;
-                let location = if of_host {
-                    Location::Host
-                } else {
-                    Location::Device(*device)
+                size = *requested;
+                let location = match by {
+                    Allocator::Host => Location::Host,
+                    Allocator::Device | Allocator::Managed => Location::Device(*device),
                 };
                 (location, HandleTypes::NONE)
             }
@@ -222,15 +257,10 @@ impl State {
                 (pool.memory.label.location, pool.memory.label.handle_types)
             }
         };
-        let device = match location {
-            Location::Device(device) => device,
-            _ => owner.unwrap_or(0),
-        };
         (ptr.0 - start < size).then_some(Found {
             start,
             size,
             location,
-            device,
             handle_types,
             region,
         })
@@ -262,7 +292,12 @@ impl State {
             PointerAttribute::HostPointer if is_by(Allocator::Managed) => ptr.0,
             PointerAttribute::HostPointer if host && self.host_reaches(found.region) => ptr.0,
             PointerAttribute::HostPointer => return fail(Code::INVALID_VALUE),
-            PointerAttribute::DeviceOrdinal => found.device as u64,
+            PointerAttribute::DeviceOrdinal => match (&found.region.kind, found.location) {
+                (&Kind::Allocation { device, .. }, _) | (_, Location::Device(device)) => {
+                    device as u64
+                }
+                _ => 0,
+            },
             PointerAttribute::RangeStartAddr => match reservation {
                 Some(range) => range.start,
                 None => self.offset_in_block(&found).unwrap_or(found.start),
@@ -355,5 +390,22 @@ impl State {
     fn host_reaches(&self, region: &Region) -> bool {
         let mapping = region.mapping();
         mapping.is_none_or(|mapping| mapping.host != Access::None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_address_is_an_error() {
+        assert_eq!(read_own(4096, &mut [0; 16]), Err(FAULT));
+        // SAFETY: nothing is mapped at the address, so nothing can be overwritten.
+        assert_eq!(unsafe { write_own(4096, &[0; 16]) }, Err(FAULT));
+        let (text, mut read, mut back) = (*b"some words", [0; 10], [0_u8; 10]);
+        read_own(text.as_ptr() as u64, &mut read).unwrap();
+        // SAFETY: `back` is a local variable and long enough.
+        unsafe { write_own(back.as_mut_ptr() as u64, &read) }.unwrap();
+        assert_eq!(back, text);
     }
 }

@@ -1,7 +1,5 @@
 //! The older allocators, and memory of the process that the driver pins and maps: `cuMemHostRegister`.
 
-use std::sync::Arc;
-
 use super::fault::{Answer, fail};
 use super::memory::Purpose;
 use super::space::Range;
@@ -76,17 +74,18 @@ impl State {
     pub fn mem_free(&mut self, device: i32, ptr: DevicePtr) -> Answer {
         self.device(device)?;
         let (start, region) = self.region(ptr.0).ok_or(Code::INVALID_VALUE)?;
-        let owner = match region.kind {
-            Kind::Chunk { pool } => return self.free_now(device, pool, ptr),
+        match region.kind {
+            Kind::Chunk { pool } => self.free_now(device, pool, ptr)?,
             Kind::Allocation {
                 by: Allocator::Device | Allocator::Managed,
-                device,
+                device: owner,
                 ..
-            } if start == ptr.0 => device,
+            } if start == ptr.0 => {
+                self.synchronize_device(owner);
+                self.regions.remove(&ptr.0);
+            }
             _ => return fail(Code::INVALID_VALUE),
-        };
-        self.synchronize_device(owner);
-        self.regions.remove(&ptr.0);
+        }
         self.context(device).map(drop)
     }
 
@@ -95,12 +94,14 @@ impl State {
         if ptr.0 == 0 {
             return Ok(());
         }
-        let by = Allocator::Host;
-        let is_host =
-            |region: &Region| matches!(region.kind, Kind::Allocation { by: it, .. } if it == by);
-        if !self.regions.get(&ptr.0).is_some_and(is_host) {
+        let kind = self.regions.get(&ptr.0).map(|region| &region.kind);
+        let Some(Kind::Allocation {
+            by: Allocator::Host,
+            ..
+        }) = kind
+        else {
             return fail(Code::INVALID_VALUE);
-        }
+        };
         self.synchronize_all();
         self.regions.remove(&ptr.0);
         self.context(device).map(drop)
@@ -136,15 +137,11 @@ impl State {
         if before.is_some_and(overlaps) || self.is_ours(ptr.0, size) {
             return fail(Code::HOST_MEMORY_ALREADY_REGISTERED);
         }
-        let take = |node: NodeId| Arc::clone(&self.capacity).take(node.into(), size);
-        let charge = match node {
-            Some(node) => Some(take(node).ok_or(Code::OUT_OF_MEMORY)?),
-            None => None,
-        };
+        let charge = node.map(|node| self.charge(node.into(), size));
         let range = Registered {
             len: size,
             device,
-            _charge: charge,
+            _charge: charge.transpose()?,
         };
         self.registered.insert(ptr.0, range);
         Ok(())

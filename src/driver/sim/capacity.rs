@@ -14,9 +14,7 @@ use crate::{Location, random};
 /// The machine's memories. Counters are independent of the simulator's lock, so that memory that dies late (a
 /// mapping outlives its handle) returns its bytes wherever it dies.
 #[derive(Debug, Default)]
-pub(super) struct Capacity {
-    places: Vec<Place>,
-}
+pub(super) struct Capacity(Vec<Arc<Place>>);
 
 #[derive(Debug)]
 struct Place {
@@ -32,45 +30,43 @@ impl Capacity {
         let nodes = nodes.map(|node| (Location::HostNuma(node.id), node.memory));
         let gpus = machine.gpus.iter().zip(0..);
         let gpus = gpus.map(|(gpu, ordinal)| (Location::Device(ordinal), gpu.memory));
-        let place = |(location, total)| Place {
-            location,
-            total,
-            used: AtomicU64::new(0),
+        let place = |(location, total)| {
+            let used = AtomicU64::new(0);
+            Arc::new(Place {
+                location,
+                total,
+                used,
+            })
         };
-        Self {
-            places: nodes.chain(gpus).map(place).collect(),
-        }
+        Self(nodes.chain(gpus).map(place).collect())
     }
 
     /// Returns the free bytes at a location; for the host as a whole, the sum over its nodes.
     pub fn free(&self, location: Location) -> u64 {
-        self.at(location).map(|(_, place)| place.free()).sum()
+        self.at(location).map(|place| place.free()).sum()
     }
 
     /// Returns the most that any place of a location could ever hold.
     pub fn largest(&self, location: Location) -> u64 {
-        let totals = self.at(location).map(|(_, place)| place.total);
+        let totals = self.at(location).map(|place| place.total);
         totals.max().unwrap_or(0)
     }
 
     /// Takes `bytes` at a location; for the host as a whole, on the node with the most free.
-    pub fn take(self: &Arc<Self>, location: Location, bytes: u64) -> Option<Charge> {
-        let (index, place) = self.at(location).max_by_key(|(_, place)| place.free())?;
-        place.take(bytes).then(|| Charge {
-            capacity: Arc::clone(self),
-            index,
-            bytes,
-        })
+    pub fn take(&self, location: Location, bytes: u64) -> Option<Charge> {
+        let place = self.at(location).max_by_key(|place| place.free())?;
+        let more = |used: u64| used.checked_add(bytes).filter(|&used| used <= place.total);
+        let order = Ordering::Relaxed;
+        place.used.fetch_update(order, order, more).ok()?;
+        let place = Arc::clone(place);
+        Some(Charge { place, bytes })
     }
 
-    fn at(&self, location: Location) -> impl Iterator<Item = (usize, &Place)> {
-        self.places
-            .iter()
-            .enumerate()
-            .filter(move |(_, place)| match location {
-                Location::Host | Location::HostNumaCurrent => place.location.is_host(),
-                _ => place.location == location,
-            })
+    fn at(&self, location: Location) -> impl Iterator<Item = &Arc<Place>> {
+        self.0.iter().filter(move |place| match location {
+            Location::Host | Location::HostNumaCurrent => place.location.is_host(),
+            _ => place.location == location,
+        })
     }
 }
 
@@ -78,29 +74,18 @@ impl Place {
     fn free(&self) -> u64 {
         self.total - self.used.load(Ordering::Relaxed)
     }
-
-    fn take(&self, bytes: u64) -> bool {
-        self.used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-                used.checked_add(bytes).filter(|&used| used <= self.total)
-            })
-            .is_ok()
-    }
 }
 
 /// Bytes taken; returned when dropped.
 #[derive(Debug)]
 pub(super) struct Charge {
-    capacity: Arc<Capacity>,
-    index: usize,
+    place: Arc<Place>,
     bytes: u64,
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.capacity.places[self.index]
-            .used
-            .fetch_sub(self.bytes, Ordering::Relaxed);
+        self.place.used.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -236,20 +221,20 @@ mod tests {
         fn what_is_taken_and_given_back_adds_up(
             steps in prop::collection::vec((0_i32..5, 0_u64..200 << 30, any::<bool>()), 0..60),
         ) {
-            let capacity = Arc::new(Capacity::of(&Machine::gh200x4()));
-            let mut charges: Vec<Charge> = Vec::new();
+            let capacity = Capacity::of(&Machine::gh200x4());
+            let mut charges: Vec<(i32, Charge)> = Vec::new();
             let mut used = [0_u64; 4];
             for (node, bytes, give_back) in steps {
                 if give_back && !charges.is_empty() {
-                    let charge = charges.remove(0);
-                    used[charge.index] -= charge.bytes;
+                    let (node, charge) = charges.remove(0);
+                    used[node as usize] -= charge.bytes;
                 } else {
                     let free = capacity.free(Location::HostNuma(node));
                     let taken = capacity.take(Location::HostNuma(node), bytes);
                     prop_assert_eq!(taken.is_some(), node < 4 && bytes <= free);
                     if let Some(charge) = taken {
                         used[node as usize] += bytes;
-                        charges.push(charge);
+                        charges.push((node, charge));
                     }
                 }
                 for (node, used) in (0..).zip(used) {
@@ -263,7 +248,7 @@ mod tests {
 
     #[test]
     fn threads_cannot_take_more_than_there_is() {
-        let capacity = Arc::new(Capacity::of(&Machine::gh200()));
+        let capacity = Capacity::of(&Machine::gh200());
         let kept = std::sync::Mutex::new(Vec::new());
         let taken: usize = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..4)

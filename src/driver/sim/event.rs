@@ -4,7 +4,7 @@
 use std::cell::Cell;
 
 use super::fault::{Answer, fail};
-use super::share::{self, Sharing};
+use super::memory::{self, Sharing};
 use super::state::{Capture, Event, Point, State, StreamKey, Work};
 use crate::*;
 
@@ -61,7 +61,7 @@ impl State {
 
     pub fn ipc_open_event(&mut self, device: i32, handle: &IpcEventHandle) -> Answer<EventHandle> {
         self.context(device)?;
-        share::check(handle)?;
+        memory::check(handle)?;
         self.new_event(device, false, Sharing::Imported)
     }
 

@@ -1,12 +1,18 @@
 //! Physical memory: a memfd, so that the bytes are real, take no memory until touched, and can be mapped by
-//! another process.
+//! another process; what leaves the process: memory as an fd, memory and events under a handle of 64 bytes.
 //!
 //! The simulated GPU accesses it by `pread` and `pwrite`: that needs no mapping, cannot fault, and leaves
 //! holes in the file. The memfd's name contains the facts that an importer needs.
+//!
+//! A simulated handle contains a process of this machine, its fd of a file and the file's random id, which is in the
+//! file's name. An importer opens the file through `/proc`, so no server is needed.
+//!
+//! No process can run another's work. So a record of an event that other processes may open runs the work before it at
+//! once, and what a process sees as recorded has run: a wait for it has nothing to wait for.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{
@@ -16,7 +22,8 @@ use rustix::fs::{
 use serde::{Deserialize, Serialize};
 
 use super::capacity::{Bytes, Charge};
-use crate::{Code, HandleTypes, Location, random};
+use super::fault::{Answer, fail};
+use crate::*;
 
 /// What a memfd's name begins with; a label in JSON follows.
 const MARK: &str = "egmem-sim-2 ";
@@ -171,45 +178,143 @@ impl Memory {
     }
 }
 
-const FAULT: Code = Code::ILLEGAL_ADDRESS;
+pub(super) const FAULT: Code = Code::ILLEGAL_ADDRESS;
 
 fn open_again(file: &File) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     File::options().read(true).write(true).open(path)
 }
 
-/// Reads this process's own memory. The kernel does it, so a wrong address is an error, not a fault.
-pub(super) fn read_own(address: u64, bytes: &mut [u8]) -> Result<(), Code> {
-    let file = scratch()?;
-    // SAFETY: the kernel checks the address and returns EFAULT if it cannot be read. The caller of the driver's call
-    // guarantees that the range may be read.
-    let moved = unsafe { libc::pwrite64(file.as_raw_fd(), address as *const _, bytes.len(), 0) };
-    if moved != bytes.len() as isize {
-        return Err(FAULT);
-    }
-    file.read_exact_at(bytes, 0).map_err(|_| FAULT)
+/// What handles of memory and of events begin with.
+const MAGIC: &[u8; 8] = b"egmemsim";
+const EVENT_MAGIC: &[u8; 8] = b"egmemevt";
+
+/// A process's fd of a file, as a handle has it.
+struct Origin {
+    process: u32,
+    fd: u32,
+    id: u128,
 }
 
-/// Overwrites this process's own memory, as above.
-///
-/// # Safety
-/// The caller may overwrite the range.
-pub(super) unsafe fn write_own(address: u64, bytes: &[u8]) -> Result<(), Code> {
-    let file = scratch()?;
-    file.write_all_at(bytes, 0).map_err(|_| FAULT)?;
-    // SAFETY: as above; the caller guarantees that the range may be overwritten.
-    let moved = unsafe { libc::pread64(file.as_raw_fd(), address as *mut _, bytes.len(), 0) };
-    if moved == bytes.len() as isize {
-        Ok(())
-    } else {
-        Err(FAULT)
+impl Origin {
+    /// Returns this process's, of a memory's file, whose name contains its id.
+    fn of(memory: &Memory) -> Self {
+        Self {
+            process: std::process::id(),
+            fd: memory.file().as_raw_fd() as u32,
+            id: memory.label.id,
+        }
+    }
+
+    fn to_bytes(&self, magic: &[u8; 8]) -> [u8; 64] {
+        let mut bytes = [0; 64];
+        bytes[..8].copy_from_slice(magic);
+        bytes[8..12].copy_from_slice(&self.process.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.fd.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.id.to_le_bytes());
+        bytes
+    }
+
+    /// Returns `None` for bytes that are not of such a handle.
+    fn from_bytes(bytes: &[u8; 64], magic: &[u8; 8]) -> Option<Self> {
+        let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let is_one = bytes[..8] == *magic && bytes[32..] == [0; 32];
+        is_one.then(|| Self {
+            process: number(8),
+            fd: number(12),
+            id: u128::from_le_bytes(std::array::from_fn(|i| bytes[16 + i])),
+        })
+    }
+
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", self.process, self.fd)
+    }
+
+    /// Returns whether the fd is still that file's: the process may have ended, or closed it and have another under its
+    /// number. The name tells; opening a foreign fd may block or have side effects.
+    fn is_there(&self) -> bool {
+        std::fs::read_link(self.path()).is_ok_and(|target| {
+            let name = target.to_string_lossy();
+            name.contains(&self.id.to_string())
+        })
     }
 }
 
-/// Creates a file to pass bytes through.
-fn scratch() -> Result<File, Code> {
-    let file = memfd_create("egmem-sim-scratch", MemfdFlags::CLOEXEC);
-    file.map(File::from).map_err(|_| Code::OUT_OF_MEMORY)
+/// Makes a handle by which others import the memory.
+pub(super) fn export(memory: &Memory, kind: HandleType) -> io::Result<ShareableHandle> {
+    Ok(match kind {
+        HandleType::PosixFd => ShareableHandle::PosixFd(memory.export()?),
+        HandleType::Fabric => {
+            let origin = Origin::of(memory).to_bytes(MAGIC);
+            ShareableHandle::Fabric(FabricHandle::from_bytes(&origin))
+        }
+    })
+}
+
+/// Opens the memory that a handle refers to.
+pub(super) fn import(handle: &ShareableHandle, purpose: Purpose, imex: bool) -> Answer<Memory> {
+    let handle = match handle {
+        ShareableHandle::PosixFd(fd) => {
+            let refusal = match purpose {
+                Purpose::Physical => Code::UNKNOWN,
+                Purpose::Pool | Purpose::Event => Code::INVALID_VALUE,
+            };
+            return Ok(Memory::import(fd.as_fd(), purpose).ok_or(refusal)?);
+        }
+        ShareableHandle::Fabric(handle) => handle,
+    };
+    let origin = Origin::from_bytes(handle.expose_bytes(), MAGIC).ok_or(Code::NOT_SUPPORTED)?;
+    if !imex {
+        return fail(Code::NOT_PERMITTED);
+    }
+    if !origin.is_there() {
+        return fail(Code::INVALID_VALUE);
+    }
+    let file = File::options().read(true).write(true).open(origin.path());
+    let memory = file
+        .ok()
+        .and_then(|file| Memory::import(file.as_fd(), purpose))
+        .filter(|memory| memory.label.id == origin.id);
+    Ok(memory.ok_or(Code::INVALID_VALUE)?)
+}
+
+/// How other processes get at an event.
+#[derive(Debug)]
+pub(super) enum Sharing {
+    /// This process alone has it.
+    Private,
+    /// Others may open it: exported so far as this, a file that is open for as long as the event exists.
+    Interprocess(Option<Memory>),
+    /// It is another process's.
+    Imported,
+}
+
+impl Sharing {
+    /// Returns the event's handle.
+    pub fn export(&mut self) -> Answer<IpcEventHandle> {
+        let exported = match self {
+            Self::Interprocess(Some(exported)) => exported,
+            Self::Interprocess(none) => {
+                let (location, types) = (Location::Host, HandleTypes::NONE);
+                none.insert(Memory::create(Purpose::Event, location, types, 0, None)?)
+            }
+            Self::Private | Self::Imported => return fail(Code::INVALID_HANDLE),
+        };
+        let origin = Origin::of(exported).to_bytes(EVENT_MAGIC);
+        Ok(IpcEventHandle::from_bytes(&origin))
+    }
+}
+
+/// Checks that a handle leads to an event of another process.
+pub(super) fn check(handle: &IpcEventHandle) -> Answer {
+    let origin = Origin::from_bytes(handle.expose_bytes(), EVENT_MAGIC).ok_or(Code::MAP_FAILED)?;
+    if origin.process == std::process::id() {
+        return fail(Code::INVALID_CONTEXT);
+    }
+    match origin.is_there() {
+        true => Ok(()),
+        false => fail(Code::INVALID_HANDLE),
+    }
 }
 
 #[cfg(test)]
@@ -266,18 +371,6 @@ mod tests {
         assert!(pool.file().set_len(0).is_err());
         pool.grow(4 << 20).unwrap();
         assert_eq!(pool.size(), 4 << 20);
-    }
-
-    #[test]
-    fn a_wrong_address_is_an_error() {
-        assert_eq!(read_own(4096, &mut [0; 16]), Err(FAULT));
-        // SAFETY: nothing is mapped at the address, so nothing can be overwritten.
-        assert_eq!(unsafe { write_own(4096, &[0; 16]) }, Err(FAULT));
-        let (text, mut read, mut back) = (*b"some words", [0; 10], [0_u8; 10]);
-        read_own(text.as_ptr() as u64, &mut read).unwrap();
-        // SAFETY: `back` is a local variable and long enough.
-        unsafe { write_own(back.as_mut_ptr() as u64, &read) }.unwrap();
-        assert_eq!(back, text);
     }
 
     #[test]

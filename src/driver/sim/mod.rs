@@ -21,7 +21,6 @@ mod machine;
 mod memory;
 mod pool;
 mod presets;
-mod share;
 mod space;
 mod state;
 mod stream;

@@ -7,9 +7,8 @@ use std::sync::{Arc, Weak};
 use super::capacity::{Capacity, Charge, Counted};
 use super::fault::{Answer, Fail, fail};
 use super::machine::Machine;
-use super::memory::{Memory, Purpose};
+use super::memory::{Memory, Purpose, Sharing};
 use super::pool::Pool;
-use super::share::Sharing;
 use super::space::{Placement, Range, Window};
 use crate::*;
 
@@ -182,7 +181,7 @@ pub(super) enum Allocator {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub machine: Arc<Machine>,
-    pub capacity: Arc<Capacity>,
+    pub capacity: Capacity,
     pub eager: bool,
     next: u64,
     pub references: HashMap<u64, Reference>,
@@ -212,7 +211,7 @@ impl State {
     pub fn new(machine: Arc<Machine>, placement: Placement) -> Self {
         let gpus = machine.gpus.len();
         Self {
-            capacity: Arc::new(Capacity::of(&machine)),
+            capacity: Capacity::of(&machine),
             machine,
             // Handles look like handles: neither zero nor small numbers.
             next: 0x5100_0000,
@@ -254,9 +253,8 @@ impl State {
 
     /// Takes capacity at a location.
     pub fn charge(&self, location: Location, bytes: u64) -> Answer<Charge> {
-        self.capacity
-            .take(location, bytes)
-            .ok_or(Fail::Code(Code::OUT_OF_MEMORY))
+        let charge = self.capacity.take(location, bytes);
+        Ok(charge.ok_or(Code::OUT_OF_MEMORY)?)
     }
 
     /// Creates memory, taken from the location's capacity.

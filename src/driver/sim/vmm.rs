@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use super::capacity::Counted;
 use super::fault::{Answer, fail};
-use super::memory::{Memory, Purpose};
-use super::share;
+use super::memory::{self, Memory, Purpose};
 use super::space::{GRANULARITY, Range, Window, is_granular};
 use super::state::{Kind, Mapping, Physical, Reference, Region, State};
 use crate::*;
@@ -133,13 +132,13 @@ impl State {
         if !physical.props.handle_types.contains(kind.into()) {
             return fail(Code::INVALID_VALUE);
         }
-        let shareable = share::export(&physical.memory, kind)?;
+        let shareable = memory::export(&physical.memory, kind)?;
         self.remember(&physical.memory);
         Ok(shareable)
     }
 
     pub fn mem_import(&mut self, handle: &ShareableHandle) -> Answer<PhysicalHandle> {
-        let imported = share::import(handle, Purpose::Physical, self.machine.imex_channel)?;
+        let imported = memory::import(handle, Purpose::Physical, self.machine.imex_channel)?;
         let known = self
             .exported
             .get(&imported.label.id)

@@ -13,8 +13,7 @@ use contents::{Allocation, Chunk, Freed};
 
 use super::capacity::Charge;
 use super::fault::{Answer, Fail, fail};
-use super::memory::Purpose;
-use super::share;
+use super::memory::{self, Purpose};
 use super::space::{FreeRanges, GRANULARITY, Range};
 use super::state::{Kind, Point, Region, State, StreamKey, Work};
 use crate::*;
@@ -176,7 +175,7 @@ impl State {
         let allocation = pool.end_use(ptr)?;
         self.give_back(handle, ptr.0, allocation);
         self.release_pools();
-        self.context(device).map(drop)
+        Ok(())
     }
 
     /// Handles a free that its stream has reached.
@@ -318,13 +317,13 @@ impl State {
         }
         let memory = Arc::clone(&pool.memory);
         self.check_fabric(memory.label.location, kind.into())?;
-        let shareable = share::export(&memory, kind)?;
+        let shareable = memory::export(&memory, kind)?;
         self.pool(handle)?.exported = true;
         Ok(shareable)
     }
 
     pub fn pool_import(&mut self, handle: &ShareableHandle) -> Answer<PoolHandle> {
-        let memory = share::import(handle, Purpose::Pool, self.machine.imex_channel)?;
+        let memory = memory::import(handle, Purpose::Pool, self.machine.imex_channel)?;
         let same = |pool: &Pool| {
             pool.is_imported() && !pool.destroyed && pool.memory.label.id == memory.label.id
         };
