@@ -13,8 +13,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::Libraries;
-use crate::children::{LIBRARIES, MARK, Problem};
+use crate::children::{MARK, Problem};
 
 /// How often the parent looks whether the child has said something or ended.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
@@ -27,10 +26,9 @@ const LEAST: Duration = Duration::from_secs(1);
 pub(crate) struct Guarded {
     child: Child,
     /// How long the child may take for each answer and to exit.
-    patience: Duration,
+    pub(crate) patience: Duration,
     stdout: Output,
     stderr: Output,
-    libraries: Libraries,
     /// The last line of its messages.
     last_words: String,
 }
@@ -42,34 +40,27 @@ impl Guarded {
         questions: &[impl Serialize],
         patience: Duration,
     ) -> Result<Self, Problem> {
-        let failed = |why| Problem::Died(format!("it could not be started: {why}"));
-        Self::try_start(command, questions, patience).map_err(failed)
-    }
-
-    fn try_start(
-        command: &[OsString],
-        questions: &[impl Serialize],
-        patience: Duration,
-    ) -> io::Result<Self> {
-        let (program, args) = command
-            .split_first()
-            .ok_or_else(|| io::Error::other("no command"))?;
-        let stdin = in_memory()?;
-        stdin.write_all_at(&serde_json::to_vec(questions)?, 0)?;
-        let (stdout, of_stdout) = Output::new()?;
-        let (stderr, of_stderr) = Output::new()?;
-        let mut child = Command::new(program);
-        child.args(args).stdin(stdin);
-        let child = child.stdout(of_stdout).stderr(of_stderr).spawn();
-        Ok(Self {
-            child: child
-                .map_err(|error| io::Error::other(format!("{}: {error}", program.display())))?,
-            patience,
-            stdout,
-            stderr,
-            libraries: Libraries::default(),
-            last_words: String::new(),
-        })
+        let start = || -> io::Result<Self> {
+            let (program, args) = command
+                .split_first()
+                .ok_or_else(|| io::Error::other("no command"))?;
+            let stdin = in_memory()?;
+            stdin.write_all_at(&serde_json::to_vec(questions)?, 0)?;
+            let (stdout, of_stdout) = Output::new()?;
+            let (stderr, of_stderr) = Output::new()?;
+            let mut child = Command::new(program);
+            child.args(args).stdin(stdin);
+            let child = child.stdout(of_stdout).stderr(of_stderr).spawn();
+            Ok(Self {
+                child: child
+                    .map_err(|error| io::Error::other(format!("{}: {error}", program.display())))?,
+                patience,
+                stdout,
+                stderr,
+                last_words: String::new(),
+            })
+        };
+        start().map_err(|why| Problem::Died(format!("it could not be started: {why}")))
     }
 
     /// Waits for the next answer of this type.
@@ -79,9 +70,6 @@ impl Guarded {
             // First, so that all that it has written is read if it has ended.
             let ended = self.look()?;
             while let Some(line) = self.stdout.line(ended.is_some()) {
-                if let Some(Ok(told)) = line.strip_prefix(LIBRARIES).map(serde_json::from_str) {
-                    self.libraries = told;
-                }
                 match line.strip_prefix(MARK).map(serde_json::from_str) {
                     Some(Ok(answer)) => return Ok(answer),
                     // Libraries may print the same prefix.
@@ -94,16 +82,6 @@ impl Guarded {
                 None => self.wait_since(start)?,
             }
         }
-    }
-
-    /// Sets how long the child may take for each further answer and to exit.
-    pub(crate) fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience;
-    }
-
-    /// Returns the child's libraries, once it has [answered](Self::next) or ended.
-    pub(crate) fn libraries(&self) -> Libraries {
-        self.libraries.clone()
     }
 
     /// Waits for the exit, but not forever.

@@ -64,13 +64,15 @@ impl Prober for Children {
         let what = trials.first().map_or(String::new(), |trial| {
             format!("trying {} memory on {}", trial.path, trial.location)
         });
-        let fresh = trials.iter().copied().filter(|trial| !self.has_hung(trial));
-        let fresh: Vec<Trial> = fresh.collect();
+        let mut fresh = trials.to_vec();
+        fresh.retain(|trial| !self.has_hung(trial));
         let (answered, _) = self.run(&what, &fresh);
         let mut answered = answered.into_iter();
         let mut answer = |trial| {
             if self.has_hung(trial) {
-                return not_tried(trial);
+                let died = Problem::Died("not tried here, because it hung elsewhere".into());
+                let reason = died.reason(&subject(trial));
+                return Answer::Unknown { reason };
             }
             let answer = answered.next();
             answer.unwrap_or_else(|| self.try_alone(&what, trial))
@@ -125,7 +127,7 @@ impl Children {
         let what = format!("survey: {}", ask.part);
         let done = self.ask(&what, std::slice::from_ref(ask), left(), |child| {
             loop {
-                child.set_patience(left());
+                child.patience = left();
                 // Also if the child says something all the time.
                 if left().is_zero() {
                     return Err(Problem::Hung(limit));
@@ -191,10 +193,10 @@ impl Children {
     ) -> Result<(), Problem> {
         (self.progress)(what);
         let done = Guarded::start(&self.command, questions, patience).and_then(|mut child| {
-            let opened = child.next();
-            self.libraries = child.libraries();
-            if let Answer::No { reason } | Answer::Unknown { reason } = opened? {
-                return Err(Problem::Refused(reason));
+            let opened: Opened = child.next()?;
+            self.libraries = opened.libraries;
+            if let Some(problem) = opened.problem {
+                return Err(Problem::Refused(problem));
             }
             listen(&mut child)?;
             match child.end()? {
@@ -213,12 +215,6 @@ fn subject(trial: &Trial) -> String {
         "{} memory (handle types: {})",
         trial.path, trial.handle_types
     )
-}
-
-fn not_tried(trial: &Trial) -> Answer {
-    let died = Problem::Died("not tried here, because it hung elsewhere".into());
-    let reason = died.reason(&subject(trial));
-    Answer::Unknown { reason }
 }
 
 #[derive(Debug)]
@@ -246,8 +242,14 @@ impl Problem {
 /// The prefix of the child's own lines: libraries may print others.
 pub(crate) const MARK: &str = "egmem-probe ";
 
-/// The prefix of the line with the child's libraries, before the first answer.
-pub(crate) const LIBRARIES: &str = "egmem-libraries ";
+/// What a child says first.
+#[derive(Serialize, Deserialize)]
+struct Opened {
+    /// The libraries that answer for the driver.
+    libraries: Libraries,
+    /// Why the driver does not open.
+    problem: Option<Reason>,
+}
 
 /// What a child is asked: one JSON array.
 #[derive(Deserialize)]
@@ -264,7 +266,7 @@ enum Questions {
 ///
 /// Reads one JSON array from standard input, of trials, of places to decide for or of parts of a
 /// [`Survey`](crate::Survey). Opens the driver with `open`, and writes
-/// to standard output: first the libraries that answer for the driver, whether it opens, then an answer per element, each as
+/// to standard output: first the libraries that answer for the driver and whether it opens, then an answer per element, each as
 /// JSON on a line of its own. Calls `before` for each trial. Returns the number of answers.
 ///
 /// # Errors
@@ -278,36 +280,29 @@ pub fn answer_trials(
     let questions: Questions =
         serde_json::from_str(&text).map_err(|error| Error::invalid("trials", error.to_string()))?;
     let opened = open();
-    tell(LIBRARIES, &Libraries::of_this_process())?;
-    let driver = match opened {
-        Ok(driver) => driver,
-        Err(error) => {
-            let reason = Reason::from(error);
-            tell(MARK, &Answer::No { reason })?;
-            return Ok(0);
-        }
-    };
-    tell(MARK, &Answer::Yes)?;
+    tell(&Opened {
+        libraries: Libraries::of_this_process(),
+        problem: opened.as_ref().err().map(Reason::from),
+    })?;
+    let Ok(driver) = opened else { return Ok(0) };
     let mut prober = InProcess(Capabilities::of(&driver));
     match questions {
         Questions::Trials(trials) => {
             for trial in &trials {
                 before(trial);
-                tell(MARK, &Answer::from(prober.0.trial(*trial)))?;
+                tell(&Answer::from(prober.0.trial(*trial)))?;
             }
             Ok(trials.len())
         }
         Questions::Sites(sites) => {
             let decisions = prober.choose_all(&sites);
-            decisions
-                .iter()
-                .try_for_each(|decision| tell(MARK, decision))?;
+            decisions.iter().try_for_each(tell)?;
             Ok(decisions.len())
         }
         Questions::Parts(parts) => {
             for ask in &parts {
-                ask.answer(&driver, &mut |said| tell(MARK, &said))?;
-                tell(MARK, &Said::End)?;
+                ask.answer(&driver, &mut |said| tell(&said))?;
+                tell(&Said::End)?;
             }
             Ok(parts.len())
         }
@@ -319,9 +314,9 @@ fn of_pipe(error: io::Error) -> Error {
 }
 
 /// Writes a value on a line of its own.
-fn tell(mark: &str, value: &impl Serialize) -> Result<()> {
+fn tell<T: Serialize>(value: &T) -> Result<()> {
     let text = serde_json::to_string(value).map_err(|error| of_pipe(error.into()))?;
     let mut out = io::stdout().lock();
-    let written = writeln!(out, "{mark}{text}").and_then(|()| out.flush());
+    let written = writeln!(out, "{MARK}{text}").and_then(|()| out.flush());
     written.map_err(of_pipe)
 }
