@@ -9,9 +9,10 @@ use egmem::driver::{Access, Location};
 use egmem::size::Bytes;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PySequence, PyString};
+use pyo3::types::PyString;
 
 use crate::error::{OrRaise, invalid, raise};
+use crate::interpreter::detached;
 use crate::places::{Gpu, Node};
 
 /// A number of bytes: an integer of any type, or text such as `"64MiB"`.
@@ -108,10 +109,10 @@ impl<'py, T: FromPyObjectOwned<'py, Error = PyErr>> FromPyObject<'_, 'py> for On
     type Error = PyErr;
 
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let is_sequence = !given.is_instance_of::<PyString>() && given.cast::<PySequence>().is_ok();
-        match is_sequence {
-            true => given.extract().map(Self::Each),
-            false => given.extract().map(Self::One),
+        // Not by the class of sequences: late in the interpreter's shutdown it cannot be imported.
+        match given.is_instance_of::<PyString>() || given.len().is_err() {
+            true => given.extract().map(Self::One),
+            false => given.extract().map(Self::Each),
         }
     }
 }
@@ -305,7 +306,8 @@ pub fn node(node: NodeArg) -> i32 {
 /// # Errors
 /// `NoSuchPlace`, which names the GPU and how many there are.
 pub fn expect_gpu(gpu: i32, driver: &egmem::Driver) -> PyResult<()> {
-    let count = Python::attach(|py| py.detach(|| driver.device_count()));
+    let mut count = Ok(0);
+    detached(|| count = driver.device_count());
     count
         .and_then(|count| egmem::Error::expect_gpu(gpu, count))
         .or_raise()

@@ -6,6 +6,7 @@ use egmem::driver::Code;
 use egmem::exchange::Refusal;
 use egmem::{DriverError, Explain, Explained, Language};
 use pyo3::PyTypeInfo;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyModule;
@@ -17,17 +18,19 @@ fn classes(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     Ok(module.bind(py))
 }
 
-/// Creates an exception of the class `class`, with its remedy.
+/// Creates an exception of the class `class`, with its remedy: a `RuntimeError` late in the interpreter's shutdown, which
+/// has no modules and attaches no thread.
 pub fn raise(class: &str, message: &str, remedy: &str, code: Option<i32>) -> PyErr {
-    Python::attach(|py| {
-        let made = classes(py)
-            .and_then(|classes| classes.getattr(class))
-            .and_then(|class| class.call1((message, remedy, code)));
-        match made {
-            Ok(exception) => PyErr::from_value(exception),
-            Err(error) => error,
-        }
-    })
+    let made = Python::try_attach(|py| {
+        let class = classes(py).and_then(|classes| classes.getattr(class));
+        let exception = match class {
+            Ok(class) => class.call1((message, remedy, code)),
+            Err(_) => py.get_type::<PyRuntimeError>().call1((message,)),
+        };
+        exception.map_or_else(|error| error, PyErr::from_value)
+    });
+    // An exception that is made later, by a thread that is attached.
+    made.unwrap_or_else(|| PyRuntimeError::new_err(message.to_owned()))
 }
 
 /// Creates an exception about a request that this memory or driver does not support.

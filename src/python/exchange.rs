@@ -9,6 +9,7 @@ use egmem::exchange::{
     Address, CreateOptions, Error, FetchOptions, Owner as Peer, Security, Tls, TlsFiles, blocking,
 };
 use egmem::share::Peers;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
@@ -327,11 +328,12 @@ impl AllGather for Ranks {
     }
 
     fn all_gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
-        let gathered = Python::attach(|py| {
+        let gathered = Python::try_attach(|py| {
             let all = self.all_gather.call1(py, (PyBytes::new(py, own),))?;
             all.extract::<Vec<Vec<u8>>>(py)
         });
-        gathered.map_err(|error| {
+        let ended = || Err(PyRuntimeError::new_err("the interpreter ends"));
+        gathered.unwrap_or_else(ended).map_err(|error| {
             let text = error.to_string();
             *lock(&self.raised) = Some(error);
             Error::all_gather(text)

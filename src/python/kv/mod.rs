@@ -151,7 +151,7 @@ impl ToPy for Error {
         if let Self::Full { evicted, .. } = &self
             && !evicted.is_empty()
         {
-            Python::attach(|py| {
+            Python::try_attach(|py| {
                 let exception = raised.value(py);
                 let keys = evicted.iter();
                 let keys: Vec<_> = keys

@@ -83,3 +83,34 @@ def test_without_a_driver_opening_is_typed():
 
 def test_values_are_json(driver):
     json.dumps(driver.topology().to_dict())
+
+
+def test_calls_late_in_the_shutdown_return_or_raise():
+    """An object in ``builtins`` ends after the modules, when no class of errors can be imported and no thread attaches."""
+    program = """
+import builtins, os
+import egmem, egmem.kv
+
+class Late:
+    def __init__(self):
+        driver, tier, receive = egmem.simulated("gh200"), egmem.kv.Tier, egmem.receive
+        self.write, self.error, self.name = os.write, Exception, type
+        self.calls = [
+            lambda: tier(pages=4, page_bytes=4096, driver=driver),
+            lambda: tier(bytes="16MiB", page_bytes=[4096, 8192], driver=driver).lookup([b"a"], group=[1]),
+            lambda: tier(pages=0, page_bytes=4096, driver=driver),
+            lambda: receive("/no-such/socket", driver=driver, timeout=0.01),
+        ]
+
+    def __del__(self):
+        for call in self.calls:
+            try:
+                call()
+                self.write(1, b"done,")
+            except self.error as error:
+                self.write(1, self.name(error).__name__.encode() + b",")
+
+builtins.late = Late()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done,done,RuntimeError,RuntimeError,", "")
