@@ -1,23 +1,23 @@
 //! Output of a size that is not known in advance.
 
 mod cells;
-mod pump;
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
+use std::{fmt, mem, thread};
 
 use bytemuck::{AnyBitPattern, NoUninit};
+use egmem_core::teardown::log_lost;
 
-use crate::counters::check;
-use crate::driver::{DevicePtr, Location};
-use crate::growable::{Growable, GrowableOptions, Placement};
-use crate::ledger::{Label, Site};
+use crate::driver::DevicePtr;
+use crate::growable::Growable;
 use crate::memory::Memory;
-use crate::topology::Topology;
-use crate::{Driver, Error, Result};
+use crate::{Error, Result, Stream, check};
 
-use cells::{CLOSED, Cells, ConfirmedCursor, Constants};
+use cells::{CLOSED, Cells, ConfirmedCursor};
+
+pub use cells::AppenderOptions;
 
 /// The records of kernels that cannot say before how many there will be, at one range of addresses that grows.
 ///
@@ -203,6 +203,139 @@ impl<T> Appender<T> {
     }
 }
 
+impl<T: AnyBitPattern + NoUninit> Appender<T> {
+    /// Maps memory for the records that kernels have asked for, and for some more ahead of them; tells the kernels.
+    /// Returns how many records have memory. It may be called at any time.
+    ///
+    /// Where memory is refused, where a counter has a value that it cannot have, or where
+    /// [`max_len`](AppenderOptions::max_len) is reached, kernels see that there will be no more records.
+    pub fn pump(&mut self) -> usize {
+        if !self.records.driver().is_of_this_process() {
+            return self.records.capacity(); // kernels are the parent's, and so is what they are told
+        }
+        if self.stopped.is_none() {
+            self.stopped = self.map_ahead().err();
+        }
+        self.cells.set_end(self.end());
+        self.records.capacity()
+    }
+
+    /// Maps the memory that is missing for the records wanted and for those ahead.
+    fn map_ahead(&mut self) -> Result<()> {
+        let (wanted, most) = (self.cells.wanted(), self.records.max_len());
+        let with_those_ahead = |records: u64| {
+            let records = usize::try_from(records).unwrap_or(most);
+            records.saturating_add(self.ahead).min(most)
+        };
+        if with_those_ahead(wanted) <= self.records.capacity() {
+            return Ok(());
+        }
+        let len = self.records.len();
+        let (place, ahead) = ((len as u64, wanted), self.ahead as u64);
+        let confirmed = self.confirmed.records(&self.cells, place, ahead)?;
+        let target = with_those_ahead(confirmed);
+        self.records.reserve(target - len).inspect_err(|_| {
+            // The records reserved so far may fit without those ahead. The refusal is reported anyway.
+            let needed = usize::try_from(confirmed).unwrap_or(most).min(most);
+            let _ = self.records.reserve(needed.saturating_sub(len));
+        })
+    }
+
+    /// Pumps until all work on `stream` has ended. Call it as soon as the kernels are launched there.
+    ///
+    /// The memory stays mapped until the work has ended, also where this fails or unwinds: kernels are then told that
+    /// there will be no more memory, and the thread waits for the stream. If the driver does not say that the work
+    /// has ended, the memory is never unmapped, which is logged, and the appender takes no more records.
+    ///
+    /// # Errors
+    /// Those of [`Stream::is_done`]. [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a stream that is
+    /// being captured into a graph, whose kernels run later, and in a forked child: nothing was waited for then.
+    pub fn pump_while(&mut self, stream: &Stream) -> Result<()> {
+        self.records.driver().expect_this_process("appender")?;
+        if stream.is_capturing() == Ok(true) {
+            return stream.expect_no_capture();
+        }
+        let mut running = Running {
+            appender: self,
+            stream,
+            ended: false,
+        };
+        let result = running.appender.pump_until_ok(|| stream.is_done());
+        running.ended = result.is_ok();
+        if let Err(error) = &result {
+            running.appender.stopped.get_or_insert(error.clone());
+        }
+        result
+    }
+
+    /// Pumps until `done`, for writers that are no kernels. Nothing waits for kernels if `done` panics: see
+    /// [`pump_while`](Self::pump_while).
+    pub fn pump_until(&mut self, mut done: impl FnMut() -> bool) {
+        // `done` has no error.
+        let _ = self.pump_until_ok(|| Ok(done()));
+    }
+
+    fn pump_until_ok(&mut self, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+        let mut idle = 0_u32;
+        let mut mapped = self.pump();
+        while !done()? {
+            // Threads of a kernel may wait for this one, so it does not sleep for long.
+            match idle {
+                0..1000 => thread::yield_now(),
+                _ => thread::sleep(Duration::from_micros(20)),
+            }
+            let now = self.pump();
+            idle = if now == mapped {
+                idle.saturating_add(1)
+            } else {
+                0
+            };
+            mapped = now;
+        }
+        Ok(())
+    }
+
+    /// Waits for kernels that get no more memory. If the driver does not say that they have ended, their memory is
+    /// kept for ever.
+    fn end_without_memory(&mut self, stream: &Stream) {
+        // Threads that wait for memory give up now, and not when their time is over.
+        self.cells.set_end(self.records.capacity() as u64 | CLOSED);
+        let waited = stream.wait_until_over();
+        let Err(error) = waited.result else { return };
+        if waited.over {
+            return;
+        }
+        let cursor = mem::take(&mut self.confirmed); // else its drop would wait, too
+        mem::forget((Arc::clone(&self.cells), self.records.chunk_list(), cursor));
+        let what = "memory of kernels that append, whose end the driver does not tell";
+        log_lost(what, Err(error.clone()));
+        self.lost = Some(error);
+    }
+
+    /// Fails if kernels may append for ever, as far as the driver says.
+    fn expect_ended(&self) -> Result<()> {
+        match &self.lost {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Kernels that may use the appender's memory.
+struct Running<'a, T: AnyBitPattern + NoUninit> {
+    appender: &'a mut Appender<T>,
+    stream: &'a Stream,
+    ended: bool,
+}
+
+impl<T: AnyBitPattern + NoUninit> Drop for Running<'_, T> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.appender.end_without_memory(self.stream);
+        }
+    }
+}
+
 impl<T> fmt::Debug for Appender<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Appender")
@@ -211,132 +344,5 @@ impl<T> fmt::Debug for Appender<T> {
             .field("ahead", &self.ahead)
             .field("stopped", &self.stopped)
             .finish_non_exhaustive()
-    }
-}
-
-/// How much memory is kept mapped ahead of the kernels unless told otherwise, in bytes.
-const AHEAD: u64 = 16 << 20;
-
-/// Options for an appender; [`create`](Self::create) creates it.
-#[derive(Clone, Debug)]
-#[must_use = "options do nothing until `create`"]
-pub struct AppenderOptions<T> {
-    records: GrowableOptions<T>,
-    cursor: Option<Location>,
-    ahead: Option<usize>,
-}
-
-impl<T: AnyBitPattern + NoUninit> Appender<T> {
-    /// Returns options for records at `location`: a node's id, or any [`Location`]. With records in a GPU's memory, the
-    /// counters that the CPU needs are on the GPU's host node.
-    pub fn on(location: impl Into<Location>) -> AppenderOptions<T> {
-        AppenderOptions {
-            records: Growable::on(location),
-            cursor: None,
-            ahead: None,
-        }
-    }
-}
-
-impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
-    /// Sets the most records that there can ever be: see [`GrowableOptions::max_len`]. Kernels can make the memory grow to
-    /// this.
-    pub fn max_len(mut self, records: usize) -> Self {
-        self.records = self.records.max_len(records);
-        self
-    }
-
-    /// Sets how many bytes the memory grows by at least: see [`GrowableOptions::step`].
-    pub fn step(mut self, bytes: u64) -> Self {
-        self.records = self.records.step(bytes);
-        self
-    }
-
-    /// Makes the records shareable: see [`GrowableOptions::shareable`]. Another process maps those that were collected, by a
-    /// `GrowableExport` of [`Appender::records`]. The counters are not shared.
-    pub fn shareable(mut self) -> Self {
-        self.records = self.records.shareable();
-        self
-    }
-
-    /// Sets whether to ask the driver for more memory than the node has free.
-    pub fn overcommit(mut self, on: bool) -> Self {
-        self.records = self.records.overcommit(on);
-        self
-    }
-
-    /// Sets for how many records memory is kept mapped beyond those reserved. The default is 16 MiB of them. Too few make
-    /// kernels wait for memory: 2 MiB took 0.7 ms on an H100's host node (docs/performance-shapes.md). It is also for how many
-    /// records a count that a kernel has damaged can map memory, before it is found out.
-    pub const fn ahead(mut self, records: usize) -> Self {
-        self.ahead = Some(records);
-        self
-    }
-
-    /// Sets where the cursor lies that kernels reserve records by. By default beside the other counters, on a host node,
-    /// where over PCIe each reservation takes a way there and back. In the memory of the GPU whose kernels append,
-    /// reservations are as fast as its other atomic additions.
-    pub fn cursor_on(mut self, location: impl Into<Location>) -> Self {
-        self.cursor = Some(location.into());
-        self
-    }
-
-    /// Sets which locations may read and write: see [`GrowableOptions::access_by`].
-    pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
-        self.records = self.records.access_by(who);
-        self
-    }
-
-    /// Sets the name of its memory in the [ledger](egmem_core::ledger).
-    pub fn label(mut self, label: impl Into<Label>) -> Self {
-        self.records = self.records.label(label);
-        self
-    }
-
-    /// Reserves addresses for all records, creates the counters, and maps the first memory.
-    ///
-    /// # Errors
-    /// Those of [`GrowableOptions::create`] and of [`Growable::reserve`]; nothing stays behind then.
-    #[track_caller]
-    pub fn create(self, driver: &Driver) -> Result<Appender<T>> {
-        let placement = self.records.placement.clone();
-        let records = self.records.create(driver)?;
-        let size = size_of::<T>() as u64;
-        let ahead = self.ahead.unwrap_or((AHEAD / size) as usize);
-        let ahead = ahead.clamp(1, records.max_len());
-        let host = match placement.location {
-            Location::Device(gpu) => Topology::of(driver)?.gpu(gpu)?.host_node()?.into(),
-            host => host,
-        };
-        let site = Site::here();
-        let memory = |location: Location| {
-            let here = Placement {
-                location,
-                ..placement.clone()
-            };
-            Ok::<_, Error>((location, here.memory(site.clone()), here.grants(driver)?))
-        };
-        let cursor = match self.cursor {
-            Some(location) if location != host => Some(memory(location)?),
-            _ => None,
-        };
-        let constants = Constants {
-            first_record: records.device_ptr(),
-            record: size,
-            // Four reports for the memory mapped ahead; not one for each warp.
-            shift: (ahead as u64 / 4).max(32).ilog2(),
-        };
-        let cells = Cells::create(driver, memory(host)?, cursor, constants)?;
-        let mut appender = Appender {
-            cells: Arc::new(cells),
-            records,
-            ahead,
-            confirmed: ConfirmedCursor::default(),
-            stopped: None,
-            lost: None,
-        };
-        appender.records.reserve(ahead)?;
-        appender.open(0)?;
-        Ok(appender)
     }
 }

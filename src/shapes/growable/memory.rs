@@ -1,17 +1,168 @@
-//! The access to a vector's memory, its prefixes, and how much it grows by.
+//! How a growable vector is created, the access to its memory, and its prefixes.
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
+use egmem_core::Backing;
+use egmem_core::backing::choose::choose;
+use egmem_core::capability::shareable::handle_types_of;
 
 use super::Growable;
-use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
+use crate::driver::{
+    Access, AccessDesc, DevicePtr, Driver, HandleTypes, Location, NodeId, setters,
+};
+use crate::ledger::{Label, Site};
 use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, check_range, impl_memory};
-use crate::size::Granularity;
-use crate::vmm::{Adjacent, Mapped, MappedPart};
-use crate::{Error, Result};
+use crate::size::PaddedSize;
+use crate::topology::Topology;
+use crate::vmm::{Adjacent, Mapped, MappedPart, Reservation};
+use crate::{Error, Placement, Result};
+
+/// Options for a growable vector; [`create`](Self::create) creates it.
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing until `create`"]
+pub struct GrowableOptions<T> {
+    pub(crate) placement: Placement,
+    max_len: Option<usize>,
+    step: u64,
+    overcommit: bool,
+    shareable: bool,
+    backing: Backing,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T: AnyBitPattern + NoUninit> Growable<T> {
+    /// Returns options for a vector at `location`: a node's id, or any [`Location`].
+    pub fn on(location: impl Into<Location>) -> GrowableOptions<T> {
+        GrowableOptions {
+            placement: Placement::at(location.into()),
+            max_len: None,
+            step: 0,
+            overcommit: false,
+            shareable: false,
+            backing: Backing::Driver,
+            elements: PhantomData,
+        }
+    }
+}
+
+impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
+    setters! {
+        /// Sets the most elements that the vector can ever have: at least 1. Their addresses are reserved at once,
+        /// which takes no memory. By default as many as the location's memory can hold.
+        max_len(elements: usize) => max_len = Some(elements);
+        /// Sets how many bytes the vector grows by at least; they are rounded up to the granularity. By default an
+        /// eighth of its mapped bytes, at least one granule and at most 256 MiB.
+        step(bytes: u64) => step = bytes;
+        /// Sets whether to ask the driver for more memory than the node has free.
+        overcommit(on: bool) => overcommit = on;
+        /// Makes the memory shareable as widely as this machine allows: see
+        /// [`handle_types_of`](egmem_core::capability::shareable::handle_types_of). By default it is not shareable.
+        shareable() => shareable = true;
+        /// Sets what the memory is. The default is [`Backing::Driver`]. [Registered](Backing::Registered) memory that is
+        /// shareable has no fabric handles. A copy by the driver itself, of addresses alone, fails with INVALID_VALUE if it
+        /// reaches over a border of two chunks of it.
+        backing(backing: Backing) => backing = backing;
+    }
+
+    /// Sets which locations may read and write besides the host; [`Location::Host`] adds the CPU to memory of a GPU,
+    /// where the machine allows that. The default is every GPU that can reach the memory.
+    pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
+        self.placement.access.set_all(who);
+        self
+    }
+
+    /// Sets the name of its memory in the [ledger](egmem_core::ledger).
+    pub fn label(mut self, label: impl Into<Label>) -> Self {
+        self.placement.label = Some(label.into());
+        self
+    }
+
+    /// Sets the access of one location; [`Location::Host`] stands for the CPU.
+    pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
+        self.placement.access.set(who.into(), access);
+        self
+    }
+
+    /// Reserves the addresses. The vector is empty and has no memory yet.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for elements of no size, for a length of 0 and for one beyond 64 bits;
+    /// [`Error::OutOfAddresses`]; [`Error::NoSuchNode`], [`Error::NoSuchGpu`], or the driver's error; the reason why
+    /// it cannot be shareable, or registered.
+    #[track_caller]
+    pub fn create(self, driver: &Driver) -> Result<Growable<T>> {
+        let element = size_of::<T>() as u64;
+        if element == 0 {
+            let why = "elements of 0 bytes need no memory";
+            return Err(Error::invalid("element type", why));
+        }
+        let location = self.placement.location;
+        let memory = self.placement.memory(Site::here());
+        let handle_types = match self.shareable {
+            false => HandleTypes::NONE,
+            true => handle_types_of(driver, location, self.backing)?.handle_types,
+        };
+        let access = self.placement.grants(driver)?;
+        let chosen = choose(driver, self.backing, (location, handle_types), &access)?;
+        let backing = chosen.backing;
+        let memory = memory
+            .overcommit(true) // the vector checks
+            .handle_types(handle_types)
+            .chosen(chosen);
+        let granularity = memory.granularity_of(driver)?;
+        let memory = memory.known_granularity(granularity);
+        let valid = || format!("1 to {}", i64::MAX as u64 / element);
+        if self.max_len == Some(0) {
+            let why = "a vector of 0 elements never has one";
+            return Err(Error::invalid_of("max_len", why, valid()));
+        }
+        let max_bytes = match self.max_len {
+            Some(elements) => (elements as u64).checked_mul(element).ok_or_else(|| {
+                let why = "no addresses can hold that many elements";
+                Error::invalid_of("max_len", why, valid())
+            })?,
+            None => memory_of(driver, location)? / element * element,
+        };
+        if max_bytes == 0 {
+            let why = format!("an element takes {element} bytes, more than {location} has");
+            return Err(Error::invalid("element type", why));
+        }
+        let size = PaddedSize::new(max_bytes, granularity)?;
+        let reservation = Reservation::options().backing(backing);
+        Ok(Growable {
+            chunks: Vec::new(),
+            reservation: Arc::new(reservation.reserve(driver, size.padded())?),
+            driver: driver.clone(),
+            memory,
+            location,
+            access,
+            granularity,
+            step: self.step,
+            overcommit: self.overcommit,
+            unchecked: 0,
+            max_len: (max_bytes / element) as usize,
+            mapped: 0,
+            len: 0,
+            beside: None,
+            elements: PhantomData,
+        })
+    }
+}
+
+/// Returns the bytes of memory that a location has.
+fn memory_of(driver: &Driver, location: Location) -> Result<u64> {
+    match location {
+        Location::Device(gpu) => driver.device_total_mem(gpu),
+        Location::HostNuma(node) => Ok(Topology::of(driver)?.node(NodeId(node))?.memory_total),
+        _ => {
+            let topology = Topology::of(driver)?;
+            Ok(topology.nodes().iter().map(|node| node.memory_total).sum())
+        }
+    }
+}
 
 /// Implements the interfaces that all memory has, for a type with `chunks`, `driver`, `location` and `bytes()`.
 macro_rules! impl_checks {
@@ -229,108 +380,5 @@ impl<T> fmt::Debug for Prefix<T> {
             .field("start", &self.start)
             .field("len", &self.len)
             .finish_non_exhaustive()
-    }
-}
-
-/// The most that a vector grows by at a time without being asked for more, in bytes.
-const LARGEST_STEP: u64 = 256 << 20;
-
-/// Returns how many bytes the vector that has `mapped` bytes should grow by if it needs `need` more and has addresses
-/// for `room`: a multiple of the granularity. `need` and `room` are such multiples, and `need` is at most `room`.
-pub(super) fn growth(
-    (mapped, need, room): (u64, u64, u64),
-    step: u64,
-    granularity: Granularity,
-) -> u64 {
-    let step = match step {
-        0 => (mapped / 8).min(LARGEST_STEP),
-        step => step,
-    };
-    let units = step.div_ceil(granularity.bytes()).max(1);
-    units.saturating_mul(granularity.bytes()).clamp(need, room)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Driver;
-    use crate::driver::{Access, Call, Code, Location, NodeId};
-    use egmem_core::Machine;
-
-    #[test]
-    fn a_refusal_in_the_middle_changes_the_access_to_no_chunk() {
-        const MIB: u64 = 1 << 20;
-        let driver = Driver::simulated(Machine::gh200()).unwrap();
-        let gpu = Location::Device(0);
-        let mut vector = Growable::<u64>::on(NodeId(0))
-            .access_by([gpu])
-            .max_len(1 << 20)
-            .step(2 * MIB)
-            .create(&driver)
-            .unwrap();
-        let chunk = (2 * MIB / 8) as usize;
-        for _ in 0..3 {
-            vector.extend_from_slice(&vec![1; chunk]).unwrap();
-        }
-        // The first chunk differs from the others before.
-        let hidden = [AccessDesc::new(gpu, Access::None)];
-        vector.set_access_of(0..1, &hidden).unwrap();
-        let new = [
-            AccessDesc::new(Location::Host, Access::Read),
-            AccessDesc::new(gpu, Access::Read),
-        ];
-        let access = |vector: &Growable<u64>| -> Vec<_> {
-            let chunks = vector.chunks.iter().map(|chunk| chunk.mapping());
-            chunks
-                .map(|mapping| (mapping.host(), mapping.access(gpu).unwrap()))
-                .collect()
-        };
-        let before = access(&vector);
-        assert_eq!(before[0], (Access::ReadWrite, Access::None));
-        assert_eq!(before[1..], [(Access::ReadWrite, Access::ReadWrite); 2]);
-        let sim = driver.sim().unwrap();
-        for nth in 1..=3 {
-            sim.fail(Call::MemSetAccess, nth, Code::UNKNOWN);
-            let error = vector.set_access(&new).unwrap_err();
-            assert_eq!(error.code(), Some(Code::UNKNOWN));
-            assert_eq!(access(&vector), before, "chunk {nth}");
-            sim.fail(Call::MemSetAccess, nth, Code::UNKNOWN);
-            let all = 0..3 * chunk;
-            assert!(vector.set_access_of(all, &new).is_err());
-            assert_eq!(access(&vector), before, "chunk {nth}");
-        }
-        // Memory that is added later is granted as before too.
-        vector.push(1).unwrap();
-        assert_eq!(access(&vector)[3], before[2]);
-        vector.set_access(&new).unwrap();
-        assert_eq!(access(&vector), [(Access::Read, Access::Read); 4]);
-    }
-}
-
-#[cfg(test)]
-mod growth_tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const GRANULE: u64 = 2 << 20;
-
-    proptest! {
-        #[test]
-        fn growth_is_whole_enough_and_fits(
-            mapped in 0_u64..1 << 20,
-            need in 1_u64..1 << 12,
-            more in 0_u64..1 << 12,
-            step in 0_u64..1 << 34,
-        ) {
-            let [mapped, need, room] = [mapped, need, need + more].map(|units| units * GRANULE);
-            let bytes = growth((mapped, need, room), step, Granularity::TWO_MIB);
-            prop_assert!(Granularity::TWO_MIB.divides(bytes));
-            prop_assert!((need..=room).contains(&bytes));
-            let wanted = if step == 0 { (mapped / 8).min(LARGEST_STEP) } else { step };
-            prop_assert!(bytes >= wanted.min(room));
-            // Never more than the step, except to fit the elements.
-            prop_assert!(bytes == need || bytes < wanted + GRANULE || bytes == GRANULE);
-        }
     }
 }

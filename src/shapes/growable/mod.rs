@@ -1,7 +1,6 @@
 //! Vectors that grow in place.
 
 mod memory;
-mod options;
 
 use std::any::Any;
 use std::fmt;
@@ -17,9 +16,7 @@ use crate::size::Granularity;
 use crate::vmm::{Adjacent, Mapped, MappedPart, PhysicalOptions, Reservation};
 use crate::{Driver, Error, Growth, Result};
 
-pub use memory::Prefix;
-pub use options::GrowableOptions;
-pub(crate) use options::Placement;
+pub use memory::{GrowableOptions, Prefix};
 
 /// A vector of `T` whose address never changes, for the CPU and the GPUs.
 ///
@@ -139,7 +136,7 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
         self.driver.expect_this_process("growable memory")?;
         let need = need.next_multiple_of(self.granularity.bytes());
         let room = self.reservation.size() - self.mapped;
-        let bytes = memory::growth((self.mapped, need, room), self.step, self.granularity);
+        let bytes = growth((self.mapped, need, room), self.step, self.granularity);
         let end = self.mapped + need;
         match self.map(bytes) {
             // The smaller size that is needed may still fit.
@@ -370,3 +367,20 @@ impl<T> fmt::Debug for Growable<T> {
             .finish_non_exhaustive()
     }
 }
+
+/// The most that a vector grows by at a time without being asked for more, in bytes.
+const LARGEST_STEP: u64 = 256 << 20;
+
+/// Returns how many bytes the vector that has `mapped` bytes should grow by if it needs `need` more and has addresses
+/// for `room`: a multiple of the granularity. `need` and `room` are such multiples, and `need` is at most `room`.
+fn growth((mapped, need, room): (u64, u64, u64), step: u64, granularity: Granularity) -> u64 {
+    let step = match step {
+        0 => (mapped / 8).min(LARGEST_STEP),
+        step => step,
+    };
+    let units = step.div_ceil(granularity.bytes()).max(1);
+    units.saturating_mul(granularity.bytes()).clamp(need, room)
+}
+
+#[cfg(test)]
+mod tests;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use bytemuck::{AnyBitPattern, NoUninit};
 use egmem_core::per_driver::lock;
 
-use crate::driver::{Access, Driver, Location};
+use crate::driver::{Access, Driver, Location, setters};
 use crate::ledger::{AllocPath, Label, Site};
 use crate::topology::Topology;
 use crate::{Buffer, BufferOptions, Error, Result, Stream};
@@ -184,16 +184,11 @@ impl<T: AnyBitPattern + NoUninit> Replicated<T> {
 }
 
 impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
-    /// Sets whether to ask the driver for more memory than a node has free.
-    pub const fn overcommit(mut self, on: bool) -> Self {
-        self.overcommit = on;
-        self
-    }
-
-    /// Makes the copies shareable, so that other processes can read them: see `Replicated::share`. By default they are not.
-    pub const fn shareable(mut self) -> Self {
-        self.shareable = true;
-        self
+    setters! {
+        /// Sets whether to ask the driver for more memory than a node has free.
+        overcommit(on: bool) => overcommit = on;
+        /// Makes the copies shareable, so that other processes can read them: see `Replicated::share`. By default they are not.
+        shareable() => shareable = true;
     }
 
     /// Sets the copies' name in the ledger.

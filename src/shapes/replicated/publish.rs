@@ -23,9 +23,8 @@ use egmem_share::{Credentials, Link};
 
 use super::version::Version;
 use super::{Replicated, near};
-use crate::counters::counter;
 use crate::memory::Memory;
-use crate::{Buffer, Error, Result};
+use crate::{Buffer, Error, Result, counter};
 
 /// How long a publisher rests before it looks again for readers: at first, and at most.
 const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];

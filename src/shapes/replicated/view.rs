@@ -13,12 +13,11 @@ use super::near::Near;
 use super::publish::{Control, Reader};
 use super::version::{Copy, Source, Version};
 use super::{Replica, Replicated};
-use crate::counters::numbers;
 use crate::driver::{Access, Driver, HandleTypes, Location};
 use crate::ledger::Site;
 use crate::memory::{AccessChecks, Engine, Memory};
 use crate::topology::Topology;
-use crate::{Buffer, Error, Result, Stream};
+use crate::{Buffer, Error, Result, Stream, numbers};
 
 /// The beginning of the text before the copies: the kind of message and its version.
 const KIND: &str = "egmem-replicated 1";

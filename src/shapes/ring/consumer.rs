@@ -9,11 +9,9 @@ use std::time::Instant;
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::memory::{HEAD, RingMemory, TAIL, Untyped};
-use crate::Result;
-use crate::counters::check;
-use crate::counters::until;
 use crate::driver::DevicePtr;
 use crate::memory::CpuView;
+use crate::{Result, check, until};
 
 /// The CPU's end of a ring that reads records: one thread at a time.
 ///

@@ -6,12 +6,11 @@ use std::sync::{Arc, Mutex};
 use egmem_core::per_driver::lock;
 use egmem_share::{ImportedParts, Link};
 
-use crate::counters::counter;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleTypes, Location};
 use crate::memory::{CpuView, Memory};
 use crate::pinned::PinnedHost;
 use crate::vmm::{Mapping, PhysicalMemory, PhysicalOptions, Reservation};
-use crate::{Error, Growth, Result, Stream};
+use crate::{Error, Growth, Result, Stream, counter};
 
 /// The type of records whose size is known only when the program runs: see [`Ring::untyped`](crate::Ring::untyped).
 #[derive(Debug)]

@@ -14,11 +14,10 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use egmem_core::Backing;
 use egmem_core::capability::shareable::handle_types_of;
 
-use crate::counters::check;
-use crate::driver::{DevicePtr, HandleTypes, Location};
-use crate::growable::Placement;
+use crate::Placement;
+use crate::driver::{DevicePtr, HandleTypes, Location, setters};
 use crate::ledger::{Label, Site};
-use crate::{Driver, Result};
+use crate::{Driver, Result, check};
 
 use memory::{HEAD, RingMemory, TAIL};
 
@@ -175,11 +174,13 @@ impl<T> RingOptions<T> {
         }
     }
 
-    /// Sets the most records that the ring holds: at least 1. All records together have at most 2 GiB. By default as many
-    /// as one granule of memory has room for, which is 2 MiB on every driver measured so far.
-    pub const fn records(mut self, records: usize) -> Self {
-        self.records = Some(records);
-        self
+    setters! {
+        /// Sets the most records that the ring holds: at least 1. All records together have at most 2 GiB. By default as many
+        /// as one granule of memory has room for, which is 2 MiB on every driver measured so far.
+        records(records: usize) => records = Some(records);
+        /// Makes the ring shareable, so that a process can hand one side to another process: see `shapes::sharing`. By default
+        /// it is not. It takes one granule more in each process, for what kernels must trust.
+        shareable() => shareable = true;
     }
 
     /// Sets which locations may read and write besides the host; [`Location::Host`] adds the CPU to memory of a GPU,
@@ -192,13 +193,6 @@ impl<T> RingOptions<T> {
     /// Sets the name of its memory in the [ledger](egmem_core::ledger).
     pub fn label(mut self, label: impl Into<Label>) -> Self {
         self.placement.label = Some(label.into());
-        self
-    }
-
-    /// Makes the ring shareable, so that a process can hand one side to another process: see `shapes::sharing`. By default
-    /// it is not. It takes one granule more in each process, for what kernels must trust.
-    pub const fn shareable(mut self) -> Self {
-        self.shareable = true;
         self
     }
 

@@ -19,13 +19,12 @@ use egmem_share::{Channel, Description, ImportOptions, Result, Shared};
 
 use super::memory::{HEAD, Parts, RingMemory, Shape, TAIL};
 use super::{Consumer, GpuConsumer, GpuProducer, Producer, Untyped};
-use crate::Error;
-use crate::counters::numbers;
 use crate::driver::{Access, Driver, HandleTypes};
 use crate::ledger::{AllocPath, Site};
 use crate::sharing::{SharedPart, share};
 use crate::size::Granularity;
 use crate::vmm::PhysicalMemory;
+use crate::{Error, numbers};
 
 impl RingMemory {
     /// Sends the side that nobody has. If that fails, nobody has it still.

@@ -6,10 +6,9 @@ use std::marker::PhantomData;
 use bytemuck::{AnyBitPattern, NoUninit};
 use egmem_share::{Channel, GrowingImport, ImportOptions};
 
-use crate::counters::numbers;
-use crate::driver::{Access, DevicePtr, Driver};
-use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, check_range, impl_memory};
-use crate::{Error, Result};
+use crate::driver::{DevicePtr, Driver};
+use crate::memory::{CpuMemory, CpuView, access_checks, check_range, impl_memory};
+use crate::{Error, Result, numbers};
 
 /// Another process's [`Growable`](crate::Growable) at one range of addresses, which grows as that process sends more.
 ///
@@ -200,28 +199,9 @@ impl<T> CpuMemory for GrowableView<T> {
     }
 }
 
-// SAFETY: the import answers for its memory, which begins at the same address and has the elements.
-unsafe impl<T> AccessChecks for GrowableView<T> {
-    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
-        check_range(offset, len, self.bytes())?;
-        self.memory.gpu_access(gpu, engine, offset, len)
-    }
-
-    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
-        self.memory.may_be_on_host(offset, len)
-    }
-
-    fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
-        self.memory.of_one_copy(offset, len)
-    }
-
-    fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
-        self.memory.of_one_mapping(offset, len)
-    }
-
-    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        self.memory.is_read_only_for_cpu(offset, len)
-    }
+access_checks! {
+    // SAFETY: the import answers for its memory, which begins at the same address and has the elements.
+    unsafe impl [T] for GrowableView<T>, |this| this.memory
 }
 
 impl_memory! {
