@@ -14,14 +14,12 @@ use crate::driver::setters;
 use crate::events::Hub;
 use crate::geometry::Geometry;
 use crate::gpu::Borders;
-use crate::header::{self, OPENER, Tag};
-use crate::inner::Inner;
-use crate::lock::{Lock, PATIENCE, Wait};
+use crate::header::{self, Lock, OPENER, PATIENCE, Tag, Wait};
+use crate::inner::{Checks, Inner};
 use crate::members::{self, Members};
 use crate::memory::{CpuView, is_of_one_kind};
 use crate::table::Table;
 use crate::tier::Tier;
-use crate::verify::Checks;
 use crate::words::Words;
 use crate::{CopyMethod, Error, Found, MemoryError, Result, TierMemory, Verify};
 
@@ -137,8 +135,15 @@ impl AttachOptions {
         // One process opens it at a time, so nobody sees a tier that is being written, and all know who is a member.
         let own = self.claim(&words, is_a_tier)?;
         // Read again: another process may have had it in between.
-        let plan = self.plan(&view);
-        let opened = plan.and_then(|plan| self.open_claimed(&view, plan));
+        let opened = self.plan(&view).and_then(|plan| {
+            if plan.is_new {
+                // The words of members of other data than a tier mean nothing.
+                let elsewhere_has_ended = self.take_over || !plan.is_a_tier;
+                Members::of(&words).expect_none(elsewhere_has_ended)?;
+                header::format(&view, &plan.geometry, &self.tag)?;
+            }
+            self.join(plan.geometry, plan.is_new, None)
+        });
         members::release(&words, OPENER, own);
         opened
     }
@@ -233,16 +238,6 @@ impl AttachOptions {
         };
         expect_room(view.len(), geometry.total)?;
         Ok(geometry)
-    }
-
-    fn open_claimed(&self, view: &CpuView<'_>, plan: Plan) -> Result<Tier> {
-        if plan.is_new {
-            // The words of members of other data than a tier mean nothing.
-            let elsewhere_has_ended = self.take_over || !plan.is_a_tier;
-            Members::of(&Words::new(view)?).expect_none(elsewhere_has_ended)?;
-            header::format(view, &plan.geometry, &self.tag)?;
-        }
-        self.join(plan.geometry, plan.is_new, None)
     }
 
     /// Becomes a member of a tier in formatted memory, which may grow in the background: with it comes the number of its bytes that are

@@ -242,7 +242,11 @@ impl Hub {
             return Noted(None);
         }
         let mut listeners = lock(&self.listeners);
-        let events = of_groups(keys).into_iter().zip(listeners.next_number..);
+        let mut groups = BTreeMap::<u8, Vec<Key>>::new();
+        for key in keys {
+            groups.entry(key.group()).or_default().push(key);
+        }
+        let events = groups.into_iter().zip(listeners.next_number..);
         let events = events.map(|((group, keys), number)| TierEvent {
             number,
             kind,
@@ -260,15 +264,6 @@ impl Hub {
         }
         Noted(Some((events, functions)))
     }
-}
-
-/// Returns the keys of each group, in their order.
-fn of_groups(keys: Vec<Key>) -> BTreeMap<u8, Vec<Key>> {
-    let mut groups = BTreeMap::<u8, Vec<Key>>::new();
-    for key in keys {
-        groups.entry(key.group()).or_default().push(key);
-    }
-    groups
 }
 
 /// Events that functions are told when this is dropped, by a caller that holds no lock.

@@ -4,12 +4,11 @@ use std::mem::take;
 use std::sync::Arc;
 
 use crate::events::{Noted, TierEventKind};
-use crate::inner::Inner;
+use crate::inner::{Inner, sums};
 use crate::memory::CpuView;
 use crate::page::{Evicted, PageId, Reserved};
 use crate::table::Use;
 use crate::tier::Tier;
-use crate::verify::sums;
 use crate::{Error, GrowthState, Key, MemoryError, Result};
 
 impl Tier {
@@ -58,7 +57,10 @@ impl Tier {
     /// pinned then. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child. Those of the memory's view.
     pub fn prepare_load(&self, keys: &[Key]) -> Result<Load> {
         let is_checked = self.0.checks.is_on();
-        let mut load = Load::empty(Arc::clone(&self.0));
+        let mut load = Load {
+            tier: Arc::clone(&self.0),
+            pages: Vec::new(),
+        };
         let sums = self.0.with(|table| {
             load.pages = table.pin(keys)?;
             let checked = load.pages.iter().filter(|_| is_checked);
@@ -164,7 +166,8 @@ impl Store {
     /// those of the memory's view.
     pub fn view(&self, index: usize) -> Result<CpuView<'_>> {
         if self.is_committed {
-            return Err(committed().into());
+            let why = "it was committed, and others may read its pages";
+            return Err(MemoryError::invalid("store", why).into());
         }
         self.tier.page_view(page(&self.pages, index)?)
     }
@@ -181,9 +184,14 @@ impl Store {
         if self.is_committed {
             return Ok(());
         }
-        let sums = self.sums()?;
+        let mut found = Vec::new();
+        if self.tier.checks.is_on() {
+            self.tier
+                .with(|table| table.expect_written(&self.pages))??;
+            found = sums(&self.pages, |page| self.tier.page_view(page))?;
+        }
         let noted = self.tier.with(|table| {
-            for (&page, sum) in self.pages.iter().zip(sums) {
+            for (&page, sum) in self.pages.iter().zip(found) {
                 table.set_sum(page, sum);
             }
             table.commit(&self.pages)?;
@@ -193,19 +201,6 @@ impl Store {
         self.is_committed = true;
         drop(noted);
         Ok(())
-    }
-
-    /// Returns the checksums of the pages; none if they have none.
-    ///
-    /// # Errors
-    /// As [`commit`](Self::commit).
-    fn sums(&self) -> Result<Vec<u64>> {
-        if !self.tier.checks.is_on() {
-            return Ok(Vec::new());
-        }
-        self.tier
-            .with(|table| table.expect_written(&self.pages))??;
-        sums(&self.pages, |page| self.tier.page_view(page))
     }
 }
 
@@ -217,15 +212,11 @@ impl Drop for Store {
     }
 }
 
-fn committed() -> MemoryError {
-    MemoryError::invalid("store", "it was committed, and others may read its pages")
-}
-
 /// Pairs pages with as many blocks.
 ///
 /// # Errors
 /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for another number of blocks.
-pub(crate) fn pairs(pages: &[PageId], blocks: &[u64]) -> Result<Vec<(PageId, u64)>> {
+fn pairs(pages: &[PageId], blocks: &[u64]) -> Result<Vec<(PageId, u64)>> {
     if pages.len() != blocks.len() {
         let why = format!("{} blocks for {} pages", blocks.len(), pages.len());
         return Err(MemoryError::invalid("blocks", why).into());
@@ -237,7 +228,7 @@ pub(crate) fn pairs(pages: &[PageId], blocks: &[u64]) -> Result<Vec<(PageId, u64
 ///
 /// # Errors
 /// [`InvalidArgument`](crate::MemoryError::InvalidArgument).
-pub(crate) fn page(pages: &[PageId], index: usize) -> Result<PageId> {
+fn page(pages: &[PageId], index: usize) -> Result<PageId> {
     let none = || MemoryError::invalid_index("page", index as u64, pages.len() as u64);
     pages.get(index).copied().ok_or_else(|| none().into())
 }
@@ -249,15 +240,10 @@ pub(crate) fn page(pages: &[PageId], index: usize) -> Result<PageId> {
 #[must_use = "dropped, its pages may be evicted"]
 pub struct Load {
     tier: Arc<Inner>,
-    pub(crate) pages: Vec<PageId>,
+    pages: Vec<PageId>,
 }
 
 impl Load {
-    pub(crate) const fn empty(tier: Arc<Inner>) -> Self {
-        let pages = Vec::new();
-        Self { tier, pages }
-    }
-
     /// Returns the page of each key, in the order asked for.
     pub fn pages(&self) -> &[PageId] {
         &self.pages

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use super::kernel::{Kernel, Launch};
 use super::{CopyMethod, Plan, may_do_otherwise};
-use crate::driver::{Access, Location, Relaxed};
+use crate::driver::{Access, Relaxed};
 use crate::inner::Inner;
 use crate::memory::{Engine, GrantUse};
 use crate::page::{Direction, PageId};
 use crate::table::Use;
 use crate::{Error, GpuPages, MemoryError, Result, Stream};
 use egmem_core::Transfer;
+use egmem_core::memory::expect_gpu_access;
 use egmem_core::pinned::PinnedHost;
 
 /// Copies in progress, and a ticket for them.
@@ -197,7 +198,10 @@ fn prepare<'a>(method: CopyMethod, plan: &'a Plan<'_>, held: &mut Held) -> Resul
         Direction::Load => (Access::Read, Access::ReadWrite),
         Direction::Store => (Access::ReadWrite, Access::Read),
     };
-    expect_tier_access(&tier, stream, engine, of_tier)?;
+    // SAFETY: the stream lives, and is of the tier's driver.
+    unsafe { tier.memory.ready_on(stream.handle())? };
+    let (who, all) = ((stream.device(), engine), (0, tier.bytes()));
+    expect_gpu_access(&tier.memory, who, all, of_tier)?;
     held.grants = held.gpu.ready(stream, engine, of_gpu)?;
     let CopyMethod::Kernel { blocks } = method else {
         return Ok(match method {
@@ -216,22 +220,6 @@ fn prepare<'a>(method: CopyMethod, plan: &'a Plan<'_>, held: &mut Held) -> Resul
 /// Returns whether a stream is the legacy default stream, which takes no batches: 0, and `CU_STREAM_LEGACY`.
 fn is_legacy_default(stream: &Stream) -> bool {
     matches!(stream.handle().raw, 0 | 1)
-}
-
-/// Refuses a tier that `engine` of the stream's GPU may not use.
-///
-/// # Errors
-/// [`NotAccessible`](crate::MemoryError::NotAccessible); the driver's errors.
-fn expect_tier_access(tier: &Inner, stream: &Stream, engine: Engine, need: Access) -> Result<()> {
-    // SAFETY: the stream lives, and is of the tier's driver.
-    unsafe { tier.memory.ready_on(stream.handle())? };
-    let device = stream.device();
-    let have = tier.memory.gpu_access(device, engine, 0, tier.bytes())?;
-    if have < need {
-        let who = Location::Device(device);
-        return Err(MemoryError::not_accessible(who, have, need).into());
-    }
-    Ok(())
 }
 
 const NO_BORDERS: &str = "a batch needs memory that tells where its allocations border";

@@ -158,66 +158,42 @@ impl Kernel {
         launch: &Launch<'_>,
         list: &PinnedHost,
     ) -> Result<(), MemoryError> {
-        let view = list.cpu();
+        let (view, list) = (list.cpu(), list.device_ptr());
         let mut at = 0;
         for group in &launch.groups {
             // The bases come after the entries of all pairs.
             let bases_at = at + group.entries(launch.pairs.len()) * 16;
             view.write_at(bases_at, &group.bases)?;
+            let parts = group.bases.len() as u64;
             for pairs in group.launches(launch.pairs.len()) {
                 let entries = group.entries(pairs.len());
                 let list_at = at + group.entries(pairs.start) * 16;
                 launch.write(&view, list_at, group, pairs)?;
-                let at = [list_at, bases_at].map(|at| list.device_ptr().add(at).0);
-                // SAFETY: the caller's promise; this part of the list is written, and the bases are.
-                unsafe { self.launch_part(launch, group, entries, at)? };
+                let args = [
+                    list.add(list_at).0,
+                    entries,
+                    list.add(bases_at).0,
+                    parts,
+                    group.part_bytes,
+                    launch.is_load.into(),
+                ];
+                // At most 2^24 × 2^32 / 2^4.
+                let chunks = entries * parts * group.part_bytes.div_ceil(CHUNK);
+                let useful = chunks.div_ceil(u64::from(THREADS / 32));
+                let dims = LaunchDims {
+                    blocks: useful.clamp(1, u64::from(launch.blocks.clamp(1, MAX_BLOCKS))) as u32,
+                    threads: THREADS,
+                };
+                let (driver, stream) = (launch.stream.driver(), launch.stream.handle());
+                // SAFETY: the arguments are the kernel's: it reads this part of the list and the bases, which are written and stay
+                // unchanged until the work has ended, and copies `part_bytes` bytes for each entry and base, which by the caller's
+                // promise lie in live memory that the GPU may access, at multiples of 16. The CPU's writes to the list come before
+                // the launch.
+                unsafe { driver.launch_kernel(self.function, dims, &args, stream)? };
             }
             at = (bases_at + size_of_val(&*group.bases) as u64).next_multiple_of(16);
         }
         Ok(())
-    }
-
-    /// Launches the copies of some entries of a group, whose list and bases lie at `at`.
-    ///
-    /// # Errors
-    /// The driver's.
-    ///
-    /// # Safety
-    /// As for [`launch`](Self::launch); `at` has the list and the bases, which stay unchanged until the work has
-    /// ended.
-    unsafe fn launch_part(
-        &self,
-        launch: &Launch<'_>,
-        group: &Group,
-        entries: u64,
-        at: [u64; 2],
-    ) -> Result<(), MemoryError> {
-        let parts = group.bases.len() as u64;
-        let [list, bases] = at;
-        let args = [
-            list,
-            entries,
-            bases,
-            parts,
-            group.part_bytes,
-            launch.is_load.into(),
-        ];
-        // At most 2^24 × 2^32 / 2^4.
-        let chunks = entries * parts * group.part_bytes.div_ceil(CHUNK);
-        let useful = chunks.div_ceil(u64::from(THREADS / 32));
-        let dims = LaunchDims {
-            blocks: useful.clamp(1, u64::from(launch.blocks.clamp(1, MAX_BLOCKS))) as u32,
-            threads: THREADS,
-        };
-        // SAFETY: the arguments are the kernel's: it reads the list, and copies `part_bytes` bytes for each entry and
-        // base, which by the caller's promise lie in live memory that the GPU may access, at multiples of 16. The
-        // CPU's writes to the list come before the launch.
-        unsafe {
-            launch
-                .stream
-                .driver()
-                .launch_kernel(self.function, dims, &args, launch.stream.handle())
-        }
     }
 }
 

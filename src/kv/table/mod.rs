@@ -5,7 +5,6 @@
 //! at every instruction, and what follows from it then: a process that is killed in between holds the lock, and the one that takes the lock over
 //! repairs first.
 
-mod extents;
 mod lists;
 mod repair;
 mod reserve;

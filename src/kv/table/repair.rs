@@ -65,12 +65,11 @@ impl Table<'_> {
             self.set_group_of_extent(0, Some(0), 0);
         }
         let (mut found, mut order) = (Found::default(), list_for(0)?);
-        let numbers = self.geometry.pages / self.geometry.extents;
         for extent in 0..self.geometry.extents {
             self.clear_extent(extent);
             let group = self.group_of_extent(extent);
-            let whole = u64::from((extent + 1) * numbers) <= usable;
-            let Some(group) = group.filter(|_| whole || !self.geometry.has_groups()) else {
+            let is_whole = self.is_usable(extent) || !self.geometry.has_groups();
+            let Some(group) = group.filter(|_| is_whole) else {
                 self.set_group_of_extent(extent, None, self.first_uses(extent));
                 continue;
             };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use crate::geometry::{Geometry, MEMBER, MEMBERS};
-use crate::lock::Lock;
+use crate::header::Lock;
 use crate::members::{Members, Own};
 use crate::page::{Evicted, PageId, Reserved};
 use crate::table::slot::{Named, State};
