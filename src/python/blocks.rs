@@ -1,7 +1,7 @@
 //! `egmem.Block` and `egmem.Blocks`: parts of a heap's memory.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use egmem::heap::{NotAllFreed, NotFreed};
 use pyo3::exceptions::PyIndexError;
@@ -13,7 +13,7 @@ use crate::driver::Driver;
 use crate::error::{OrRaise, ToPy, closed, in_use, raise};
 use crate::interpreter::{Closing, Open};
 use crate::memory::{Memory, make};
-use crate::owner::{Many, OfMany};
+use crate::owner::Many;
 use crate::region::{Owner, Region};
 
 /// A block of a heap, made by `Heap.allocate`, or an element of `Blocks`. It may outlive the heap's object.
@@ -42,7 +42,7 @@ impl Block {
         gpu: Option<GpuArg>,
     ) -> PyResult<()> {
         let memory = slf.as_super();
-        if let Owner::OfMany(_) = memory.region()?.owner().or_raise()? {
+        if let Owner::OfMany(..) = memory.region()?.owner().or_raise()? {
             let message = "the block is one of allocate_many, which are freed together";
             let remedy = "delete it, and call free_after of its egmem.Blocks";
             return Err(raise("InvalidArgument", message, remedy, None));
@@ -147,7 +147,7 @@ impl Blocks {
             return Err(PyIndexError::new_err(why));
         };
         let offset = many.blocks[index].offset();
-        make(py, Block { offset }, Owner::OfMany(OfMany { many, index }))
+        make(py, Block { offset }, Owner::OfMany(many, index))
     }
 
     /// The addresses, as a memoryview of unsigned 64-bit numbers: `numpy.asarray(blocks.addresses)` copies nothing. They
@@ -155,7 +155,7 @@ impl Blocks {
     #[getter]
     fn addresses<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let many = self.many()?;
-        many.expose();
+        many.exposed.store(true, Relaxed);
         let bytes = PyBytes::new_with(py, 8 * many.blocks.len(), |bytes| {
             for (bytes, block) in bytes.chunks_exact_mut(8).zip(&many.blocks) {
                 bytes.copy_from_slice(&block.device_ptr().0.to_ne_bytes());
@@ -174,9 +174,7 @@ impl Blocks {
     /// The driver that the blocks belong to.
     #[getter]
     fn driver(&self) -> PyResult<Driver> {
-        Ok(Driver {
-            inner: self.many()?.heap.driver().clone(),
-        })
+        Ok(Driver::of(self.many()?.heap.driver()))
     }
 
     /// Whether `close` or `free_after` was called.

@@ -10,10 +10,9 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 
-use crate::dtype::{CPU, CUDA, CUDA_HOST};
 use crate::error::{OrRaise, invalid, raise};
 use crate::region::Region;
-use crate::view::View;
+use crate::view::{CPU, CUDA, CUDA_HOST, View};
 
 /// `DLPACK_FLAG_BITMASK_READ_ONLY`
 const READ_ONLY: u64 = 1;
@@ -174,16 +173,12 @@ fn order(py: Python<'_>, view: &View, gpu: i32, stream: Option<&Bound<'_, PyAny>
 
 /// Returns the shape and, behind it, the strides in elements.
 fn numbers(shape: &[i64]) -> Vec<i64> {
-    let mut numbers = shape.to_vec();
-    let mut stride = 1_i64;
-    let mut strides = Vec::with_capacity(shape.len());
-    for dimension in shape.iter().rev() {
-        strides.push(stride);
-        stride = stride.saturating_mul((*dimension).max(1));
-    }
-    strides.reverse();
-    numbers.append(&mut strides);
-    numbers
+    let product = |behind: &[i64]| {
+        let sizes = behind.iter().map(|dimension| (*dimension).max(1));
+        sizes.fold(1_i64, i64::saturating_mul)
+    };
+    let strides = (1..=shape.len()).map(|behind| product(&shape[behind..]));
+    shape.iter().copied().chain(strides).collect()
 }
 
 /// Returns a capsule with a structure on the heap, which its deleter frees.

@@ -81,6 +81,12 @@ impl Driver {
 }
 
 impl Driver {
+    /// Returns the object of a driver.
+    pub fn of(driver: &egmem::Driver) -> Self {
+        let inner = driver.clone();
+        Self { inner }
+    }
+
     fn here(&self) -> PyResult<()> {
         self.inner.expect_this_process("driver").or_raise()
     }

@@ -38,11 +38,8 @@ impl Client {
     ) -> PyResult<T> {
         self.driver.expect_this_process("client").or_raise()?;
         let client = self.inner.value().ok_or_else(|| closed("client"))?;
-        interruptible(py, || {
-            let done = work(&client);
-            drop(client);
-            done
-        })
+        // The closure drops the handle, without the GIL.
+        interruptible(py, move || work(&client))
     }
 }
 

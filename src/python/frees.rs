@@ -70,10 +70,8 @@ impl Frees {
     /// Takes the memory that waits for a driver's GPUs.
     fn take(&self, driver: &Driver) -> Vec<Kept> {
         let mut kept = lock(&self.kept);
-        let (taken, rest) = std::mem::take(&mut *kept)
-            .into_iter()
-            .partition(|memory| memory.driver.same(driver));
-        *kept = rest;
+        let of_driver = |memory: &mut Kept| memory.driver.same(driver);
+        let taken = kept.extract_if(.., of_driver).collect();
         COUNT.store(kept.len() as u64, Relaxed);
         taken
     }

@@ -48,12 +48,8 @@ impl Heap {
         work: impl FnOnce(&egmem::Heap) -> egmem::Result<T> + Send,
     ) -> PyResult<T> {
         let heap = self.handle()?;
-        py.detach(|| {
-            let done = work(&heap);
-            drop(heap);
-            done
-        })
-        .or_raise()
+        // The closure drops the handle, without the GIL.
+        py.detach(move || work(&heap)).or_raise()
     }
 
     fn make<'py>(
@@ -272,9 +268,7 @@ impl Heap {
     /// The driver that the heap belongs to.
     #[getter]
     fn driver(&self) -> PyResult<Driver> {
-        Ok(Driver {
-            inner: self.handle()?.driver().clone(),
-        })
+        Ok(Driver::of(self.handle()?.driver()))
     }
 
     /// Whether `close` was called.
@@ -285,7 +279,7 @@ impl Heap {
 
     /// Pickles the heap itself, for one process of this user: it finds blocks by their offsets. See docs/python.md.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        crate::pickle::reduce_heap(py, &self.handle()?, &self.inner, self.shareable)
+        crate::import::reduce_heap(py, &self.handle()?, &self.inner, self.shareable)
     }
 
     /// Ends the heap's use. Blocks stay valid; the memory is released with the last one.

@@ -1,7 +1,7 @@
 //! `egmem.allocations`, `egmem.locate`, `egmem.memory_summary`: this process's ledger, and what it has of new memory.
 
 use egmem::Backing;
-use egmem::backing::{Chosen, Why};
+use egmem::backing::Why;
 use egmem::driver::DevicePtr;
 use egmem::ledger::{self, CallSite, Ledger};
 use egmem::size::Bytes;
@@ -160,15 +160,6 @@ impl Located {
             allocation: Some(Py::new(py, Allocation { inner: allocation })?),
         })
     }
-
-    fn foreign(memory: &ledger::Foreign, address: u64) -> Self {
-        Self {
-            allocation: None,
-            offset: memory.start.and_then(|start| address.checked_sub(start)),
-            location: memory.location.map(|location| location.to_string()),
-            nbytes: memory.bytes,
-        }
-    }
 }
 
 /// Returns this process's live allocations, the oldest first: those of `driver`, or of all drivers.
@@ -220,20 +211,21 @@ pub fn locate(
     {
         return Located::own(py, allocation, offset).map(Some);
     }
-    let driver = match driver {
-        Some(driver) => driver,
-        // Without a driver no address is a driver's.
-        None => match given_or_default(py, None) {
-            Ok(driver) => driver,
-            Err(_) => return Ok(None),
-        },
+    let driver = driver.map_or_else(|| given_or_default(py, None), Ok);
+    let Ok(driver) = driver else {
+        return Ok(None); // without a driver no address is a driver's
     };
     let found = py.detach(|| ledger::locate(&driver, DevicePtr(address)));
     match found.or_raise()? {
         ledger::Located::Allocation {
             allocation, offset, ..
         } => Located::own(py, *allocation, offset).map(Some),
-        ledger::Located::Foreign(memory) => Ok(Some(Located::foreign(&memory, address))),
+        ledger::Located::Foreign(memory) => Ok(Some(Located {
+            allocation: None,
+            offset: memory.start.and_then(|start| address.checked_sub(start)),
+            location: memory.location.map(|location| location.to_string()),
+            nbytes: memory.bytes,
+        })),
         _ => Ok(None),
     }
 }
@@ -308,7 +300,7 @@ fn line(py: Python<'_>) -> PyResult<Option<CallSite>> {
     }))
 }
 
-/// Returns what the memory at an address is, and why: `None` for memory that the ledger does not know.
+/// Returns what the memory at an address is, and why. Memory without a decision is the driver's.
 ///
 /// # Errors
 /// The driver's.
@@ -316,21 +308,12 @@ pub fn backing_at(
     py: Python<'_>,
     driver: &egmem::Driver,
     address: DevicePtr,
-) -> PyResult<Option<Chosen>> {
+) -> PyResult<(Backing, Why)> {
     let located = py.detach(|| ledger::locate(driver, address)).or_raise()?;
-    Ok(match located {
+    let chosen = match located {
         ledger::Located::Allocation { allocation, .. } => allocation.backing,
         _ => None,
-    })
-}
-
-/// Returns what memory is, as text. Memory without a decision is the driver's.
-pub fn backing_text(chosen: Option<&Chosen>) -> String {
-    let backing = chosen.map_or(Backing::Driver, |chosen| chosen.backing);
-    backing.to_string()
-}
-
-/// Returns why memory is that, as text.
-pub fn reason_text(chosen: Option<&Chosen>) -> String {
-    chosen.map_or(Why::Asked.to_string(), |chosen| chosen.why.to_string())
+    };
+    let asked = (Backing::Driver, Why::Asked);
+    Ok(chosen.map_or(asked, |chosen| (chosen.backing, chosen.why)))
 }

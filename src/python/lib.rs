@@ -1,4 +1,4 @@
-//! The native module of the Python package `egmem`.
+//! The native module of the Python package `egmem`, and how pickled objects are received.
 //!
 //! The functions below are a thin face: they check arguments, release the GIL, call the facade crate and convert
 //! errors. No lock of egmem is held while Python code runs, and no egmem code that holds a lock asks for the GIL.
@@ -11,7 +11,6 @@ mod cli;
 mod copies;
 mod dlpack;
 mod driver;
-mod dtype;
 mod error;
 mod exchange;
 mod frees;
@@ -30,11 +29,29 @@ mod places;
 mod region;
 mod ring;
 mod share;
-mod shared_heap;
 mod stream;
-mod tickets;
 mod torch_alloc;
 mod view;
+
+use std::io::ErrorKind;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+
+use egmem::Driver;
+use egmem::shapes::{Consumer, Producer};
+use egmem::share::{Channel, Error, ImportOptions, ImportedBuffer, Peers};
+use pyo3::prelude::*;
+
+use driver::given_or_default;
+use error::{OrRaise, ToPy, not_supported, raise};
+use import::{SharedHeap, granted, receive_from, wait};
+use interpreter::{closing, object};
+use ledger::from_program;
+use memory::{SharedBuffer, make};
+use pickle::PATIENCE;
+use region::Owner;
+use ring::{RingSide, Side};
+use stream::Event;
 
 #[pyo3::pymodule]
 mod _egmem {
@@ -56,13 +73,13 @@ mod _egmem {
         exchange::{Client, Entry, RemoteBuffer, connect, gather},
         frees::{deferred, free_deferred, hold, release},
         heap::Heap,
-        import::{receive, receive_offered, unpickle},
+        import::{SharedHeap, receive, receive_offered},
         interpreter::Closing,
         kv::{
+            Tier,
+            copies::{GpuPages, Job},
             events::{Events, Subscription, TierEvent},
-            gpu_pages::GpuPages,
-            open_tier::Tier,
-            store::{Job, Load, PageView, Store},
+            store::{Load, PageView, Store},
             tier::Member,
         },
         ledger::{Allocation, Located, allocations, locate, memory_summary},
@@ -70,9 +87,103 @@ mod _egmem {
         places::{Gpu, Node},
         ring::{RingSide, ring},
         share::{Offer, close_offers},
-        shared_heap::SharedHeap,
         stream::{Event, Stream},
         torch_alloc::{CupySource, TorchSlot, register},
+        unpickle,
         view::View,
     };
+}
+
+/// What another process has pickled.
+enum Received {
+    Memory(ImportedBuffer),
+    Heap(Channel),
+    Event(egmem::Event),
+    Ring(Side),
+}
+
+/// Receives what another process has pickled.
+#[pyfunction]
+#[pyo3(name = "_unpickle")]
+pub fn unpickle<'py>(
+    py: Python<'py>,
+    name: &str,
+    ticket: &str,
+    process: u32,
+    simulated: bool,
+    kind: &str,
+) -> PyResult<Bound<'py, PyAny>> {
+    let driver = given_or_default(py, None)?;
+    expect_kind(&driver, process, simulated)?;
+    let receive = || -> PyResult<Received> {
+        let mut channel = connect_to(name, process)?;
+        channel.send_text(ticket).or_raise()?;
+        granted(&mut channel, process, kind)??;
+        if kind == "heap" {
+            return Ok(Received::Heap(channel));
+        }
+        wait(&mut channel, PATIENCE)?;
+        let options = ImportOptions::new();
+        let received = match kind {
+            "event" => channel.receive_event(&driver).map(Received::Event),
+            "producer" => Producer::receive_untyped(&driver, &mut channel, options)
+                .map(|side| Received::Ring(Side::Producer(side))),
+            "consumer" => Consumer::receive_untyped(&driver, &mut channel, options)
+                .map(|side| Received::Ring(Side::Consumer(side))),
+            _ => receive_from(&mut channel, &driver, None).map(Received::Memory),
+        };
+        received.or_raise()
+    };
+    match from_program(py, || py.detach(receive))? {
+        Received::Memory(imported) => make(py, SharedBuffer, Owner::Imported(imported)),
+        Received::Heap(channel) => {
+            let heap = SharedHeap::new(channel, driver, process);
+            object(py, closing(heap))
+        }
+        Received::Event(event) => object(py, Event::of(event)),
+        Received::Ring(side) => object(py, RingSide::of(&driver, side)),
+    }
+}
+
+/// Checks that this process's driver can import what another process pickled.
+///
+/// # Errors
+/// `NotSupported` if one is simulated and the other is not.
+fn expect_kind(driver: &Driver, process: u32, simulated: bool) -> PyResult<()> {
+    if driver.is_simulated() == simulated {
+        return Ok(());
+    }
+    let kind = |simulated| if simulated { "a simulated" } else { "CUDA's" };
+    Err(not_supported(
+        &format!(
+            "process {process} pickled memory of {} driver, and the default driver here is {}",
+            kind(simulated),
+            kind(!simulated)
+        ),
+        "use one kind in both: set EGMEM_SIM for both processes, or call egmem.set_default_driver first",
+    ))
+}
+
+/// Connects to the socket of a process that pickled something.
+///
+/// # Errors
+/// `ConnectionFailed`; `Refused` if another user's process has the socket's name by now.
+fn connect_to(name: &str, process: u32) -> PyResult<Channel> {
+    let address = SocketAddr::from_abstract_name(name);
+    let stream = address.and_then(|address| UnixStream::connect_addr(&address));
+    let stream = stream.map_err(|error| match error.kind() {
+        ErrorKind::ConnectionRefused | ErrorKind::NotFound => raise(
+            "ConnectionFailed",
+            &format!("process {process}, which pickled the memory, has ended"),
+            "keep it until the processes that get its memory have unpickled it; after that it may end",
+            None,
+        ),
+        _ => {
+            let what = "connecting to the process that pickled the memory";
+            Error::from(egmem::Error::system(what, &error)).to_py()
+        }
+    })?;
+    let mut channel = Channel::new(stream, &Peers::same_user()).or_raise()?;
+    channel.set_timeout(PATIENCE);
+    Ok(channel)
 }

@@ -15,7 +15,6 @@ use pyo3::{PyClass, ffi};
 use crate::args::{GpuArg, Size};
 use crate::copies::{self, slice_of, with_part};
 use crate::driver::Driver;
-use crate::dtype::{CPU, CUDA};
 use crate::error::{OrRaise, closed, in_use, invalid, raise};
 use crate::frees::{self, sweep};
 use crate::interpreter::{Closing, closing, drop_detached, lock};
@@ -24,8 +23,8 @@ use crate::places::{node_of, simulated_of};
 use crate::region::{Owner, Region, access_text};
 use crate::share::{Offer, offer};
 use crate::stream::given;
-use crate::view::View;
-use crate::{dlpack, tickets};
+use crate::view::{CPU, CUDA, View};
+use crate::{dlpack, pickle};
 
 /// The memory of an object, until it is closed.
 struct Slot {
@@ -82,7 +81,7 @@ impl Memory {
     pub fn take(&self) -> PyResult<Option<Region>> {
         let region = lock(&self.slot).region.clone();
         if let Some(shared) = region.and_then(|region| region.shared_before()) {
-            tickets::revoke(&shared);
+            pickle::revoke(&shared);
         }
         let region = self.take_without(|region| Arc::strong_count(region) - 1)?;
         Ok(region.and_then(Arc::into_inner))
@@ -212,9 +211,7 @@ impl Memory {
     /// The driver that the memory belongs to.
     #[getter]
     fn driver(&self) -> PyResult<Driver> {
-        Ok(Driver {
-            inner: self.region()?.driver.clone(),
-        })
+        Ok(Driver::of(&self.region()?.driver))
     }
 
     /// Whether `close` was called.

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 
 use egmem::driver::{DevicePtr, Driver, Location};
 use egmem::exchange::blocking::RemoteBuffer;
@@ -21,8 +21,8 @@ pub enum Owner {
     Buffer(Arc<Buffer>),
     /// A part of a heap's memory.
     Block(Arc<Block>),
-    /// One of many blocks.
-    OfMany(OfMany),
+    /// One of many blocks, all of which it keeps, by its index.
+    OfMany(Arc<Many>, usize),
     /// A pool's allocation.
     Pool(PoolBuffer),
     /// Another process's memory.
@@ -108,18 +108,22 @@ impl<M: Memory + CpuMemory> Whole for M {}
 impl Owner {
     /// Returns driver, address, number of bytes and the first location.
     pub fn facts(&self) -> (Driver, u64, u64, Location) {
+        let of = |memory: &dyn Whole| {
+            let (address, location) = (memory.device_ptr().0, memory.location());
+            (memory.driver().clone(), address, memory.len(), location)
+        };
         match self {
             Self::Part { whole, offset, len } => {
                 let address = whole.address.wrapping_add(*offset);
                 (whole.driver.clone(), address, *len, whole.location)
             }
             Self::Page { place, bytes, .. } => (place.0.clone(), bytes.address, bytes.len, place.1),
-            Self::Buffer(memory) => facts(memory),
-            Self::Block(memory) => facts(memory),
-            Self::OfMany(one) => facts(one.block()),
-            Self::Pool(memory) => facts(memory),
-            Self::Remote(memory) => facts(&**memory),
-            Self::Imported(memory) => facts(memory),
+            Self::Buffer(memory) => of(memory),
+            Self::Block(memory) => of(memory),
+            Self::OfMany(many, index) => of(&many.blocks[*index]),
+            Self::Pool(memory) => of(memory),
+            Self::Remote(memory) => of(&**memory),
+            Self::Imported(memory) => of(memory),
         }
     }
 
@@ -142,7 +146,7 @@ impl Owner {
         Ok(match self {
             Self::Buffer(memory) => memory,
             Self::Block(memory) => memory,
-            Self::OfMany(one) => one.block(),
+            Self::OfMany(many, index) => &many.blocks[*index],
             Self::Pool(memory) => memory,
             Self::Remote(memory) => &**memory,
             Self::Imported(memory) => memory,
@@ -167,15 +171,6 @@ pub fn expect_within(offset: u64, len: u64, size: u64) -> egmem::Result<()> {
     }
 }
 
-fn facts(memory: &impl Memory) -> (Driver, u64, u64, Location) {
-    (
-        memory.driver().clone(),
-        memory.device_ptr().0,
-        memory.len(),
-        memory.location(),
-    )
-}
-
 /// Blocks that one call allocated: they are freed together. The last reference is dropped without the GIL.
 pub struct Many {
     /// The heap.
@@ -188,13 +183,6 @@ pub struct Many {
     pub exposed: AtomicBool,
 }
 
-impl Many {
-    /// Notes that code outside of this crate has the address of a block.
-    pub fn expose(&self) {
-        self.exposed.store(true, Relaxed);
-    }
-}
-
 impl Drop for Many {
     /// Frees the blocks, if an address was given away only after the GPUs' work.
     fn drop(&mut self) {
@@ -205,25 +193,5 @@ impl Drop for Many {
         } else if *self.exposed.get_mut() {
             free_after_gpus(driver, self.bytes, blocks);
         }
-    }
-}
-
-/// One of many blocks, which it keeps.
-pub struct OfMany {
-    /// The blocks, of which this is one.
-    pub many: Arc<Many>,
-    /// Its index.
-    pub index: usize,
-}
-
-impl OfMany {
-    /// Returns the block.
-    pub fn block(&self) -> &Block {
-        &self.many.blocks[self.index]
-    }
-
-    /// Notes that code outside of this crate has the address.
-    pub fn expose(&self) {
-        self.many.expose();
     }
 }

@@ -52,6 +52,11 @@ impl Offered {
         kept.offers.fetch_add(1, Relaxed);
         Self(kept)
     }
+
+    /// Returns whether this process made the memory, and is no child that was forked from it.
+    pub fn is_here(&self) -> bool {
+        self.0.driver.is_of_this_process()
+    }
 }
 
 impl Drop for Offered {
@@ -158,7 +163,7 @@ impl Region {
     /// are freed together and the whole of a part wait for the GPUs themselves, when the last of them ends.
     pub fn expose(&self) {
         match &self.owner {
-            Some(Owner::OfMany(one)) => one.expose(),
+            Some(Owner::OfMany(many, _)) => many.exposed.store(true, Relaxed),
             Some(Owner::Part { whole, .. }) => whole.expose(),
             _ => self.exposed.store(true, Relaxed),
         }

@@ -16,9 +16,8 @@ use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
 use crate::interpreter::{detached, lock, until};
 use crate::ledger::from_program;
-use crate::pickle::pickled;
+use crate::pickle::{GRANTED, pickled};
 use crate::places::location;
-use crate::tickets::GRANTED;
 
 /// One side of a ring.
 pub enum Side {

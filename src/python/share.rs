@@ -7,16 +7,15 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use egmem::driver::Access;
+use egmem::driver::{Access, Driver};
 use egmem::share::{Channel, Error, Listener, Peers, Result, Shared};
 use pyo3::prelude::*;
 
 use crate::args;
-use crate::error::{OrRaise, ToPy};
-use crate::interpreter::{Closing, PerProcess, closing, drop_detached, lock};
-use crate::pickle::{part_of, shareable};
+use crate::error::OrRaise;
+use crate::interpreter::{Closing, Open, PerProcess, closing, drop_detached, lock};
+use crate::pickle::{answer_each, part_of, shareable};
 use crate::region::{Offered, Region};
-use crate::tickets::answer_each;
 
 /// How long a process may take to receive the memory.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -26,61 +25,44 @@ const MOST_AT_A_TIME: usize = 64;
 /// Memory that is offered at a Unix socket until this object is closed or deleted. Made by `Memory.share`.
 #[pyclass(extends = Closing, frozen, module = "egmem", name = "Offer")]
 pub struct Offer {
-    open: Arc<Open>,
+    open: Arc<Open<Parts>>,
     path: PathBuf,
-}
-
-/// An offer, until it ends or is dropped. A forked child ends nothing: the socket and its thread are the parent's.
-struct Open {
-    parts: Mutex<Option<Parts>>,
-    driver: egmem::Driver,
+    driver: Driver,
 }
 
 /// Ends an offer when it is dropped.
-pub struct Ends(Arc<Open>);
+pub struct Ends(Arc<Open<Parts>>);
 
+impl Drop for Ends {
+    fn drop(&mut self) {
+        drop_detached(self.0.take());
+    }
+}
+
+/// An offer: when it is dropped, no process gets the memory any more, and the socket's file is gone.
 struct Parts {
     // In this order: the thread has ended before the socket's file is removed and the memory may be closed.
     thread: Option<JoinHandle<()>>,
     ended: Arc<AtomicBool>,
     listener: Arc<Listener>,
-    _region: Offered,
+    region: Offered,
 }
 
 /// The offers of this process, so that none leaves its socket at the end.
-static OFFERS: PerProcess<Mutex<Vec<Weak<Open>>>> = PerProcess::new();
-
-impl Open {
-    /// Ends the offer: no process gets the memory any more, and the socket's file is gone.
-    fn end(&self) {
-        let parts = lock(&self.parts).take();
-        match self.driver.is_of_this_process() {
-            true => drop_detached(parts),
-            false => std::mem::forget(parts),
-        }
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        self.0.end();
-    }
-}
+static OFFERS: PerProcess<Mutex<Vec<Weak<Open<Parts>>>>> = PerProcess::new();
 
 impl Drop for Parts {
     fn drop(&mut self) {
+        let thread = self.thread.take();
+        // A forked child ends nothing: the socket and its thread are the parent's.
+        if !self.region.is_here() {
+            std::mem::forget((thread, Arc::clone(&self.listener)));
+            return;
+        }
         self.ended.store(true, Relaxed);
         self.listener.close();
-        if let Some(thread) = self.thread.take() {
-            // It does not panic.
-            let _ = thread.join();
-        }
+        // It does not panic.
+        let _ = thread.map(JoinHandle::join);
     }
 }
 
@@ -102,13 +84,13 @@ impl Offer {
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        lock(&self.open.parts).is_none()
+        self.open.is_closed()
     }
 
     /// Ends the offer and removes the socket. Processes that have received the memory keep it.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.open.driver.expect_this_process("offer").or_raise()?;
-        py.detach(|| self.open.end());
+        self.driver.expect_this_process("offer").or_raise()?;
+        self.open.close(py);
         Ok(())
     }
 
@@ -141,15 +123,14 @@ pub fn offer(
             thread: Some(thread),
             ended,
             listener,
-            _region: Offered::new(region),
+            region: Offered::new(region),
         })
     });
-    let parts = Mutex::new(Some(parts.map_err(ToPy::to_py)?));
-    let open = Arc::new(Open { parts, driver });
+    let open = Arc::new(Open::new(parts.or_raise()?));
     let mut offers = lock(OFFERS.get(|_| Mutex::default()));
     offers.retain(|offer| offer.strong_count() > 0);
     offers.push(Arc::downgrade(&open));
-    Py::new(py, closing(Offer { open, path }))
+    Py::new(py, closing(Offer { open, path, driver }))
 }
 
 /// Starts the thread that sends the memory to each process that connects.
@@ -176,9 +157,8 @@ fn serve(
 pub fn close_offers(py: Python<'_>) {
     py.detach(|| {
         let offers = std::mem::take(&mut *lock(OFFERS.get(|_| Mutex::default())));
-        offers
-            .iter()
-            .filter_map(Weak::upgrade)
-            .for_each(|open| open.end());
+        for offer in offers.iter().filter_map(Weak::upgrade) {
+            drop(offer.take());
+        }
     });
 }

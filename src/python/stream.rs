@@ -11,8 +11,7 @@ use crate::args::{GpuArg, expect_gpu};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid, not_supported};
 use crate::interpreter::until;
-use crate::pickle::pickled;
-use crate::tickets::GRANTED;
+use crate::pickle::{GRANTED, pickled};
 
 /// A stream of a GPU. Other libraries take it by `__cuda_stream__`.
 #[pyclass(frozen, module = "egmem", name = "Stream")]

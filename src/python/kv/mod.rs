@@ -1,30 +1,267 @@
-//! `egmem.kv`: the KV-cache tier. Here are keys that Python gives, and the tier's errors.
+//! `egmem.kv`: the KV-cache tier, open until Python closes it; keys that Python gives, and the tier's errors.
 
+pub mod copies;
 pub mod events;
-pub mod gpu_pages;
-pub mod open_tier;
 pub mod store;
 pub mod tier;
 
-use egmem::Explain;
-use egmem::kv::{Error, Key, PageId, Tier};
+use std::sync::Arc;
+
+use egmem::backing::Why;
+use egmem::driver::Location;
+use egmem::kv::{self, AttachOptions, Error, Key, PageId, TierOptions, Verify};
+use egmem::size::Bytes;
+use egmem::{Backing, Explain};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyByteArray, PyBytes, PyString};
 
-use crate::args::{Count, OneOrEach};
-use crate::error::{ToPy, explained, invalid};
+use crate::args::{Count, OneOrEach, Size, choice};
+use crate::error::{OrRaise, ToPy, closed, explained, invalid};
+use crate::interpreter::{Closing, Open, SLICE, closing, drop_detached};
+use crate::ledger::backing_at;
+use crate::memory::Memory;
+use crate::region::{Owner, Region};
+use crate::share::{Ends, Offer};
+
+/// Fixed pages of pinned host memory by key, in least-recently-used order: the tier below a serving engine's cache.
+///
+/// `Tier(pages=4096, page_bytes=65536, node=0)` allocates the memory. Pages lie side by side, and none is rounded up.
+/// `Tier(bytes="48GiB", page_bytes=[65536, 18432])` has groups of keys, whose pages have these sizes and share the bytes. `group=` of a
+/// method is the group of all keys, or a sequence with one for each; equal bytes in two groups are two keys.
+///
+/// A key is `bytes`, such as the hash of a block of tokens and of all before it. Keys of up to 64 bytes are kept as they
+/// are; of a longer one the tier keeps a hash of 32 bytes: `stored_key`. `near_gpu`, `access_by` and `label` are as for `Buffer`.
+/// So is `backing`, whose default is `"auto"` here.
+///
+/// `verify` is `"never"`, `"sample"` or `"always"`: whether commits compute checksums of pages, and `prepare_load` checks one
+/// page in 16, or each. A page with other bytes than were committed is a miss: `NotReady`, and `damaged` in `stats`.
+///
+/// `progress(done, total)` is called after each chunk of memory, in bytes and with no lock held. If it raises, or a
+/// signal does, such as Ctrl-C between two chunks, everything is given back. With `background=True` the tier is there
+/// as soon as its first page is: `progress` is called until then, and a thread creates the rest, whose pages are free
+/// one after the other (`wait_grown`, `growth`, `stats`).
+#[pyclass(extends = Closing, frozen, module = "egmem.kv")]
+pub struct Tier {
+    // In this order: the offer ends first.
+    offered: Open<Offered>,
+    inner: Open<kv::Tier>,
+    location: Location,
+    /// The number of pages.
+    #[pyo3(get)]
+    pages: u32,
+    /// The bytes of a page of each group.
+    page_sizes: Vec<u64>,
+}
+
+/// Memory that other processes may get until the tier is closed, and the offer that ends then.
+type Offered = (Option<Ends>, Option<Arc<Region>>);
+
+impl Tier {
+    fn of(tier: kv::Tier, location: Location, offered: Offered) -> PyClassInitializer<Self> {
+        let sizes = (0..tier.groups()).filter_map(|group| tier.page_bytes_of(group));
+        closing(Self {
+            pages: tier.pages(),
+            page_sizes: sizes.collect(),
+            inner: Open::new(tier),
+            offered: Open::new(offered),
+            location,
+        })
+    }
+
+    /// Returns a handle.
+    ///
+    /// # Errors
+    /// `Closed`; `InvalidArgument` in a forked child.
+    fn handle(&self) -> PyResult<kv::Tier> {
+        self.inner.get("tier", kv::Tier::driver)
+    }
+
+    /// Returns a handle, and keys of groups.
+    ///
+    /// # Errors
+    /// As [`handle`](Self::handle); those of the keys.
+    fn asked(&self, keys: &Keys<'_>, groups: &Groups) -> PyResult<(kv::Tier, Vec<Key>)> {
+        let tier = self.handle()?;
+        let asked = keys.read(groups, &tier)?;
+        Ok((tier, asked))
+    }
+
+    /// Returns where the tier's pages are.
+    fn place(&self, tier: &kv::Tier) -> (egmem::Driver, Location) {
+        (tier.driver().clone(), self.location)
+    }
+
+    /// Returns what the memory is, and why.
+    ///
+    /// # Errors
+    /// As [`handle`](Self::handle).
+    fn chosen(&self, py: Python<'_>) -> PyResult<(Backing, Why)> {
+        let tier = self.handle()?;
+        let first = tier.page_ptr(PageId::from_bits(0)).or_raise()?;
+        backing_at(py, tier.driver(), first)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.inner.is_closed()
+    }
+
+    /// Ends the tier, which may wait.
+    fn end(&self, py: Python<'_>) {
+        let (offered, tier) = (self.offered.take(), self.inner.take());
+        py.detach(|| {
+            drop(offered);
+            drop(tier);
+        });
+    }
+
+    /// Waits for the end of the growth without the GIL, and calls `progress(done, total)` when it has changed. It takes a handle
+    /// each time, so that the wait does not keep a tier that was closed.
+    ///
+    /// # Errors
+    /// Those of [`handle`](Self::handle), of `progress`, of a signal handler and of the growth.
+    fn wait_until_grown(
+        &self,
+        py: Python<'_>,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let mut told = None;
+        loop {
+            let tier = self.handle()?;
+            let ended = py.detach(|| tier.wait_grown_timeout(SLICE));
+            let made = tier.grown();
+            drop_detached(tier);
+            if let Some(progress) = progress
+                && told != Some(made)
+            {
+                progress.call1((made.done, made.total))?;
+                told = Some(made);
+            }
+            match ended {
+                Some(grown) => return grown.or_raise(),
+                None => py.check_signals()?,
+            }
+        }
+    }
+
+    /// Returns Python's `repr`.
+    fn text(&self) -> String {
+        let state = if self.is_closed() { " closed" } else { "" };
+        let sizes = self.page_sizes.iter().map(|size| Bytes(*size).to_string());
+        let sizes = sizes.collect::<Vec<_>>().join(", ");
+        let pages = match self.page_sizes.len() {
+            1 => format!("{} pages of {sizes}", self.pages),
+            groups => format!("{groups} groups of pages of {sizes}"),
+        };
+        format!("<egmem.kv.Tier{state} of {pages} on {}>", self.location)
+    }
+}
+
+/// Takes the memory of an object over for a tier. If that fails, the object has its memory again.
+///
+/// # Errors
+/// Those of `open`; `InvalidArgument` for memory that no tier lies in; `InUse` for memory with views; `Closed`.
+fn attach(
+    py: Python<'_>,
+    object: &Memory,
+    offer: Option<&Bound<'_, Offer>>,
+    open: impl FnOnce(AttachOptions) -> Result<kv::Tier, kv::Error>,
+) -> PyResult<PyClassInitializer<Tier>> {
+    object.region()?.expect_here()?;
+    let region = object.take_offered()?.ok_or_else(|| closed("memory"))?;
+    let location = region.only_location();
+    let opened = region
+        .wait_for_gpus(py)
+        .and_then(|()| open(options(region.owner().or_raise()?)?).or_raise());
+    let tier = match opened {
+        Ok(tier) => tier,
+        Err(error) => {
+            object.put_back(region);
+            return Err(error);
+        }
+    };
+    let memory = region.shared_before().map(|_| Arc::clone(&region));
+    // The tier keeps the memory, and waits for its own copies.
+    drop(Arc::into_inner(region).map(Region::into_owner));
+    let offer = offer.map(|offer| offer.get().ends());
+    Ok(Tier::of(tier, location, (offer, memory)))
+}
+
+/// Returns the options of a tier in memory.
+///
+/// # Errors
+/// `InvalidArgument` for a block, for a part of memory and for a page.
+fn options(owner: &Owner) -> PyResult<AttachOptions> {
+    match owner {
+        Owner::Buffer(memory) => Ok(kv::Tier::attach(Arc::clone(memory))),
+        Owner::Remote(memory) => Ok(kv::Tier::attach(Arc::clone(memory))),
+        Owner::Imported(memory) => Ok(kv::Tier::attach(Arc::new(memory.clone()))),
+        _ => Err(invalid(
+            "a tier lies in a Buffer, a RemoteBuffer or a SharedBuffer that is no part of one",
+        )),
+    }
+}
+
+/// Reads which pages are checked.
+///
+/// # Errors
+/// `InvalidArgument`.
+fn parse_verify(text: &str) -> PyResult<Verify> {
+    let words = [
+        ("never", Verify::Never),
+        ("sample", Verify::Sample),
+        ("always", Verify::Always),
+    ];
+    choice("verify", text, &words)
+}
+
+/// Sets the sizes of a tier.
+///
+/// # Errors
+/// `TypeError` unless `page_bytes` is given, and one of `pages` and `bytes`.
+fn sized(
+    options: TierOptions,
+    pages: Option<Count>,
+    page_bytes: Option<PageSizes>,
+    bytes: Option<Size>,
+) -> PyResult<TierOptions> {
+    let Some(page_bytes) = page_bytes else {
+        return Err(PyTypeError::new_err("a tier needs page_bytes"));
+    };
+    let options = match (pages, bytes) {
+        (Some(pages), None) => options.pages(pages.0),
+        (None, Some(bytes)) => options.bytes(bytes.0),
+        _ => {
+            let why = "a tier has either pages, their number, or bytes, those of all its memory";
+            return Err(PyTypeError::new_err(why));
+        }
+    };
+    Ok(options.page_sizes(page_bytes.sizes()))
+}
+
+/// The bytes of a page, or of a page of each group.
+type PageSizes = OneOrEach<Size>;
+
+impl PageSizes {
+    /// Returns the sizes.
+    fn sizes(self) -> Vec<u64> {
+        let sizes = match self {
+            Self::One(size) => vec![size],
+            Self::Each(sizes) => sizes,
+        };
+        sizes.into_iter().map(|size| size.0).collect()
+    }
+}
 
 /// A list of keys, or another iterable of `bytes`.
-pub struct Keys<'py>(pub Vec<Bound<'py, PyBytes>>);
+struct Keys<'py>(Vec<Bound<'py, PyBytes>>);
 
 impl Keys<'_> {
     /// Returns the keys of a tier that has some groups.
     ///
     /// # Errors
     /// `InvalidArgument` for another number of groups than of keys, and for a group that the tier does not have.
-    pub fn read(&self, of: &Groups, tier: &Tier) -> PyResult<Vec<Key>> {
+    fn read(&self, of: &Groups, tier: &kv::Tier) -> PyResult<Vec<Key>> {
         let keys = self.0.iter().map(|key| Key::from_bytes(key.as_bytes()));
         if let Groups::One(group) = of {
             let group = group_of(group.0, tier)?;
@@ -38,7 +275,7 @@ impl Keys<'_> {
 }
 
 /// The group of all keys, or of each.
-pub type Groups = OneOrEach<Count>;
+type Groups = OneOrEach<Count>;
 
 impl Default for Groups {
     fn default() -> Self {
@@ -50,7 +287,7 @@ impl Default for Groups {
 ///
 /// # Errors
 /// `InvalidArgument` for another one.
-fn group_of(group: u64, tier: &Tier) -> PyResult<u8> {
+fn group_of(group: u64, tier: &kv::Tier) -> PyResult<u8> {
     let found = u8::try_from(group).ok();
     let found = found.filter(|found| usize::from(*found) < tier.groups());
     found.ok_or_else(|| no_group(group, tier.groups()))
@@ -60,11 +297,7 @@ fn group_of(group: u64, tier: &Tier) -> PyResult<u8> {
 ///
 /// # Errors
 /// Python's.
-pub fn listed(
-    py: Python<'_>,
-    keys: Vec<(Key, PageId)>,
-    groups: bool,
-) -> PyResult<Bound<'_, PyAny>> {
+fn listed(py: Python<'_>, keys: Vec<(Key, PageId)>, groups: bool) -> PyResult<Bound<'_, PyAny>> {
     let bytes = |key: &Key| PyBytes::new(py, key.as_bytes());
     let keys = keys.iter();
     if groups {
@@ -76,7 +309,7 @@ pub fn listed(
 }
 
 /// Returns the exception about a group that a tier does not have.
-pub fn no_group(group: u64, groups: usize) -> PyErr {
+fn no_group(group: u64, groups: usize) -> PyErr {
     let last = groups.saturating_sub(1);
     invalid(&format!("group is {group}; valid: 0 to {last}"))
 }
@@ -98,7 +331,7 @@ impl<'py> FromPyObject<'_, 'py> for Keys<'py> {
             let key = key?;
             match key.cast_into::<PyBytes>() {
                 Ok(key) => keys.push(key),
-                Err(error) => return Err(no_key(index, &error.into_inner())),
+                Err(error) => return Err(no_key(index, &error.into_inner())?),
             }
         }
         Ok(Self(keys))
@@ -106,18 +339,10 @@ impl<'py> FromPyObject<'_, 'py> for Keys<'py> {
 }
 
 /// Returns the exception about an object in a list of keys.
-fn no_key(index: usize, given: &Bound<'_, PyAny>) -> PyErr {
-    let why = || {
-        let kind = given.get_type().name()?;
-        Ok::<_, PyErr>(format!(
-            "key {index} is {kind}, and a key is bytes: pass {}",
-            as_key(given)?
-        ))
-    };
-    match why() {
-        Ok(why) => PyTypeError::new_err(why),
-        Err(error) => error,
-    }
+fn no_key(index: usize, given: &Bound<'_, PyAny>) -> PyResult<PyErr> {
+    let (kind, key) = (given.get_type().name()?, as_key(given)?);
+    let why = format!("key {index} is {kind}, and a key is bytes: pass {key}");
+    Ok(PyTypeError::new_err(why))
 }
 
 /// Returns how a program writes an object as a key.
@@ -166,39 +391,4 @@ impl ToPy for Error {
         }
         raised
     }
-}
-
-/// Reads a list or another sequence of numbers. A NumPy array is read as a whole, without a Python object for each
-/// number.
-///
-/// # Errors
-/// `InvalidArgument` for an array of another kind; Python's errors for an object that is no sequence of numbers
-/// from 0 on.
-pub fn numbers(given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
-    if !given.hasattr("astype")? {
-        let numbers: Vec<Count> = given.extract()?;
-        return Ok(numbers.into_iter().map(|number| number.0).collect());
-    }
-    let kind: String = given.getattr("dtype")?.getattr("kind")?.extract()?;
-    let dimensions: usize = given.getattr("ndim")?.extract()?;
-    if !matches!(kind.as_str(), "i" | "u") || dimensions != 1 {
-        return Err(invalid(
-            "an array of pages or blocks has one dimension and integers",
-        ));
-    }
-    // A negative number becomes one that no tier and no cache has.
-    let words = given.call_method1("astype", ("<u8",))?;
-    let bytes: PyBackedBytes = words.call_method0("tobytes")?.extract()?;
-    let words = bytes.chunks_exact(8).map(|word| {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(word);
-        u64::from_le_bytes(bytes)
-    });
-    Ok(words.collect())
-}
-
-/// Returns pages as numbers: a page's number, and above bit 32 how often it was free before, so that an old one is
-/// refused.
-pub fn bits(pages: &[PageId]) -> Vec<u64> {
-    pages.iter().map(|page| page.to_bits()).collect()
 }

@@ -1,23 +1,20 @@
-//! `egmem.kv.Store` and `egmem.kv.Load`, pages that are being written and pages that are pinned, and `egmem.kv.Job`, copies of
-//! them.
+//! `egmem.kv.Store` and `egmem.kv.Load`: pages that are being written, and pages that are pinned.
 
 use std::any::Any;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Driver, Location};
-use egmem::kv::{self, CopyMethod, PageId};
+use egmem::kv::{self, PageId};
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use super::events::telling;
-use super::gpu_pages::GpuPages;
-use super::{bits, numbers};
-use crate::args::{Count, GpuArg};
-use crate::error::{OrRaise, closed, invalid, raise, warn};
-use crate::interpreter::{Open, copy_of, drop_detached, lock, until};
+use crate::args::Count;
+use crate::error::{OrRaise, closed, raise, warn};
+use crate::interpreter::{Open, copy_of, drop_detached, lock};
 use crate::memory::{Memory, make};
 use crate::region::{CpuBytes, Owner};
 
@@ -160,7 +157,7 @@ impl Drop for Store {
     fn drop(&mut self) {
         let store = lock(&self.inner).take();
         let discarded = discarded(store.as_deref());
-        crate::interpreter::drop_detached(store);
+        drop_detached(store);
         if discarded > 0 {
             warn_at_the_end(discarded);
         }
@@ -282,143 +279,8 @@ fn page<'py>(
     make(py, PageView, page)
 }
 
-/// Copies in progress. It keeps the tier, its pages, the cache's tensors and the stream until they have ended; its
-/// end waits. If the driver never reports their end, all of that is kept for ever.
-#[pyclass(frozen, module = "egmem.kv")]
-pub struct Job {
-    /// Locked by a thread that asks for the end, or waits for it.
-    copies: Mutex<Option<kv::Job>>,
-    result: OnceLock<Result<(), kv::Error>>,
-    driver: egmem::Driver,
-    /// The bytes that are copied.
-    #[pyo3(get)]
-    nbytes: u64,
-}
-
-impl Job {
-    /// Wraps a job, which keeps its memory alive.
-    pub fn new(job: kv::Job) -> Self {
-        Self {
-            driver: job.stream().driver().clone(),
-            nbytes: job.bytes(),
-            copies: Mutex::new(Some(job)),
-            result: OnceLock::new(),
-        }
-    }
-
-    /// Returns whether the copies have ended; `false` while another thread asks. With `waits` it waits after an error of the
-    /// query: a driver that refuses the query may answer the wait. The caller has no GIL: other threads need it for their calls.
-    fn ask(&self, waits: bool) -> Result<bool, kv::Error> {
-        let result = self.result.get().cloned().or_else(|| {
-            let mut copies = match self.copies.try_lock() {
-                Ok(copies) => copies,
-                Err(TryLockError::WouldBlock) => return None,
-                Err(TryLockError::Poisoned(error)) => error.into_inner(),
-            };
-            let asked = match copies.as_mut().map(kv::Job::is_done) {
-                Some(Ok(true)) => Ok(()),
-                Some(Ok(false)) => return None,
-                // The job stays: the query may have been refused while the copies run.
-                Some(Err(error)) if !waits => return Some(Err(error)),
-                Some(Err(_)) => copies.take().map_or(Ok(()), kv::Job::wait),
-                // A thread that waited has panicked, or has the result by now.
-                None => {
-                    let lost = "the thread that waited for them panicked";
-                    Err(egmem::Error::failed("copies", lost).into())
-                }
-            };
-            *copies = None;
-            Some(self.result.get_or_init(|| asked).clone())
-        });
-        result.map_or(Ok(false), |result| result.map(|()| true))
-    }
-}
-
-impl Drop for Job {
-    /// Waits without the GIL, which other threads may need for the copies to go on.
-    fn drop(&mut self) {
-        let copies = self.copies.get_mut();
-        drop_detached(copies.unwrap_or_else(PoisonError::into_inner).take());
-    }
-}
-
-#[pymethods]
-impl Job {
-    /// Returns whether the copies have ended; their pages are released then. Raises the error of the copies, at each
-    /// call.
-    fn is_done(&self, py: Python<'_>) -> PyResult<bool> {
-        self.driver.expect_this_process("job").or_raise()?;
-        py.detach(|| self.ask(false)).or_raise()
-    }
-
-    /// Waits until the copies have ended; other threads run meanwhile, and may wait too. Raises the error of the
-    /// copies, at each call. A signal handler that raises ends the wait; the copies go on.
-    fn wait(&self, py: Python<'_>) -> PyResult<()> {
-        self.driver.expect_this_process("job").or_raise()?;
-        until(py, || match self.ask(true) {
-            Ok(false) => None,
-            ended => Some(ended.map(drop)),
-        })?
-        .or_raise()
-    }
-
-    fn __repr__(&self) -> String {
-        let state = self.result.get().map_or("started", |_| "ended");
-        format!("<egmem.kv.Job of {} bytes, {state}>", self.nbytes)
-    }
-}
-
-/// Starts copies of pages to blocks of a cache, or of blocks to pages, on a stream: the given one, or the current one of the
-/// library of the cache's arrays.
-///
-/// # Errors
-/// `InvalidArgument`; those of `Tier::load_by` and `store_by`; Python's.
-pub fn start(
-    py: Python<'_>,
-    (tier, is_load): (&kv::Tier, bool),
-    (pages, blocks): (&Bound<'_, PyAny>, &Bound<'_, PyAny>),
-    gpu_pages: &Bound<'_, GpuPages>,
-    (stream, gpu, method): (Option<&Bound<'_, PyAny>>, Option<GpuArg>, &str),
-) -> PyResult<Job> {
-    let (pages, blocks) = (numbers(pages)?, numbers(blocks)?);
-    if pages.len() != blocks.len() {
-        let counts = format!("{} blocks for {} pages", blocks.len(), pages.len());
-        return Err(invalid(&counts));
-    }
-    let method = copy_method(method)?;
-    let cache = gpu_pages.get();
-    let stream = match stream {
-        Some(stream) => stream.clone(),
-        None => cache.current_stream(py, gpu)?,
-    };
-    let on = crate::stream::given(tier.driver(), &stream, gpu.or(cache.gpu()), 0)?;
-    // The job keeps the object, so the stream lives until the copies have ended.
-    let layout = cache.on(on.device(), &stream)?;
-    let ids = pages.into_iter().map(PageId::from_bits);
-    let pairs: Vec<_> = ids.zip(blocks).collect();
-    let job = py.detach(|| match is_load {
-        true => tier.load_by(method, &on, &pairs, &layout),
-        false => tier.store_by(method, &on, &pairs, &layout),
-    });
-    Ok(Job::new(job.or_raise()?))
-}
-
-/// Reads the name of a copy method.
-///
-/// # Errors
-/// `InvalidArgument`.
-fn copy_method(name: &str) -> PyResult<CopyMethod> {
-    let mut words = name.split(':');
-    let kind = words.next().unwrap_or_default();
-    let numbers: Option<Vec<u32>> = words.map(|word| word.parse().ok()).collect();
-    match (kind, numbers.as_deref()) {
-        ("auto", Some([])) => Ok(CopyMethod::Auto),
-        ("loop", Some([])) => Ok(CopyMethod::Loop),
-        ("batch", Some([])) => Ok(CopyMethod::Batch),
-        ("kernel", Some([])) => Ok(CopyMethod::KERNEL),
-        ("kernel", Some(&[blocks])) => Ok(CopyMethod::Kernel { blocks }),
-        _ => Err(invalid(&format!(
-            "method is {name:?}; valid: \"auto\", \"kernel\", \"kernel:16\" (blocks), \"batch\", \"loop\""
-        ))),
-    }
+/// Returns pages as numbers: a page's number, and above bit 32 how often it was free before, so that an old one is
+/// refused.
+fn bits(pages: &[PageId]) -> Vec<u64> {
+    pages.iter().map(|page| page.to_bits()).collect()
 }

@@ -6,16 +6,15 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
+use super::copies::{GpuPages, Job, start};
 use super::events::{Events, Subscription, telling};
-use super::gpu_pages::GpuPages;
-use super::open_tier::{Offered, PageSizes, Tier, attach, sized, verify as parse_verify};
-use super::store::{Job, Load, Store, start};
-use super::{Groups, Keys, listed, no_group};
+use super::store::{Load, Store};
+use super::{Groups, Keys, PageSizes, Tier, attach, listed, no_group, parse_verify, sized};
 use crate::args::{self, Count, GpuArg, NodeArg, Size, With};
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
 use crate::interpreter::{closing, told};
-use crate::ledger::{backing_text, from_program, reason_text};
+use crate::ledger::from_program;
 use crate::memory::Memory;
 use crate::places::location;
 use crate::share::Offer;
@@ -59,7 +58,7 @@ impl Tier {
                 false => options.create_with(&driver, tell),
             })
         })?;
-        Ok(Self::of(tier, location, Offered::default()))
+        Ok(Self::of(tier, location, (None, None)))
     }
 
     /// Attaches the tier in memory that outlives the process, or that several processes have: a `RemoteBuffer` of
@@ -124,13 +123,13 @@ impl Tier {
     /// What the memory is: `"driver"` or `"registered"`.
     #[getter]
     fn backing(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(backing_text(self.chosen(py)?.as_ref()))
+        Ok(self.chosen(py)?.0.to_string())
     }
 
     /// Why it is that.
     #[getter]
     fn backing_reason(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(reason_text(self.chosen(py)?.as_ref()))
+        Ok(self.chosen(py)?.1.to_string())
     }
 
     /// The contents that `attach` found, as a dictionary: `generation` (how often the tier was attached), `ready`
@@ -368,9 +367,7 @@ impl Tier {
     /// The driver that the tier belongs to.
     #[getter]
     fn driver(&self) -> PyResult<Driver> {
-        Ok(Driver {
-            inner: self.handle()?.driver().clone(),
-        })
+        Ok(Driver::of(self.handle()?.driver()))
     }
 
     /// Whether `close` was called.
