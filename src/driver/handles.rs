@@ -38,6 +38,17 @@ pub struct StreamHandle {
     pub raw: u64,
 }
 
+impl StreamHandle {
+    /// `CU_STREAM_PER_THREAD`: one handle for another stream in each thread.
+    pub const PER_THREAD: u64 = 2;
+
+    /// Returns whether it is a default stream, of whichever context is current: 0, 1 (`CU_STREAM_LEGACY`) or
+    /// [`PER_THREAD`](Self::PER_THREAD).
+    pub const fn is_default(self) -> bool {
+        self.raw <= Self::PER_THREAD
+    }
+}
+
 /// An event with the device that it belongs to: `CUevent`. A plain value: it owns nothing,
 /// and using it is unsafe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -7,7 +7,6 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 
 use super::classes::{Class, PAGE};
-use super::deferred::PER_THREAD;
 use super::{Block, Heap, NotAllFreed, NotFreed};
 use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
 use crate::memory::{AccessChecks, CpuView, Engine, Memory, cpu_accessors, impl_cpu_memory};
@@ -108,7 +107,7 @@ impl Heap {
     /// stream in each thread.
     pub fn on_stream(&self, stream: &Stream) -> Result<OnStream> {
         self.driver().expect_same(stream.driver(), "stream")?;
-        if stream.handle().raw == PER_THREAD {
+        if stream.handle().raw == StreamHandle::PER_THREAD {
             let why = "the per-thread default stream is another stream in each thread: create one";
             return Err(Error::invalid("stream", why));
         }

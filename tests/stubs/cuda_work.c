@@ -155,7 +155,11 @@ int cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
     return 0;
 }
 int cuStreamIsCapturing(Stream stream, unsigned *status) {
-    IN_CONTEXT("cuStreamIsCapturing", " stream=%p", (void *)stream);
+    /* Driver 580 finds the context by the stream, but for default streams. */
+    if ((uintptr_t)stream > 2 && !stub_setting("STUB_STREAMS_WANT_CONTEXTS", 0))
+        CALL("cuStreamIsCapturing", " stream=%p", (void *)stream);
+    else
+        IN_CONTEXT("cuStreamIsCapturing", " stream=%p", (void *)stream);
     *status = (uintptr_t)stream & 3; /* 1: capturing, 2: the capture is invalid */
     return 0;
 }

@@ -13,9 +13,6 @@ use crate::driver::{Code, StreamHandle};
 use crate::per_driver::{PerDriver, lock};
 use crate::{Driver, Error, Result};
 
-/// `CU_STREAM_PER_THREAD`: one handle for another stream in each thread.
-const PER_THREAD: u64 = 2;
-
 impl Event {
     /// Marks the end of everything submitted to `stream` so far.
     ///
@@ -130,7 +127,7 @@ impl Stream {
     /// # Errors
     /// The driver's errors.
     pub(super) fn mark(&self, event: Event) -> Result<Mark> {
-        let per_thread = self.handle().raw == PER_THREAD;
+        let per_thread = self.handle().raw == StreamHandle::PER_THREAD;
         self.marks()
             .mark(event, per_thread, |event| event.record(self))
     }

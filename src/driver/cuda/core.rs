@@ -114,7 +114,8 @@ impl Core {
         let mut context = ptr::null_mut();
         // SAFETY: `context` is a live pointer; `id` is a device; `drop` releases the context retained here.
         unsafe { self.api.device_primary_ctx_retain(&mut context, id)? };
-        if let Some(number) = number_of(&self.api, context) {
+        // Drivers before 12.0 number no contexts.
+        if let Ok(number) = number_of(&self.api, context) {
             let _first = slot.number.set(number);
         }
         Ok(*slot.context.get_or_init(|| context as usize) as Opaque)
@@ -123,19 +124,40 @@ impl Core {
     /// Runs `work` with the primary context of `ordinal` current, and restores the caller's. A context that was destroyed is
     /// never used again.
     pub fn on<T>(&self, ordinal: i32, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let context = self.live(ordinal)?;
+        let explain = |error| self.lost(error, ordinal);
+        let _guard = Current::enter(&self.api, context).map_err(explain)?;
+        work().map_err(explain)
+    }
+
+    /// Runs `work`, which finds the context by this stream where the driver lets it: making a context current waits for other
+    /// threads' calls.
+    pub fn at<T>(&self, stream: StreamHandle, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+        if stream.is_default() {
+            return self.on(stream.device, work);
+        }
+        self.live(stream.device)?;
+        match work() {
+            Err(error) if error.code() == Some(Code::INVALID_CONTEXT) => {
+                self.on(stream.device, work)
+            }
+            result => result.map_err(|error| self.lost(error, stream.device)),
+        }
+    }
+
+    /// Returns the primary context of an ordinal, which was not destroyed.
+    fn live(&self, ordinal: i32) -> Result<Opaque> {
         if let Some(&source) = self.slot(ordinal).and_then(|slot| slot.destroyed.get()) {
             let device = ordinal;
             return Err(Error::ContextLost { device, source });
         }
         let context = self.primary(ordinal)?;
-        let explain = |error| self.lost(error, ordinal);
         // The driver crashes where it is given a stream of a context that was reset.
         if self.is_gone(ordinal, context) {
             let code = Code::CONTEXT_IS_DESTROYED;
-            return Err(explain(Error::driver(Call::DevicePrimaryCtxGetState, code)));
+            return Err(self.lost(Error::driver(Call::CtxGetId, code), ordinal));
         }
-        let _guard = Current::enter(&self.api, context).map_err(explain)?;
-        work().map_err(explain)
+        Ok(context)
     }
 
     /// Converts the error if its code means that the device's context is lost, and notes that it was destroyed.
@@ -182,12 +204,16 @@ impl Core {
     }
 
     /// Returns whether the driver says that a primary context, which is retained, does not exist or is another one by now.
+    ///
+    /// By its number, which takes no lock: `cuDevicePrimaryCtxGetState` waits for other threads' calls.
     fn is_gone(&self, ordinal: i32, context: Opaque) -> bool {
-        if self.is_active(ordinal) == Some(false) {
-            return true;
+        match self.slot(ordinal).and_then(|slot| slot.number.get()) {
+            Some(known) => match number_of(&self.api, context) {
+                Ok(now) => now != *known,
+                Err(error) => error.code() == Some(Code::CONTEXT_IS_DESTROYED),
+            },
+            None => self.is_active(ordinal) == Some(false),
         }
-        let known = self.slot(ordinal).and_then(|slot| slot.number.get());
-        known.is_some_and(|known| number_of(&self.api, context).is_some_and(|now| now != *known))
     }
 
     /// Runs `work`, which needs no particular context, in the caller's; in that of the first device that has one, or else
@@ -240,12 +266,12 @@ fn load() -> Result<Library> {
     })
 }
 
-/// Returns the number of a retained context; `None` of drivers before 12.0.
-fn number_of(api: &DriverApi, context: Opaque) -> Option<u64> {
+/// Returns the number of a retained context.
+fn number_of(api: &DriverApi, context: Opaque) -> Result<u64> {
     let mut number = 0;
-    // SAFETY: `number` is a live integer; the primary context is retained.
-    unsafe { api.ctx_get_id(context, &mut number) }.ok()?;
-    Some(number)
+    // SAFETY: `number` is a live integer; the primary context is retained, so the driver knows the handle also after a reset.
+    unsafe { api.ctx_get_id(context, &mut number)? };
+    Ok(number)
 }
 
 /// Keeps a context current on this thread until dropped.

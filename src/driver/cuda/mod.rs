@@ -287,7 +287,7 @@ unsafe impl Backend for Cuda {
     }
     [unsafe fn] stream_is_capturing(stream: StreamHandle) -> bool {
         let mut status = abi::STREAM_CAPTURE_STATUS_NONE;
-        @on(stream.device) stream_is_capturing(opaque(stream.raw), &mut status)
+        @at(stream) stream_is_capturing(opaque(stream.raw), &mut status)
             => status != abi::STREAM_CAPTURE_STATUS_NONE
     }
     [fn] thread_exchange_capture_mode(mode: CaptureMode) -> CaptureMode {

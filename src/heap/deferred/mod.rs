@@ -35,9 +35,6 @@ use crate::stream::{Event, Held, Stream};
 use crate::teardown::{log_lost, wait_for_all_gpus};
 use crate::{Error, Result};
 
-/// `CU_STREAM_PER_THREAD`
-pub(super) const PER_THREAD: u64 = 2;
-
 /// How many events of a GPU are kept for later frees; more are destroyed.
 const SPARES: usize = 256;
 
@@ -75,7 +72,7 @@ enum Key {
 impl Key {
     fn of(stream: &Stream) -> Self {
         let handle = stream.handle();
-        let thread = (handle.raw == PER_THREAD).then(|| std::thread::current().id());
+        let thread = (handle.raw == StreamHandle::PER_THREAD).then(|| std::thread::current().id());
         Self::Stream(handle, thread)
     }
 }

@@ -137,7 +137,7 @@ fn other_drivers_and_heaps_and_streams_of_each_thread_are_refused() {
         matches!(result, Err(Error::InvalidArgument { what: "stream", .. }))
     };
     assert!(refused(other.on_stream(&stream)));
-    let raw = PER_THREAD;
+    let raw = StreamHandle::PER_THREAD;
     // SAFETY: the handle lives as long as the device, and nothing is submitted to it.
     let own = unsafe { Stream::borrowed(&driver, StreamHandle { device: 0, raw }) };
     assert!(refused(other.on_stream(&own)));

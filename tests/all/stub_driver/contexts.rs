@@ -47,7 +47,9 @@ fn calls_in_context() -> Vec<(&'static str, CallOnDriver)> {
                 d.stream_wait_event(stream(d), EVENT)
             }),
             ("cuStreamIsCapturing", |d| {
-                d.stream_is_capturing(stream(d)).map(drop)
+                let raw = StreamHandle::PER_THREAD;
+                d.stream_is_capturing(StreamHandle { device: 1, raw })
+                    .map(drop)
             }),
             ("cuCtxSynchronize", |d| d.ctx_synchronize(1)),
             ("cuEventCreate", |d| d.event_create(1, true).map(drop)),
@@ -221,6 +223,30 @@ stubbed! {
             stub.fail("cuEventQuery", 600);
             assert_eq!(driver.event_query(event), Ok(false));
         }
+    }
+
+    fn a_capture_is_asked_for_without_making_a_context_current(cuda()) {
+        let (driver, stub) = (Driver::open().unwrap(), Stub::open("libcuda.so.1"));
+        let stream = stream(&driver);
+        stub.calls();
+        // SAFETY: the stub follows no handle.
+        let ask = || unsafe { driver.stream_is_capturing(stream) };
+        ask().unwrap();
+        let calls = stub.calls();
+        assert!(matches!(&calls[..], [call] if call.starts_with("cuStreamIsCapturing stream")), "{calls:?}");
+        stub.reset(1);
+        assert!(matches!(ask(), Err(Error::ContextLost { device: 1, .. })));
+        assert_eq!(stub.calls(), [""; 0]);
+    }
+
+    fn a_driver_that_wants_a_context_for_it_gets_one(cuda().set("STUB_STREAMS_WANT_CONTEXTS", 1)) {
+        let (driver, stub) = (Driver::open().unwrap(), Stub::open("libcuda.so.1"));
+        let stream = stream(&driver);
+        // SAFETY: the stub follows no handle.
+        unsafe { driver.stream_is_capturing(stream) }.unwrap();
+        let calls = stub.calls();
+        assert!(calls.iter().any(|call| call.starts_with("cuStreamIsCapturing gpu1")), "{calls:?}");
+        assert_eq!(stub.context(), (0, 0));
     }
 
     fn captures_are_seen_and_the_threads_mode_is_swapped(cuda()) {

@@ -1,6 +1,6 @@
 use super::gpu::Gpus;
 use super::*;
-use crate::driver::{Call, Code};
+use crate::driver::{Call, Code, StreamHandle};
 
 #[test]
 fn what_was_freed_passes_with_the_work_before_it_and_not_with_what_came_later() {
@@ -201,7 +201,7 @@ fn each_threads_default_stream_is_another() {
     let (gpus, driver) = Gpus::new(1);
     let handle = StreamHandle {
         device: 0,
-        raw: PER_THREAD,
+        raw: StreamHandle::PER_THREAD,
     };
     // SAFETY: the handle is a number to this driver, as good as any.
     let stream = unsafe { Stream::borrowed(&driver, handle) };
