@@ -184,10 +184,9 @@ impl ServerCore {
             // Another connection has taken over, and this lease could not be announced to it.
             return Err(elsewhere());
         }
-        let (lease, probe) = state.grant(session, &publication, probe, Instant::now())?;
-        if let Some(process) = &link.process {
-            state.leases.set_process(lease, process.clone());
-        }
+        let process = link.process.clone();
+        let (lease, probe) =
+            state.grant(session, publication.id, probe, process, Instant::now())?;
         drop(state);
         let (peer, pid) = (&session.peer, link.pid());
         if let Ok(shared) = publication.shared() {

@@ -1,7 +1,6 @@
 //! State that the server's tasks share, and statistics.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -10,8 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::allocate::{Allocate, Refused};
-use super::audit::{Audit, audit};
-use super::leases::EndedSession;
+use super::audit::Audit;
 use super::newcomers::Newcomers;
 use super::process::{HolderProcess, HolderState, describe};
 use super::publication::Registered;
@@ -20,7 +18,7 @@ use super::registry::ServerState;
 use crate::per_driver::lock;
 use crate::share::{BootId, InstanceId};
 use crate::transport::SharedPeers;
-use crate::{Limits, PeerName, Refusal, Tls};
+use crate::{Limits, Refusal, Tls};
 
 /// How often to look whether the processes of silent holders still run.
 const POLL: Duration = Duration::from_millis(200);
@@ -70,7 +68,7 @@ impl ServerCore {
             let released = self.released.notified();
             tokio::pin!(released);
             released.as_mut().enable();
-            if self.state().leases.live() == 0
+            if self.quota.used(What::Lease) == 0
                 || tokio::time::timeout_at(until, released).await.is_err()
             {
                 return;
@@ -109,13 +107,13 @@ impl ServerCore {
             let mut ids: Vec<u64> = state.publications.keys().copied().collect();
             ids.sort_unstable();
             for id in ids {
-                let (mut holders, more) = state.leases.holders(id);
+                let (mut holders, more) = state.holders(id);
                 if let Some(registered) = state.publications.get(&id)
                     && (!holders.is_empty() || more > 0)
                 {
                     let all = describe(&holders, more);
                     // A withdrawal must not mistake a forgotten lease for a released one.
-                    let _ = registered.publication.holders.left_held.set(all);
+                    let _ = registered.publication.events.left_held.set(all);
                 }
                 holders.retain(|holder| holder.state != HolderState::Expired);
                 held.extend(describe(&holders, 0));
@@ -140,13 +138,14 @@ impl ServerCore {
         let named = named.filter_map(|id| state.publications.get(id));
         ServerStats {
             sessions: state.sessions.len() as u64,
-            leases: state.leases.live() as u64,
+            leases: self.quota.used(What::Lease) as u64,
             names: state.names.len() as u64,
             bytes: named.map(padded).sum(),
             connections: (Arc::strong_count(&self.open) - 1) as u64,
             fds: self.quota.used(What::Fd) as u64,
             handshakes: self.newcomers.count() as u64,
             tasks: self.tasks.len() as u64,
+            expired: state.expired,
             ..self.counters.read()
         }
     }
@@ -156,9 +155,7 @@ impl ServerCore {
         loop {
             let deadline = {
                 let state = self.state();
-                let recall = state.recalls.first();
-                let audit = self.audit.deadline();
-                let all = [state.leases.deadline(), recall, audit];
+                let all = [state.deadlines.first(), self.audit.deadline()];
                 all.into_iter().flatten().min()
             };
             let sleep = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into());
@@ -166,79 +163,28 @@ impl ServerCore {
                 () = self.ended.cancelled() => return,
                 () = self.janitor.notified() => {}
                 () = sleep, if deadline.is_some() => {
-                    self.expire(Instant::now());
-                    self.audit.report_suppressed(Instant::now());
+                    let now = Instant::now();
+                    if self.state().expire(now) {
+                        self.leases_ended();
+                    }
+                    self.audit.report_suppressed(now);
                 }
             }
         }
     }
 
-    /// Ends the leases that were recalled and not released in time, and the sessions that have expired.
-    pub(super) fn expire(&self, now: Instant) {
-        let mut state = self.state();
-        while let Some(lease) = state.recalls.pop(now) {
-            if !state.leases.end_lease(lease) {
-                continue;
-            }
-            if let Some(record) = state.leases.find(lease) {
-                let why = "this peer is no longer on the name's access list";
-                state.notify_ended(record, Refusal::Forbidden, why);
-                state.audit_lease("revoked", record);
-            }
-            self.lapsed(&mut state, lease);
-        }
-        let ended = state.leases.expire(now);
-        self.sessions_over(state, ended);
-    }
-
-    /// Cleans up after sessions that have ended with unreleased leases.
-    pub(super) fn sessions_over(
-        &self,
-        mut state: MutexGuard<'_, ServerState>,
-        ended: Vec<EndedSession>,
-    ) {
-        for session in &ended {
-            state.remove_session(session.session);
-            for &lease in &session.leases {
-                if let Some(record) = state.leases.find(lease) {
-                    state.audit_lease("expired", record);
-                }
-                self.lapsed(&mut state, lease);
-            }
-        }
-        drop(state);
-        for session in ended {
-            self.session_ended(session.session, &session.peer);
-        }
+    /// Wakes the tasks that look after leases, when some may have ended.
+    pub(super) fn leases_ended(&self) {
         self.released.notify_waiters();
-    }
-
-    /// Cleans up after a lease that has expired, and reports it.
-    pub(super) fn lapsed(&self, state: &mut ServerState, lease: u64) {
-        state.recalls.remove(lease);
-        state.leases.follow_lease(lease);
         self.followed.notify_one();
-        self.counters.count(|stats| &mut stats.expired);
-        let Some(record) = state.leases.find(lease) else {
-            return;
-        };
-        let publication = record.publication;
-        let name = state.name_of(publication);
-        tracing::warn!(peer = %record.holder.peer, name, lease, "lease expired");
-        let forgotten = state.leases.prune(publication);
-        if let Some(registered) = state.publications.get_mut(&publication) {
-            registered.publication.holders.changed.notify_waiters();
-            // A late write there fails another probe at worst.
-            if let Some(slot) = forgotten.and_then(|lease| lease.probe) {
-                registered.probes.give_back(slot);
-            }
-        }
+        // It also reports suppressed events, even if their peer does not return.
+        self.janitor.notify_one();
     }
 
     /// Ends the leases of silent holders soon after their processes, until the server ends.
     pub(super) async fn end_with_processes(self: Arc<Self>) {
         loop {
-            let processes = self.state().leases.followed();
+            let processes = self.state().followed.keys().cloned().collect::<Vec<_>>();
             let (is_idle, begun) = (processes.is_empty(), Instant::now());
             let ended = move || -> Vec<HolderProcess> {
                 let processes = processes.into_iter();
@@ -246,7 +192,8 @@ impl ServerCore {
             };
             let ended = tokio::task::spawn_blocking(ended).await;
             for process in ended.unwrap_or_default() {
-                self.process_ended(&process);
+                self.state().process_ended(&process);
+                self.released.notify_waiters();
             }
             let again = async {
                 if is_idle {
@@ -260,40 +207,6 @@ impl ServerCore {
                 () = self.ended.cancelled() => return,
                 () = again => {}
             }
-        }
-    }
-
-    /// Handles the end of a process: its memory is no longer mapped.
-    fn process_ended(&self, process: &HolderProcess) {
-        let mut state = self.state();
-        let leases = state.leases.ended(process);
-        for lease in &leases {
-            state.returned(lease);
-            if let Some(registered) = state.publications.get(&lease.publication) {
-                registered
-                    .publication
-                    .holders
-                    .left_by_dead
-                    .store(true, Relaxed);
-            }
-            let (holder, name) = (&lease.holder, state.name_of(lease.publication));
-            tracing::info!(%holder, name, lease = holder.lease, "lease ended with its process");
-            if holder.state != HolderState::Expired {
-                state.audit_lease("expired", lease);
-                self.counters.count(|stats| &mut stats.expired);
-            }
-        }
-        drop(state);
-        self.released.notify_waiters();
-    }
-
-    /// Cleans up after a session.
-    pub(super) fn session_ended(&self, session: u64, peer: &PeerName) {
-        tracing::info!(%peer, session, "session ended");
-        audit!(self.audit, Session, Some(peer), "session_ended", session);
-        if self.audit.deadline().is_some() {
-            // The janitor reports suppressed events, even if the peer does not return.
-            self.janitor.notify_one();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Tracks which peers hold which memory: sessions, their leases, and when they end. The caller passes the
+//! Sessions and leases in the server's state: which peers hold which memory, and when that ends. The caller passes the
 //! time; this module does no I/O.
 //!
 //! A session without a connection ends at a given time, and its leases with it. Such a holder may still have
@@ -8,16 +8,37 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use super::allocate::Refused;
+use super::audit::audit;
 use super::process::{Holder, HolderProcess, HolderState};
-use super::quota::{Counted, Quota, What, shrink};
-use crate::driver::Numbers;
-use crate::{PeerName, Refusal};
+use super::publication::Registered;
+use super::quota::{Counted, What, shrink};
+use super::registry::ServerState;
+use super::session::ServerSession;
+use crate::limits::{LONGEST, millis};
+use crate::protocol::{self, Ended, Event, Withdrawing};
+use crate::{PeerList, PeerName, Refusal};
+
+/// Why a connection ends whose peer has no room for another notice.
+const TOO_MANY_ENDED: &str =
+    "the limit of live and expired leases leaves no room for the notice of an ended one";
 
 /// The most expired holders of a publication that are remembered individually.
 pub(super) const MAX_EXPIRED: usize = 1024;
+
+/// A session, and its live leases.
+#[derive(Debug)]
+pub(super) struct SessionRecord {
+    pub session: Arc<ServerSession>,
+    leases: BTreeSet<u64>,
+    /// Counts the leases.
+    counted: Counted,
+    /// When it ends, while it has no connection.
+    ends: Option<Instant>,
+}
 
 /// A lease.
 #[derive(Debug)]
@@ -28,23 +49,9 @@ pub(super) struct LeaseRecord {
     pub holder: Holder,
     /// The offset of its probe word, in bytes from the memory's start.
     pub probe: Option<u64>,
+    /// When it ends, if it was recalled alone.
+    ends: Option<Instant>,
     _counted: Counted,
-}
-
-/// A session that has ended, and the leases that expired with it.
-#[derive(Debug)]
-pub(super) struct EndedSession {
-    pub session: u64,
-    pub peer: PeerName,
-    pub leases: Vec<u64>,
-}
-
-#[derive(Debug)]
-struct SessionRecord {
-    peer: PeerName,
-    leases: BTreeSet<u64>,
-    /// Counts the leases.
-    counted: Counted,
 }
 
 impl SessionRecord {
@@ -55,8 +62,15 @@ impl SessionRecord {
     }
 }
 
+impl LeaseRecord {
+    fn is_live(&self) -> bool {
+        self.holder.state != HolderState::Expired
+    }
+}
+
+/// The leases of a publication.
 #[derive(Debug, Default)]
-struct Holders {
+pub(super) struct Holders {
     live: BTreeSet<u64>,
     /// In the order in which they expired.
     expired: VecDeque<u64>,
@@ -64,391 +78,453 @@ struct Holders {
     more: usize,
 }
 
-/// The table of leases.
-#[derive(Debug)]
-pub(super) struct Leases {
-    sessions: HashMap<u64, SessionRecord>,
-    /// Live and expired ones. Boxed, so that the table has short entries: its capacity may be twice the number
-    /// of leases, and three times that while it grows.
-    leases: HashMap<u64, Box<LeaseRecord>>,
-    publications: HashMap<u64, Holders>,
-    pub quota: Arc<Quota>,
-    /// Leases of silent holders, until their processes have ended.
-    followed: HashMap<HolderProcess, BTreeSet<u64>>,
-    /// When sessions without a connection end.
-    deadlines: Deadlines,
-    numbers: Numbers,
+/// Leases of silent holders, until their processes have ended.
+pub(super) type Followed = HashMap<HolderProcess, BTreeSet<u64>>;
+
+/// Follows a lease with a silent holder, if its process is known: after the end of a process, its memory is no longer
+/// mapped.
+fn follow(followed: &mut Followed, lease: &LeaseRecord) {
+    if let Some(process) = lease.holder.process.clone() {
+        let leases = followed.entry(process).or_default();
+        leases.insert(lease.holder.lease);
+    }
 }
 
-impl Leases {
-    /// Creates an empty table.
-    pub fn new(quota: &Arc<Quota>) -> Self {
-        Self {
-            sessions: HashMap::new(),
-            leases: HashMap::new(),
-            publications: HashMap::new(),
-            quota: Arc::clone(quota),
-            followed: HashMap::new(),
-            deadlines: Deadlines::default(),
-            numbers: Numbers::default(),
+fn unfollow(followed: &mut Followed, lease: &LeaseRecord) {
+    if let Some(process) = &lease.holder.process
+        && let Some(leases) = followed.get_mut(process)
+    {
+        leases.remove(&lease.holder.lease);
+        if leases.is_empty() {
+            followed.remove(process);
+            shrink(followed);
         }
     }
+}
 
-    /// Forgets all sessions and leases.
-    pub fn clear(&mut self) {
-        *self = Self::new(&Arc::clone(&self.quota));
+/// Something that ends at a time, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    Session(u64),
+    Lease(u64),
+}
+
+/// What ends when. Each record has its own time too.
+#[derive(Debug, Default)]
+pub(super) struct Deadlines(BTreeSet<(Instant, Due)>);
+
+impl Deadlines {
+    /// Changes a record's time; returns the one before.
+    fn set(&mut self, due: Due, of: &mut Option<Instant>, to: Option<Instant>) -> Option<Instant> {
+        let before = std::mem::replace(of, to);
+        if let Some(before) = before {
+            self.0.remove(&(before, due));
+        }
+        self.0.extend(to.map(|to| (to, due)));
+        before
     }
 
+    /// Returns the first time.
+    pub fn first(&self) -> Option<Instant> {
+        self.0.first().map(|&(time, _)| time)
+    }
+}
+
+/// Sessions.
+impl ServerState {
     /// Adds a session that has a connection.
-    pub fn open(&mut self, session: u64, peer: PeerName) {
-        let new = SessionRecord {
+    pub fn open(&mut self, session: Arc<ServerSession>) {
+        let record = SessionRecord {
             leases: BTreeSet::new(),
-            counted: self.quota.none(&peer, What::Lease),
-            peer,
+            counted: self.quota.none(&session.peer, What::Lease),
+            ends: None,
+            session,
         };
-        self.sessions.insert(session, new);
+        self.sessions.insert(record.session.id, record);
     }
 
     /// Returns whether the session has a connection.
     pub fn is_attached(&self, session: u64) -> bool {
-        self.sessions.contains_key(&session) && self.deadlines.get(session).is_none()
+        let record = self.sessions.get(&session);
+        record.is_some_and(|record| record.ends.is_none())
     }
 
     /// Attaches a connection to the session; returns whether the session still exists.
     pub fn attach(&mut self, session: u64) -> bool {
-        if self.deadlines.remove(session) {
-            self.unfollow_session(session);
+        let Some(record) = self.sessions.get_mut(&session) else {
+            return false;
+        };
+        self.deadlines
+            .set(Due::Session(session), &mut record.ends, None);
+        // Another process may have its socket, and the memory.
+        for lease in record.leases.iter().filter_map(|id| self.leases.get(id)) {
+            unfollow(&mut self.followed, lease);
         }
-        self.sessions.contains_key(&session)
+        true
     }
 
     /// Detaches the session's connection: it ends at `until`, or at once if it holds nothing. Returns
     /// whether it has ended.
     pub fn detach(&mut self, session: u64, until: Instant) -> bool {
-        let Some(entry) = self.sessions.get(&session) else {
+        let Some(record) = self.sessions.get_mut(&session) else {
             return false;
         };
-        if entry.leases.is_empty() {
-            self.end(session);
-            return true;
+        if record.leases.is_empty() {
+            return self.end_session(session);
         }
-        self.deadlines.set(session, until);
+        self.deadlines
+            .set(Due::Session(session), &mut record.ends, Some(until));
+        for lease in record.leases.iter().filter_map(|id| self.leases.get(id)) {
+            follow(&mut self.followed, lease);
+        }
         false
     }
 
-    /// Grants a lease.
-    pub fn grant(
-        &mut self,
-        session: u64,
-        publication: u64,
-        probe: Option<u64>,
-        now: Instant,
-    ) -> Result<u64, Refused> {
-        let no_session = || (Refusal::Expired, "the session has ended".into());
-        let entry = self.sessions.get_mut(&session).ok_or_else(no_session)?;
-        let counted = self.quota.count(&entry.peer, What::Record, 1)?;
-        entry.counted.resize(entry.leases.len() + 1)?;
-        let lease = self.numbers.next();
-        entry.leases.insert(lease);
-        let holders = self.publications.entry(publication).or_default();
-        holders.live.insert(lease);
-        let holder = Holder {
-            peer: entry.peer.clone(),
-            lease,
-            since: now,
-            state: HolderState::Held,
-            process: None,
+    /// Ends a session: its leases expire. Returns whether it was there.
+    pub fn end_session(&mut self, session: u64) -> bool {
+        let Some(mut record) = self.sessions.remove(&session) else {
+            return false;
         };
-        let new = LeaseRecord {
-            session,
-            publication,
-            holder,
-            probe,
-            _counted: counted,
-        };
-        self.leases.insert(lease, Box::new(new));
-        Ok(lease)
-    }
-
-    /// Sets the process that has the granted memory.
-    pub fn set_process(&mut self, lease: u64, process: HolderProcess) {
-        if let Some(entry) = self.leases.get_mut(&lease) {
-            entry.holder.process = Some(process);
+        shrink(&mut self.sessions);
+        self.deadlines
+            .set(Due::Session(session), &mut record.ends, None);
+        for lease in record.leases {
+            self.lapse(lease, "expired");
         }
-    }
-
-    /// Returns a lease, live or expired.
-    pub fn find(&self, lease: u64) -> Option<&LeaseRecord> {
-        self.leases.get(&lease).map(|record| &**record)
-    }
-
-    /// Returns a live lease of the session.
-    pub fn get(&self, session: u64, lease: u64) -> Option<&LeaseRecord> {
-        let entry = self.find(lease)?;
-        let lives = entry.session == session && entry.holder.state != HolderState::Expired;
-        lives.then_some(entry)
+        let peer = &record.session.peer;
+        tracing::info!(%peer, session, "session ended");
+        audit!(self.audit, Session, Some(peer), "session_ended", session);
+        true
     }
 
     /// Returns the live leases of the session that come after one of them, in ascending order.
     pub fn of_session(&self, session: u64, after: Option<u64>) -> impl Iterator<Item = u64> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let leases = self.sessions.get(&session).map(|entry| &entry.leases);
+        let leases = self.sessions.get(&session).map(|record| &record.leases);
         let leases = leases.map(|leases| leases.range((from, Bound::Unbounded)));
         leases.into_iter().flatten().copied()
     }
 
+    /// Ends the leases that were recalled and not released in time, and the sessions that have expired. Returns whether
+    /// there were any.
+    pub fn expire(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        while let Some(&(time, due)) = self.deadlines.0.first()
+            && time <= now
+        {
+            any = true;
+            match due {
+                Due::Session(session) => {
+                    self.end_session(session);
+                }
+                Due::Lease(lease) => {
+                    if let Some(record) = self.leases.get(&lease) {
+                        let why = "this peer is no longer on the name's access list";
+                        self.notify_ended(record, Refusal::Forbidden, why);
+                    }
+                    self.lapse(lease, "revoked");
+                }
+            }
+        }
+        any
+    }
+}
+
+/// Leases.
+impl ServerState {
+    /// Grants a lease of a publication, with a slot for a probe if one is wanted and there is room, to the process, if that
+    /// is known.
+    pub fn grant(
+        &mut self,
+        session: &ServerSession,
+        publication: u64,
+        probe: bool,
+        process: Option<HolderProcess>,
+        now: Instant,
+    ) -> Result<(u64, Option<u64>), Refused> {
+        let gone = || (Refusal::NotFound, "it has just been withdrawn".to_owned());
+        let registered = self.publications.get_mut(&publication).ok_or_else(gone)?;
+        if registered.closing || self.closing {
+            return Err((Refusal::Closing, String::new()));
+        }
+        if !registered.peers.admits(&session.peer) {
+            return Err(gone());
+        }
+        let no_session = || (Refusal::Expired, "the session has ended".into());
+        let record = self.sessions.get_mut(&session.id).ok_or_else(no_session)?;
+        let counted = self.quota.count(&session.peer, What::Record, 1)?;
+        record.counted.resize(record.leases.len() + 1)?;
+        let probe = probe && registered.publication.probe;
+        let slot = probe.then(|| registered.probes.take()).flatten();
+        let lease = self.numbers.next();
+        record.leases.insert(lease);
+        registered.holders.live.insert(lease);
+        let new = LeaseRecord {
+            session: session.id,
+            publication,
+            holder: Holder {
+                peer: session.peer.clone(),
+                lease,
+                since: now,
+                state: HolderState::Held,
+                process,
+            },
+            probe: slot,
+            ends: None,
+            _counted: counted,
+        };
+        self.leases.insert(lease, Box::new(new));
+        // Before a recall can be queued, which takes this lock.
+        session.grants(lease);
+        Ok((lease, slot))
+    }
+
+    /// Sets the process that has the granted memory.
+    #[cfg(test)]
+    pub fn set_process(&mut self, lease: u64, process: HolderProcess) {
+        self.leases.get_mut(&lease).unwrap().holder.process = Some(process);
+    }
+
+    /// Returns a live lease of the session.
+    pub fn lease(&self, session: u64, lease: u64) -> Option<&LeaseRecord> {
+        let record = self.leases.get(&lease)?;
+        (record.session == session && record.is_live()).then_some(record)
+    }
+
     /// Ends a lease whose holder has unmapped the memory. The peer of an expired lease may say so from a
-    /// later session, unless any local process could be that peer.
-    pub fn release(&mut self, session: u64, peer: &PeerName, lease: u64) -> Option<LeaseRecord> {
-        let entry = self.leases.get(&lease)?;
-        let may = match entry.holder.state {
-            HolderState::Expired => entry.holder.peer == *peer && *peer != PeerName::Local,
-            _ => entry.session == session,
+    /// later session, unless any local process could be that peer. Returns whether it has ended.
+    pub fn release(&mut self, session: &ServerSession, lease: u64) -> bool {
+        let peer = &session.peer;
+        let may = |record: &LeaseRecord| match record.holder.state {
+            HolderState::Expired => record.holder.peer == *peer && *peer != PeerName::Local,
+            _ => record.session == session.id,
         };
-        if may { self.remove(lease) } else { None }
-    }
-
-    /// Marks the live leases of a publication as recalled; returns them with their sessions.
-    pub fn withdraw(&mut self, publication: u64) -> Vec<(u64, u64)> {
-        let live = self.publications.get(&publication).map(|h| h.live.clone());
-        let recall = |lease| Some((self.recall(lease)?, lease));
-        live.into_iter().flatten().filter_map(recall).collect()
-    }
-
-    /// Marks a live lease as recalled; returns its session.
-    pub fn recall(&mut self, lease: u64) -> Option<u64> {
-        let entry = self.leases.get_mut(&lease)?;
-        if entry.holder.state == HolderState::Expired {
-            return None;
-        }
-        entry.holder.state = HolderState::Withdrawing;
-        Some(entry.session)
-    }
-
-    /// Ends all leases of a publication, including expired ones; returns those that were live.
-    pub fn forget(&mut self, publication: u64) -> Vec<LeaseRecord> {
-        let Some(holders) = self.publications.remove(&publication) else {
-            return Vec::new();
-        };
-        shrink(&mut self.publications);
-        let live = holders.live.into_iter();
-        let live = live.filter_map(|l| self.remove(l)).collect();
-        for lease in holders.expired {
-            self.remove(lease);
-        }
-        live
-    }
-
-    /// Ends the sessions that have expired. Call [`prune`](Self::prune) for each of their leases.
-    pub fn expire(&mut self, now: Instant) -> Vec<EndedSession> {
-        let mut ended = Vec::new();
-        while let Some(session) = self.deadlines.pop(now) {
-            ended.extend(self.end(session));
-        }
-        ended
-    }
-
-    /// Ends a session with a silent holder: its leases expire. Call [`prune`](Self::prune) for each.
-    pub fn end(&mut self, session: u64) -> Option<EndedSession> {
-        let entry = self.sessions.remove(&session)?;
-        shrink(&mut self.sessions);
-        self.deadlines.remove(session);
-        let leases = entry.leases.into_iter();
-        Some(EndedSession {
-            session,
-            peer: entry.peer,
-            leases: leases.filter(|lease| self.lapse(*lease)).collect(),
-        })
-    }
-
-    /// Ends a live lease whose holder may still have the memory mapped: it expires. Returns whether it was live.
-    pub fn end_lease(&mut self, lease: u64) -> bool {
-        let session = self.leases.get(&lease).map(|entry| entry.session);
-        if let Some(entry) = session.and_then(|session| self.sessions.get_mut(&session)) {
-            entry.remove(lease);
-        }
-        self.lapse(lease)
-    }
-
-    fn lapse(&mut self, lease: u64) -> bool {
-        let Some(record) = self.leases.get_mut(&lease) else {
-            return false;
-        };
-        if record.holder.state == HolderState::Expired {
+        if !self.leases.get(&lease).is_some_and(|record| may(record)) {
             return false;
         }
-        record.holder.state = HolderState::Expired;
-        let holders = self.publications.entry(record.publication).or_default();
-        holders.live.remove(&lease);
-        holders.expired.push_back(lease);
+        self.audit_lease("released", lease);
+        self.take_back(lease);
         true
     }
 
-    /// Returns when the next session ends.
-    pub fn deadline(&self) -> Option<Instant> {
-        self.deadlines.first()
+    /// Handles the end of a process: its memory is no longer mapped. Leases of a session with a connection are not followed:
+    /// another process has its socket, and may have the memory.
+    pub fn process_ended(&mut self, process: &HolderProcess) {
+        for lease in self.followed.remove(process).unwrap_or_default() {
+            let Some(record) = self.leases.get(&lease) else {
+                continue;
+            };
+            if let Some(Registered { publication, .. }) = self.publications.get(&record.publication)
+            {
+                publication.events.left_by_dead.store(true, Relaxed);
+                let (holder, name) = (&record.holder, &*publication.name);
+                tracing::info!(%holder, name, lease, "lease ended with its process");
+            }
+            if record.is_live() {
+                self.audit_lease("expired", lease);
+                self.expired += 1;
+            }
+            self.take_back(lease);
+        }
+    }
+
+    /// Recalls a live lease: its holder is asked to release it within this time. With `ends` it expires then.
+    pub fn recall(&mut self, lease: u64, within: Duration, ends: Option<Instant>) {
+        let Some(record) = self.leases.get_mut(&lease).filter(|lease| lease.is_live()) else {
+            return;
+        };
+        record.holder.state = HolderState::Withdrawing;
+        if ends.is_some() {
+            let due = Due::Lease(lease);
+            self.deadlines.set(due, &mut record.ends, ends);
+        }
+        let record = &*record;
+        if let Some(SessionRecord { session, .. }) = self.sessions.get(&record.session) {
+            let ms = millis(within);
+            session.notify(lease, Event::Withdrawing(Withdrawing { lease, ms }), None);
+        }
+        self.audit_lease("withdrawing", lease);
+    }
+
+    /// Recalls the live leases of peers that are not on a publication's new list. They end after `within`, or at the time
+    /// of an earlier recall; that of a peer on the list is cancelled.
+    pub fn recall_others(&mut self, publication: u64, peers: &PeerList, within: Duration) {
+        let now = Instant::now();
+        let until = now + within.min(LONGEST);
+        for lease in self.live(publication) {
+            let Some(record) = self.leases.get_mut(&lease) else {
+                continue;
+            };
+            if peers.admits(&record.holder.peer) {
+                self.deadlines
+                    .set(Due::Lease(lease), &mut record.ends, None);
+            } else {
+                let until = record.ends.map_or(until, |earlier| earlier.min(until));
+                self.recall(lease, until.saturating_duration_since(now), Some(until));
+            }
+        }
+    }
+
+    /// Returns how long the holder of a lease has left to release it, if it is recalled.
+    pub fn recalled(&self, lease: u64) -> Option<Duration> {
+        let record = self.leases.get(&lease)?;
+        let until = match self.publications.get(&record.publication) {
+            Some(registered) if registered.closing => registered.until,
+            _ => Some(record.ends?),
+        };
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        Some(until.map_or(Duration::ZERO, left))
+    }
+
+    /// Ends a live lease whose holder may still have the memory mapped: it expires.
+    pub fn lapse(&mut self, lease: u64, event: &'static str) {
+        let Some(record) = self.leases.get_mut(&lease).filter(|lease| lease.is_live()) else {
+            return;
+        };
+        record.holder.state = HolderState::Expired;
+        self.deadlines
+            .set(Due::Lease(lease), &mut record.ends, None);
+        follow(&mut self.followed, record);
+        if let Some(session) = self.sessions.get_mut(&record.session) {
+            session.remove(lease);
+        }
+        self.expired += 1;
+        let (publication, peer) = (record.publication, record.holder.peer.clone());
+        self.audit_lease(event, lease);
+        let Some(registered) = self.publications.get_mut(&publication) else {
+            return;
+        };
+        let name = &*registered.publication.name;
+        tracing::warn!(%peer, name, lease, "lease expired");
+        registered.publication.events.changed.notify_waiters();
+        let holders = &mut registered.holders;
+        holders.live.remove(&lease);
+        holders.expired.push_back(lease);
+        if holders.expired.len() > MAX_EXPIRED {
+            // A late write at its probe's place fails another probe at worst.
+            holders.more += 1;
+            let oldest = holders.expired.pop_front();
+            oldest.map(|oldest| self.remove(oldest));
+        }
+    }
+
+    /// Ends all leases of a publication, including expired ones; tells those that have live ones.
+    pub fn revoke(&mut self, publication: u64, detail: &str) {
+        let Some(registered) = self.publications.get_mut(&publication) else {
+            return;
+        };
+        let Holders { live, expired, .. } = std::mem::take(&mut registered.holders);
+        for lease in live {
+            self.audit_lease("revoked", lease);
+            if let Some(record) = self.remove(lease) {
+                self.notify_ended(&record, Refusal::Closing, detail);
+            }
+        }
+        for lease in expired {
+            self.remove(lease);
+        }
     }
 
     /// Returns the holders of a publication: live ones in the order of grants, then expired ones; and how
     /// many further expired ones there are.
     pub fn holders(&self, publication: u64) -> (Vec<Holder>, usize) {
-        let Some(holders) = self.publications.get(&publication) else {
+        let Some(Registered { holders, .. }) = self.publications.get(&publication) else {
             return (Vec::new(), 0);
         };
-        let found = |lease: &u64| Some(self.leases.get(lease)?.holder.clone());
-        let in_order = |mut list: Vec<Holder>| {
-            list.sort_by_key(|holder| (holder.since, holder.lease));
-            list
-        };
-        let mut list = in_order(holders.live.iter().filter_map(found).collect());
-        list.extend(in_order(holders.expired.iter().filter_map(found).collect()));
+        let leases = holders.live.iter().chain(&holders.expired);
+        let found = leases.filter_map(|lease| Some(self.leases.get(lease)?.holder.clone()));
+        let mut list: Vec<Holder> = found.collect();
+        list.sort_by_key(|holder| {
+            let is_expired = holder.state == HolderState::Expired;
+            (is_expired, holder.since, holder.lease)
+        });
         (list, holders.more)
     }
 
     /// Returns whether a publication has holders, or may have them.
     pub fn is_held(&self, publication: u64) -> bool {
-        self.publications.contains_key(&publication)
+        let registered = self.publications.get(&publication);
+        registered.is_some_and(|Registered { holders, .. }| {
+            !holders.live.is_empty() || !holders.expired.is_empty() || holders.more > 0
+        })
     }
 
-    /// Forgets the oldest of too many expired leases of a publication, which is then only counted. Returns it.
-    pub fn prune(&mut self, publication: u64) -> Option<LeaseRecord> {
-        let holders = self.publications.get_mut(&publication)?;
-        if holders.expired.len() <= MAX_EXPIRED {
-            return None;
-        }
-        holders.more += 1;
-        let oldest = holders.expired.pop_front()?;
-        self.remove(oldest)
+    /// Returns the live leases of a publication.
+    pub fn live(&self, publication: u64) -> BTreeSet<u64> {
+        let registered = self.publications.get(&publication);
+        registered.map_or_else(BTreeSet::new, |found| found.holders.live.clone())
     }
 
     /// Returns the number of live leases of a publication.
     pub fn count(&self, publication: u64) -> usize {
-        self.publications
-            .get(&publication)
-            .map_or(0, |holders| holders.live.len())
+        let registered = self.publications.get(&publication);
+        registered.map_or(0, |found| found.holders.live.len())
     }
 
-    /// Returns the number of live leases.
-    pub fn live(&self) -> usize {
-        self.quota.used(What::Lease)
+    /// Tells the holder of a lease that the lease has ended.
+    fn notify_ended(&self, lease: &LeaseRecord, reason: Refusal, detail: &str) {
+        let Some(SessionRecord { session, .. }) = self.sessions.get(&lease.session) else {
+            return;
+        };
+        let lease = lease.holder.lease;
+        let why = protocol::Refused {
+            reason: reason.word().into(),
+            detail: detail.into(),
+        };
+        match self.quota.count(&session.peer, What::Record, 1) {
+            Ok(counted) => session.notify(lease, Event::Ended(Ended { lease, why }), Some(counted)),
+            // The client asks which of its leases have ended when it connects again.
+            Err(_) => session.drop_connection(TOO_MANY_ENDED),
+        }
     }
 
-    /// Returns the number of sessions.
-    #[cfg(test)]
-    pub fn sessions(&self) -> usize {
-        self.sessions.len()
+    /// Removes a lease whose memory its holder no longer has.
+    fn take_back(&mut self, lease: u64) -> Option<LeaseRecord> {
+        let record = self.remove(lease)?;
+        // A notice about a live lease is counted with it.
+        if let Some(SessionRecord { session, .. }) = self.sessions.get(&record.session) {
+            session.forget(lease);
+        }
+        Some(record)
     }
 
     fn remove(&mut self, lease: u64) -> Option<LeaseRecord> {
-        let record = *self.leases.remove(&lease)?;
+        let mut record = *self.leases.remove(&lease)?;
         shrink(&mut self.leases);
-        self.unfollow(record.holder.process.as_ref(), lease);
-        if let Some(holders) = self.publications.get_mut(&record.publication) {
+        unfollow(&mut self.followed, &record);
+        self.deadlines
+            .set(Due::Lease(lease), &mut record.ends, None);
+        // An expired lease belongs to no session.
+        if let Some(session) = self.sessions.get_mut(&record.session) {
+            session.remove(lease);
+        }
+        if let Some(registered) = self.publications.get_mut(&record.publication) {
+            let holders = &mut registered.holders;
             holders.live.remove(&lease);
             holders.expired.retain(|expired| *expired != lease);
             if holders.expired.is_empty() {
                 holders.expired = VecDeque::new();
             }
-            if holders.live.is_empty() && holders.expired.is_empty() && holders.more == 0 {
-                self.publications.remove(&record.publication);
-                shrink(&mut self.publications);
+            if let Some(slot) = record.probe {
+                registered.probes.give_back(slot);
             }
-        }
-        // An expired lease belongs to no session.
-        if let Some(entry) = self.sessions.get_mut(&record.session) {
-            entry.remove(lease);
+            registered.publication.events.changed.notify_waiters();
         }
         Some(record)
     }
-}
 
-/// Leases of silent holders. The server follows their processes: after the end of a process, its memory is
-/// no longer mapped.
-impl Leases {
-    /// Follows the leases of a session whose connection has ended.
-    pub fn follow(&mut self, session: u64) {
-        let leases: Vec<u64> = self.of_session(session, None).collect();
-        leases.into_iter().for_each(|l| self.follow_lease(l));
-    }
-
-    /// Follows a lease with a silent holder, if its process is known.
-    pub fn follow_lease(&mut self, lease: u64) {
-        let process = self.find(lease).and_then(|l| l.holder.process.clone());
-        let Some(process) = process else { return };
-        self.followed.entry(process).or_default().insert(lease);
-    }
-
-    /// Stops following the leases of a session: it has a connection again.
-    fn unfollow_session(&mut self, session: u64) {
-        let leases: Vec<u64> = self.of_session(session, None).collect();
-        for lease in leases {
-            let process = self.find(lease).and_then(|l| l.holder.process.clone());
-            self.unfollow(process.as_ref(), lease);
-        }
-    }
-
-    /// Stops following a lease of this process.
-    fn unfollow(&mut self, process: Option<&HolderProcess>, lease: u64) {
-        let Some(process) = process else { return };
-        if let Some(followed) = self.followed.get_mut(process) {
-            followed.remove(&lease);
-            if followed.is_empty() {
-                self.followed.remove(process);
-                shrink(&mut self.followed);
-            }
-        }
-    }
-
-    /// Returns the processes of followed leases: call [`ended`](Self::ended) for each that has ended.
-    pub fn followed(&self) -> Vec<HolderProcess> {
-        self.followed.keys().cloned().collect()
-    }
-
-    /// Ends the followed leases of a process that has ended; returns them. Leases of a session with a connection are not
-    /// followed: another process has its socket, and may have the memory.
-    pub fn ended(&mut self, process: &HolderProcess) -> Vec<LeaseRecord> {
-        let leases = self.followed.remove(process).unwrap_or_default();
-        leases.into_iter().filter_map(|l| self.remove(l)).collect()
-    }
-}
-
-/// Times by number, in their order.
-#[derive(Debug, Default)]
-pub(super) struct Deadlines {
-    times: HashMap<u64, Instant>,
-    order: BTreeSet<(Instant, u64)>,
-}
-
-impl Deadlines {
-    /// Sets the time of a number.
-    pub fn set(&mut self, number: u64, time: Instant) {
-        self.remove(number);
-        self.times.insert(number, time);
-        self.order.insert((time, number));
-    }
-
-    /// Removes the time of a number; returns whether it had one.
-    pub fn remove(&mut self, number: u64) -> bool {
-        let Some(time) = self.times.remove(&number) else {
-            return false;
+    /// Writes an audit event of a lease: `released`, `expired`, `revoked`, or `withdrawing` if its holder is asked to
+    /// release it.
+    fn audit_lease(&self, event: &'static str, lease: u64) {
+        let Some(record) = self.leases.get(&lease) else {
+            return;
         };
-        shrink(&mut self.times);
-        self.order.remove(&(time, number))
-    }
-
-    pub fn get(&self, number: u64) -> Option<Instant> {
-        self.times.get(&number).copied()
-    }
-
-    /// Returns the first time.
-    pub fn first(&self) -> Option<Instant> {
-        self.order.first().map(|&(time, _)| time)
-    }
-
-    /// Takes a number whose time has come.
-    pub fn pop(&mut self, now: Instant) -> Option<u64> {
-        let &(time, number) = self.order.first()?;
-        (time <= now && self.remove(number)).then_some(number)
+        let published = self.publications.get(&record.publication);
+        let published = published.map(|found| &found.publication);
+        let name = published.map(|published| &*published.name);
+        let bytes = published.map(|published| published.description.len);
+        let (session, peer) = (record.session, &record.holder.peer);
+        audit! { self.audit, Memory, Some(peer), event, session, lease, name, bytes }
     }
 }
 

@@ -38,7 +38,7 @@ pub use options::ServerOptions;
 pub use process::{Holder, HolderProcess, HolderState};
 pub use publish::{PublishOptions, Published, UnconfirmedRelease};
 
-use crate::limits::deadline;
+use crate::limits::{deadline, millis};
 use crate::per_driver::lock;
 use crate::protocol::Closing;
 use crate::share::{InstanceId, Peers};
@@ -122,7 +122,8 @@ impl Server {
     fn dismiss_if(&self, of: impl Fn(&PeerName) -> bool, detail: &str) -> usize {
         let inner = &self.handle.inner;
         let state = inner.state();
-        let theirs = state.sessions.values().filter(|session| of(&session.peer));
+        let sessions = state.sessions.values().map(|record| &record.session);
+        let theirs = sessions.filter(|session| of(&session.peer));
         let theirs: Vec<u64> = theirs.map(|session| session.id).collect();
         inner.dismiss(state, &theirs, Refusal::Forbidden, detail)
     }
@@ -142,7 +143,8 @@ impl Server {
         lock(&inner.peers).clone_from(&peers);
         {
             let state = inner.state();
-            let moved = state.sessions.values().filter(|session| {
+            let sessions = state.sessions.values().map(|record| &record.session);
+            let moved = sessions.filter(|session| {
                 let user = session.user();
                 !matches!(session.peer, PeerName::User(_))
                     && user.is_some_and(|uid| !peers.admits_user(uid))
@@ -178,7 +180,7 @@ impl Server {
         {
             let mut state = inner.state();
             state.closing = true;
-            let ms = registry::millis(within);
+            let ms = millis(within);
             state.notify_closing(Closing { ms });
         }
         tracing::info!(instance = %inner.instance, "closing");

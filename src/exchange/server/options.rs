@@ -225,7 +225,7 @@ fn core(
     Ok(Arc::new(ServerCore {
         instance,
         boot: BootId::current()?,
-        state: Mutex::new(ServerState::new(Arc::clone(&audit), &quota)),
+        state: Mutex::new(ServerState::new(Arc::clone(&audit), Arc::clone(&quota))),
         quota,
         open: Arc::default(),
         newcomers: Newcomers::new(options.limits.handshakes),

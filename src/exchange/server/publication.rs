@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use tokio::sync::Notify;
 
+use super::leases::Holders;
 use super::quota::Counted;
 use crate::driver::{Access, HandleType, HandleTypes, ShareableHandle};
 use crate::per_driver::lock;
@@ -28,7 +29,7 @@ pub(super) struct Publication {
     pub description: Description,
     pub handle_types: HandleTypes,
     pub probe: bool,
-    pub holders: Arc<HolderEvents>,
+    pub events: Arc<HolderEvents>,
 }
 
 /// What happens to the holders of a publication.
@@ -68,6 +69,7 @@ pub(super) struct Registered {
     /// The deadline for its holders.
     pub until: Option<Instant>,
     pub probes: ProbeSlots,
+    pub holders: Holders,
     /// Counts it for the peer that owns it.
     pub counted: Option<Counted>,
 }
@@ -95,7 +97,7 @@ impl Publication {
             description,
             handle_types: self.handle_types,
             probe: self.probe,
-            holders: Arc::clone(&self.holders),
+            events: Arc::clone(&self.events),
         }
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::leases::Holders;
 use super::process::{Holder, describe};
 use super::publication::{HolderEvents, ProbeSlots, Publication, Registered};
 use super::quota::What;
@@ -89,7 +90,7 @@ impl PublishOptions<'_> {
             description,
             handle_types,
             probe: self.probe,
-            holders: Arc::default(),
+            events: Arc::default(),
         });
         state.names.insert(Arc::clone(&publication.name), id);
         let registered = Registered {
@@ -99,6 +100,7 @@ impl PublishOptions<'_> {
             closing: true,
             until: None,
             probes,
+            holders: Holders::default(),
             counted,
         };
         state.publications.insert(id, registered);
@@ -182,13 +184,13 @@ impl Published {
     /// Returns its holders: live ones in the order of their grants, then silent ones that may still have it
     /// mapped.
     pub fn importers(&self) -> Vec<Holder> {
-        self.inner.state().leases.holders(self.publication.id).0
+        self.inner.state().holders(self.publication.id).0
     }
 
     /// Returns whether a holder's process ended without a release. The kernel has then unmapped the memory,
     /// unless the process had passed it on.
     pub fn left_by_dead(&self) -> bool {
-        self.publication.holders.left_by_dead.load(Relaxed)
+        self.publication.events.left_by_dead.load(Relaxed)
     }
 
     /// Returns whether this peer may see the name.
@@ -237,7 +239,7 @@ impl Published {
         UnconfirmedRelease {
             inner: Arc::clone(&self.inner),
             id,
-            holders: Arc::clone(&self.publication.holders),
+            events: Arc::clone(&self.publication.events),
         }
     }
 
@@ -270,7 +272,7 @@ impl Published {
         self.inner.state().withdraw(publication.id, within);
         tracing::info!(name = self.name(), "withdrawing");
         loop {
-            let changed = publication.holders.changed.notified();
+            let changed = publication.events.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
             let still_held = |holders| {
@@ -279,17 +281,17 @@ impl Published {
             };
             {
                 let mut state = self.inner.state();
-                if let Some(holders) = publication.holders.left_held.get() {
+                if let Some(holders) = publication.events.left_held.get() {
                     return Err(still_held(holders.clone()));
                 }
-                if !state.leases.is_held(publication.id) {
+                if !state.is_held(publication.id) {
                     state.unpublish(publication.id, "");
                     return Ok(());
                 }
-                let only_silent = state.leases.count(publication.id) == 0;
+                let only_silent = state.count(publication.id) == 0;
                 // Listed at the end alone: each release wakes this, and there may be many holders.
                 if only_silent || Instant::now() >= until {
-                    let (holders, more) = state.leases.holders(publication.id);
+                    let (holders, more) = state.holders(publication.id);
                     return Err(still_held(describe(&holders, more)));
                 }
             }
@@ -324,7 +326,7 @@ pub struct UnconfirmedRelease {
     inner: Arc<ServerCore>,
     /// The publication's number.
     id: u64,
-    holders: Arc<HolderEvents>,
+    events: Arc<HolderEvents>,
 }
 
 impl UnconfirmedRelease {
@@ -335,10 +337,10 @@ impl UnconfirmedRelease {
     /// It may be dropped and called again.
     pub async fn resolved(&self) -> bool {
         loop {
-            let changed = self.holders.changed.notified();
+            let changed = self.events.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if !self.inner.state().leases.is_held(self.id) {
+            if !self.inner.state().is_held(self.id) {
                 // A server that has ended knows of no holders.
                 return !self.inner.ended.is_cancelled();
             }
@@ -352,7 +354,7 @@ impl UnconfirmedRelease {
 
     /// Returns the peers of the holders that are remembered: live ones first, then in the order of their grants.
     pub fn peers(&self) -> Vec<PeerName> {
-        let (holders, _) = self.inner.state().leases.holders(self.id);
+        let (holders, _) = self.inner.state().holders(self.id);
         holders.into_iter().map(|holder| holder.peer).collect()
     }
 }

@@ -6,20 +6,15 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::allocate::Refused;
-use super::audit::{Audit, audit};
-use super::leases::{Deadlines, LeaseRecord, Leases};
+use super::audit::Audit;
+use super::leases::{Deadlines, Followed, LeaseRecord, SessionRecord};
 use super::publication::{Publication, Registered};
-use super::quota::{Quota, What, shrink};
-use super::session::{ServerSession, Sessions, with_token};
+use super::quota::{Quota, shrink};
+use super::session::ServerSession;
+use crate::limits::LONGEST;
 use crate::driver::Numbers;
-pub(super) use crate::limits::millis;
-use crate::protocol::{self, Closing, Ended, Event, Hello, Withdrawing};
-use crate::{PeerList, PeerName, Refusal};
-
-/// Why a connection ends whose peer has no room for another notice.
-const TOO_MANY_ENDED: &str =
-    "the limit of live and expired leases leaves no room for the notice of an ended one";
+use crate::protocol::{Closing, Entry, Hello};
+use crate::{PeerList, PeerName};
 
 #[derive(Debug)]
 pub(super) struct ServerState {
@@ -27,32 +22,44 @@ pub(super) struct ServerState {
     pub names: BTreeMap<Arc<str>, u64>,
     /// Also those without a name, whose holders are still tracked.
     pub publications: HashMap<u64, Registered>,
-    pub leases: Leases,
-    pub sessions: Sessions,
-    /// Leases that were recalled one by one, and when each ends.
-    pub recalls: Deadlines,
+    pub sessions: HashMap<u64, SessionRecord>,
+    /// Live and expired ones. Boxed, so that the table has short entries: its capacity may be twice the number
+    /// of leases, and three times that while it grows.
+    pub leases: HashMap<u64, Box<LeaseRecord>>,
+    pub followed: Followed,
+    /// When sessions without a connection end, and leases that were recalled one by one.
+    pub deadlines: Deadlines,
+    /// How many leases have expired.
+    pub expired: u64,
     /// Requests that wait for a name to exist.
     waiters: HashMap<String, (Arc<Notify>, usize)>,
     /// The server is about to end: nothing new begins.
     pub closing: bool,
     pub audit: Arc<Audit>,
+    pub quota: Arc<Quota>,
     last: u64,
+    /// Those of new leases.
+    pub numbers: Numbers,
     session_numbers: Numbers,
 }
 
 impl ServerState {
     /// Creates an empty state.
-    pub fn new(audit: Arc<Audit>, quota: &Arc<Quota>) -> Self {
+    pub fn new(audit: Arc<Audit>, quota: Arc<Quota>) -> Self {
         Self {
             names: BTreeMap::new(),
             publications: HashMap::new(),
-            leases: Leases::new(quota),
-            sessions: Sessions::default(),
-            recalls: Deadlines::default(),
+            sessions: HashMap::new(),
+            leases: HashMap::new(),
+            followed: Followed::new(),
+            deadlines: Deadlines::default(),
+            expired: 0,
             waiters: HashMap::new(),
             closing: false,
             audit,
+            quota,
             last: 0,
+            numbers: Numbers::default(),
             session_numbers: Numbers::default(),
         }
     }
@@ -68,14 +75,13 @@ impl ServerState {
         self.session_numbers.next()
     }
 
-    /// Returns the session that a hello names, and whose token it has.
+    /// Returns the session that a hello names, and whose token it has. Knowing its number, with which a token begins, does
+    /// not reveal the token.
     pub fn session_of(&self, hello: &Hello) -> Option<&Arc<ServerSession>> {
-        with_token(&self.sessions, hello.resume.as_ref()?)
-    }
-
-    pub fn remove_session(&mut self, id: u64) {
-        self.sessions.remove(&id);
-        shrink(&mut self.sessions);
+        let token = hello.resume.as_ref()?;
+        let number = token.expose().first_chunk()?;
+        let found = &self.sessions.get(&u64::from_be_bytes(*number))?.session;
+        (found.token == *token).then_some(found)
     }
 
     /// Returns the publication under a name, for a peer that may fetch it.
@@ -96,11 +102,11 @@ impl ServerState {
     }
 
     /// Returns the entry for a publication.
-    pub fn entry(&self, publication: &Publication) -> protocol::Entry {
-        protocol::Entry {
+    pub fn entry(&self, publication: &Publication) -> Entry {
+        Entry {
             name: publication.name.to_string(),
             memory: publication.description.clone(),
-            leases: u32::try_from(self.leases.count(publication.id)).unwrap_or(u32::MAX),
+            leases: u32::try_from(self.count(publication.id)).unwrap_or(u32::MAX),
             owner: publication.owner.clone(),
         }
     }
@@ -116,88 +122,32 @@ impl ServerState {
         }
     }
 
-    /// Tells the holder of a lease that the lease has ended.
-    pub fn notify_ended(&self, lease: &LeaseRecord, reason: Refusal, detail: &str) {
-        let Some(session) = self.sessions.get(&lease.session) else {
-            return;
-        };
-        let lease = lease.holder.lease;
-        let why = protocol::Refused {
-            reason: reason.word().into(),
-            detail: detail.into(),
-        };
-        match self.leases.quota.count(&session.peer, What::Record, 1) {
-            Ok(counted) => session.notify(lease, Event::Ended(Ended { lease, why }), Some(counted)),
-            // The client asks which of its leases have ended when it connects again.
-            Err(_) => session.drop_connection(TOO_MANY_ENDED),
-        }
-    }
-
-    /// Asks the holder of a lease to release it within this time.
-    fn ask_back(&self, session: u64, lease: u64, within: Duration) {
-        if let Some(record) = self.leases.get(session, lease) {
-            self.audit_lease("withdrawing", record);
-        }
-        if let Some(session) = self.sessions.get(&session) {
-            let ms = millis(within);
-            session.notify(lease, Event::Withdrawing(Withdrawing { lease, ms }), None);
-        }
-    }
-
-    /// Returns how long the holder of a lease has left to release it, if it is recalled.
-    pub fn recalled(&self, lease: u64) -> Option<Duration> {
-        let publication = self.leases.find(lease)?.publication;
-        let until = match self.publications.get(&publication) {
-            Some(registered) if registered.closing => registered.until,
-            _ => Some(self.recalls.get(lease)?),
-        };
-        let left = |until: Instant| until.saturating_duration_since(Instant::now());
-        Some(until.map_or(Duration::ZERO, left))
-    }
-
     /// Recalls a publication from its holders: no new ones are admitted.
     pub fn withdraw(&mut self, id: u64, within: Duration) {
-        let until = Instant::now().checked_add(within);
+        let within = within.min(LONGEST);
         self.change(id, |registered| {
             registered.closing = true;
-            registered.until = until;
+            registered.until = Some(Instant::now() + within);
         });
-        for (session, lease) in self.leases.withdraw(id) {
-            self.ask_back(session, lease, within);
+        for lease in self.live(id) {
+            self.recall(lease, within, None);
         }
     }
 
     /// Changes which peers may import a publication. Recalls the leases of peers that no longer may; they end
     /// after `within`, or at the time of an earlier recall.
     pub fn set_peers(&mut self, id: u64, peers: PeerList, within: Duration) {
-        let now = Instant::now();
-        if let Some(until) = now.checked_add(within) {
-            for holder in self.leases.holders(id).0 {
-                let lease = holder.lease;
-                if peers.admits(&holder.peer) {
-                    self.recalls.remove(lease);
-                } else if let Some(session) = self.leases.recall(lease) {
-                    let earlier = self.recalls.get(lease);
-                    let until = earlier.map_or(until, |earlier| earlier.min(until));
-                    self.recalls.set(lease, until);
-                    self.ask_back(session, lease, until.saturating_duration_since(now));
-                }
-            }
-        }
+        self.recall_others(id, &peers, within);
         self.change(id, |registered| registered.peers = peers);
     }
 
     /// Removes a publication and its name at once; its leases end.
     pub fn unpublish(&mut self, id: u64, detail: &str) {
         self.take_name(id);
-        for lease in self.leases.forget(id) {
-            self.recalls.remove(lease.holder.lease);
-            self.audit_lease("revoked", &lease);
-            self.notify_ended(&lease, Refusal::Closing, detail);
-        }
+        self.revoke(id, detail);
         if let Some(registered) = self.publications.remove(&id) {
             shrink(&mut self.publications);
-            registered.publication.holders.changed.notify_waiters();
+            registered.publication.events.changed.notify_waiters();
         }
     }
 
@@ -220,70 +170,6 @@ impl ServerState {
         is_named
     }
 
-    /// Returns the name of a publication, also while only its holders are tracked.
-    pub fn name_of(&self, id: u64) -> Option<&str> {
-        let found = self.publications.get(&id)?;
-        Some(&found.publication.name)
-    }
-
-    /// Writes an audit event of a lease: `released`, `expired`, `revoked`, or `withdrawing` if its holder is asked to
-    /// release it.
-    pub fn audit_lease(&self, event: &'static str, lease: &LeaseRecord) {
-        let published = self.publications.get(&lease.publication);
-        let published = published.map(|found| &found.publication);
-        let name = published.map(|published| &*published.name);
-        let bytes = published.map(|published| published.description.len);
-        let (session, lease, peer) = (lease.session, lease.holder.lease, &lease.holder.peer);
-        audit! { self.audit, Memory, Some(peer), event, session, lease, name, bytes }
-    }
-
-    /// Grants a lease of a publication, with a slot for a probe if one is wanted and there is room.
-    pub fn grant(
-        &mut self,
-        session: &ServerSession,
-        publication: &Publication,
-        probe: bool,
-        now: Instant,
-    ) -> Result<(u64, Option<u64>), Refused> {
-        let gone = || (Refusal::NotFound, "it has just been withdrawn".to_owned());
-        let registered = self.publications.get_mut(&publication.id);
-        let registered = registered.ok_or_else(gone)?;
-        if registered.closing || self.closing {
-            return Err((Refusal::Closing, String::new()));
-        }
-        if !registered.peers.admits(&session.peer) {
-            return Err(gone());
-        }
-        let slot = if probe && publication.probe {
-            registered.probes.take()
-        } else {
-            None
-        };
-        let granted = (self.leases).grant(session.id, publication.id, slot, now);
-        if let (Err(_), Some(slot)) = (&granted, slot) {
-            registered.probes.give_back(slot);
-        }
-        let lease = granted?;
-        // Before a recall can be queued, which takes this lock.
-        session.grants(lease);
-        Ok((lease, slot))
-    }
-
-    /// Cleans up after leases that their holders have released.
-    pub fn returned(&mut self, lease: &LeaseRecord) {
-        self.recalls.remove(lease.holder.lease);
-        // A notice about a live lease is counted with it.
-        if let Some(session) = self.sessions.get(&lease.session) {
-            session.forget(lease.holder.lease);
-        }
-        if let Some(registered) = self.publications.get_mut(&lease.publication) {
-            if let Some(slot) = lease.probe {
-                registered.probes.give_back(slot);
-            }
-            registered.publication.holders.changed.notify_waiters();
-        }
-    }
-
     /// Returns a [`Notify`] that a change of the name wakes; [`leave`](Self::leave) returns it.
     pub fn await_name(&mut self, name: &str) -> Arc<Notify> {
         let (notify, count) = self.waiters.entry(name.to_owned()).or_default();
@@ -302,17 +188,16 @@ impl ServerState {
         }
     }
 
-    /// Forgets sessions and leases when no connection is left; returns the sessions.
-    pub fn clear(&mut self) -> Vec<Arc<ServerSession>> {
+    /// Forgets the sessions when no connection is left, and returns them.
+    pub fn clear(&mut self) -> impl Iterator<Item = Arc<ServerSession>> + use<> {
+        self.deadlines = Deadlines::default();
         let sessions = std::mem::take(&mut self.sessions);
-        self.leases.clear();
-        self.recalls = Deadlines::default();
-        sessions.into_values().collect()
+        sessions.into_values().map(|record| record.session)
     }
 
     /// Tells all peers that the server ends.
     pub fn notify_closing(&self, closing: Closing) {
-        for session in self.sessions.values() {
+        for SessionRecord { session, .. } in self.sessions.values() {
             session.notify_closing(closing);
         }
     }

@@ -252,13 +252,9 @@ impl ServerCore {
 
     /// Ends a lease that its holder releases.
     pub(super) fn release(&self, link: &Link, lease: u64) -> Result<Reply, Refused> {
-        let session = &link.session;
-        let mut state = self.state();
-        let lease = state.leases.release(session.id, &session.peer, lease);
-        let lease = lease.ok_or_else(not_found)?;
-        state.returned(&lease);
-        state.audit_lease("released", &lease);
-        drop(state);
+        if !self.state().release(&link.session, lease) {
+            return Err(not_found());
+        }
         self.released.notify_waiters();
         self.counters.count(|stats| &mut stats.released);
         Ok(Answer::Done.into())
@@ -285,7 +281,7 @@ impl ServerCore {
     ) -> Result<Reply, Refused> {
         let (slot, publication) = {
             let state = self.state();
-            let lease = state.leases.get(link.session.id, lease);
+            let lease = state.lease(link.session.id, lease);
             let lease = lease.ok_or_else(not_found)?;
             let no_slot = || (Refusal::Invalid, "it has no place for a probe".into());
             let slot = lease.probe.ok_or_else(no_slot)?;
@@ -525,7 +521,7 @@ mod tests {
 
     #[test]
     fn a_part_of_the_names_is_visited_under_one_lock() {
-        let mut state = ServerState::new(Arc::default(), &Quota::new(&Limits::default(), 1 << 20));
+        let mut state = ServerState::new(Arc::default(), Quota::new(&Limits::default(), 1 << 20));
         // None of them has a publication, so that no entry ends the page.
         let names: Vec<Arc<str>> = (0..2 * LOOKED + 3)
             .map(|n| format!("{n:04}").into())

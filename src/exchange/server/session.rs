@@ -1,6 +1,6 @@
 //! A session: a client's state beyond one connection, and its queued notices.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use tokio::sync::Notify;
@@ -223,19 +223,6 @@ impl ServerSession {
     }
 }
 
-/// A server's sessions by their numbers.
-pub(super) type Sessions = HashMap<u64, Arc<ServerSession>>;
-
-/// Returns the session with this token. Knowing its number, with which a token begins, does not reveal the token.
-pub(super) fn with_token<'a>(
-    sessions: &'a Sessions,
-    token: &Secret,
-) -> Option<&'a Arc<ServerSession>> {
-    let number = token.expose().first_chunk()?;
-    let session = sessions.get(&u64::from_be_bytes(*number))?;
-    (session.token == *token).then_some(session)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -269,26 +256,6 @@ mod tests {
 
     fn withdraw(session: &ServerSession, lease: u64) {
         session.notify(lease, withdrawing(lease, 1), None);
-    }
-
-    #[test]
-    fn tokens_differ_and_name_their_session() {
-        let mut sessions = Sessions::default();
-        for id in [7, 8] {
-            sessions.insert(id, Arc::new(session(id)));
-        }
-        let token = sessions[&7].token.clone();
-        assert_eq!(with_token(&sessions, &token).unwrap().id, 7);
-        for at in [0, 7, 8, 39] {
-            let mut other = token.expose().to_vec();
-            other[at] ^= 15;
-            let other = Secret::new(&other).unwrap();
-            assert!(with_token(&sessions, &other).is_none(), "{at}");
-        }
-        for short in [&[][..], &token.expose()[..8], &token.expose()[..39]] {
-            let short = Secret::new(short).unwrap();
-            assert!(with_token(&sessions, &short).is_none());
-        }
     }
 
     #[test]

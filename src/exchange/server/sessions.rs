@@ -8,10 +8,12 @@ use tokio_util::sync::CancellationToken;
 use super::ServerCore;
 use super::allocate::Refused;
 use super::audit::audit;
+use super::leases::SessionRecord;
 use super::process::HolderProcess;
 use super::quota::{Counted, What};
-use super::registry::{ServerState, millis};
+use super::registry::ServerState;
 use super::session::{Attached, ServerSession};
+use crate::limits::millis;
 use crate::per_driver::lock;
 use crate::protocol::{self, Event, Hello, VERSION, Welcome, Withdrawing};
 use crate::share::BootId;
@@ -96,7 +98,7 @@ impl ServerCore {
             lost: lost.clone(),
         };
         let session = match named {
-            Some(session) if state.leases.attach(session.id) => {
+            Some(session) if state.attach(session.id) => {
                 session.take_over(attached);
                 resumed = true;
                 session
@@ -174,8 +176,7 @@ impl ServerCore {
         let number = state.next_session();
         let session = ServerSession::new(number, peer.clone(), attached, counted);
         let session = Arc::new(session.map_err(|e| (Refusal::Internal, e.to_string()))?);
-        state.leases.open(number, peer.clone());
-        state.sessions.insert(number, Arc::clone(&session));
+        state.open(Arc::clone(&session));
         Ok(session)
     }
 
@@ -189,11 +190,8 @@ impl ServerCore {
                 return Err(elsewhere());
             }
             for lease in leases {
-                if held.binary_search(&lease).is_err()
-                    && let Some(lease) = state.leases.release(session.id, &session.peer, lease)
-                {
-                    state.returned(&lease);
-                    state.audit_lease("released", &lease);
+                if held.binary_search(&lease).is_err() {
+                    state.release(session, lease);
                 }
             }
         }
@@ -201,7 +199,7 @@ impl ServerCore {
         let mut ended = Vec::new();
         for part in held.chunks(AT_ONCE) {
             let state = self.state();
-            let is_over = |lease: &&u64| state.leases.get(session.id, **lease).is_none();
+            let is_over = |lease: &&u64| state.lease(session.id, **lease).is_none();
             ended.extend(part.iter().filter(is_over));
         }
         Ok(ended)
@@ -227,7 +225,7 @@ impl ServerCore {
         last: &mut Option<u64>,
     ) -> Option<(MutexGuard<'_, ServerState>, Vec<u64>)> {
         let state = self.state();
-        let leases = state.leases.of_session(session, *last);
+        let leases = state.of_session(session, *last);
         let leases: Vec<u64> = leases.take(AT_ONCE).collect();
         *last = Some(*leases.last()?);
         Some((state, leases))
@@ -237,19 +235,12 @@ impl ServerCore {
     pub(super) fn detach(&self, link: &Link, last_word: Instant) {
         let session = &link.session;
         let mut state = self.state();
-        if !session.is_of(link.id) {
-            return;
-        }
-        if state.leases.detach(session.id, last_word + self.lease) {
-            state.remove_session(session.id);
-            drop(state);
-            self.session_ended(session.id, &session.peer);
-        } else {
-            state.leases.follow(session.id);
+        if session.is_of(link.id) && !state.detach(session.id, last_word + self.lease) {
             drop(state);
             self.followed.notify_one();
-            self.janitor.notify_one();
         }
+        // It also reports suppressed events, even if the peer does not return.
+        self.janitor.notify_one();
     }
 
     /// Ends sessions at once. Their connections send the reason and end; their leases expire, because the
@@ -261,23 +252,25 @@ impl ServerCore {
         reason: Refusal,
         detail: &str,
     ) -> usize {
-        let mut ended = Vec::new();
+        let mut count = 0;
         for &id in sessions {
-            let Some(session) = state.sessions.get(&id).cloned() else {
+            let Some(SessionRecord { session, .. }) = state.sessions.get(&id) else {
                 continue;
             };
             session.dismiss(protocol::Refused {
                 reason: reason.word().into(),
                 detail: detail.into(),
             });
-            ended.extend(state.leases.end(id));
             let (peer, session) = (&session.peer, id);
             tracing::warn!(%peer, session, %reason, detail, "session dismissed");
-            let reason = reason.word();
-            audit! { self.audit, Memory, Some(peer), "session_dismissed", session, reason }
+            let word = reason.word();
+            audit! {
+                self.audit, Memory, Some(peer), "session_dismissed", session, reason = word
+            }
+            count += usize::from(state.end_session(id));
         }
-        let count = ended.len();
-        self.sessions_over(state, ended);
+        drop(state);
+        self.leases_ended();
         count
     }
 
@@ -293,7 +286,7 @@ impl ServerCore {
 /// Returns whether a session may move to this connection. A thief of its token cannot move it while its peer is not connected, or is
 /// connected over a Unix socket.
 fn can_move(state: &ServerState, connection: &Connection, session: &ServerSession) -> bool {
-    connection.user.is_some() && session.user().is_none() && state.leases.is_attached(session.id)
+    connection.user.is_some() && session.user().is_none() && state.is_attached(session.id)
 }
 
 fn cannot_move() -> Refused {

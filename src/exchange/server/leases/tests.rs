@@ -1,252 +1,388 @@
 mod random;
 
+use std::sync::{Mutex, Weak};
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use super::*;
+use crate::driver::{Access, HandleTypes};
+use crate::protocol::{Hello, Secret};
+use crate::server::publication::{ProbeSlots, Publication};
+use crate::server::quota::Quota;
+use crate::server::session::{Attached, Next};
+use crate::share::{BootId, Description};
+use crate::{Limits, Owner};
 
 const LIFE: Duration = Duration::from_secs(30);
+/// The connection of each session.
+const CONNECTION: u64 = 1;
 
 fn peer(n: u32) -> PeerName {
     PeerName::User(n)
 }
 
-/// A table for so many leases of each peer.
-fn table(leases_per_peer: usize) -> Leases {
-    let limits = crate::Limits {
+/// A state for so many leases of each peer, with the publications 0 to 9.
+fn state(leases_per_peer: usize) -> ServerState {
+    let limits = Limits {
         leases_per_peer,
-        ..crate::Limits::default()
+        ..Limits::default()
     };
-    Leases::new(&Quota::new(&limits, 1 << 20))
+    let mut state = ServerState::new(Arc::default(), Quota::new(&limits, 1 << 20));
+    (0..10).for_each(|id| publish(&mut state, id));
+    state
+}
+
+fn publish(state: &mut ServerState, id: u64) {
+    let publication = Publication {
+        id,
+        name: id.to_string().into(),
+        memory: Mutex::new(None),
+        owner: Owner::Server,
+        description: Description {
+            len: 64,
+            offset: None,
+            access: Access::ReadWrite,
+            parts: Vec::new(),
+        },
+        handle_types: HandleTypes::NONE,
+        probe: true,
+        events: Arc::default(),
+    };
+    let registered = Registered {
+        publication: Arc::new(publication),
+        peers: PeerList::anyone(),
+        closing: false,
+        until: None,
+        probes: ProbeSlots::between(64, 1 << 20),
+        holders: Holders::default(),
+        counted: None,
+    };
+    state.publications.insert(id, registered);
+}
+
+fn session(state: &ServerState, id: u64, peer: PeerName) -> Arc<ServerSession> {
+    let attached = Attached {
+        id: CONNECTION,
+        user: None,
+        counted: Weak::new(),
+        lost: CancellationToken::new(),
+    };
+    let counted = state.quota.none(&peer, What::Session);
+    Arc::new(ServerSession::new(id, peer, attached, counted).unwrap())
+}
+
+fn open(state: &mut ServerState, id: u64, peer: PeerName) -> Arc<ServerSession> {
+    let session = session(state, id, peer);
+    state.open(Arc::clone(&session));
+    session
+}
+
+fn grant(
+    state: &mut ServerState,
+    session: &ServerSession,
+    publication: u64,
+    now: Instant,
+) -> Result<u64, Refused> {
+    let (lease, _) = state.grant(session, publication, false, None, now)?;
+    session.granted(lease);
+    Ok(lease)
+}
+
+fn states(state: &ServerState, publication: u64) -> Vec<HolderState> {
+    let holders = state.holders(publication).0.into_iter();
+    holders.map(|holder| holder.state).collect()
+}
+
+#[test]
+fn tokens_differ_and_name_their_session() {
+    let mut state = state(usize::MAX);
+    let [_, eight] = [7, 8].map(|id| open(&mut state, id, peer(1)));
+    let found = |token: &[u8]| {
+        let hello = Hello {
+            magic: String::new(),
+            oldest: 0,
+            newest: 0,
+            boot: BootId::from_bytes([0; 16]),
+            fabric: false,
+            resume: Secret::new(token),
+            agent: String::new(),
+            moves: false,
+        };
+        state.session_of(&hello).map(|session| session.id)
+    };
+    let token = eight.token.expose();
+    assert_eq!(found(token), Some(8));
+    for at in [0, 7, 8, 39] {
+        let mut other = token.to_vec();
+        other[at] ^= 15;
+        assert_eq!(found(&other), None, "{at}");
+    }
+    for short in [&[][..], &token[..8], &token[..39]] {
+        assert_eq!(found(short), None);
+    }
 }
 
 #[test]
 fn a_lease_lives_while_its_session_does() {
     let now = Instant::now();
-    let mut leases = table(usize::MAX);
-    leases.open(1, peer(1));
-    let lease = leases.grant(1, 7, Some(64), now).unwrap();
-    assert_eq!(leases.get(1, lease).unwrap().probe, Some(64));
-    assert!(leases.get(2, lease).is_none());
-    assert!(!leases.detach(1, now + LIFE));
-    assert!(leases.expire(now + LIFE / 2).is_empty());
-    assert!(leases.attach(1));
-    assert!(leases.expire(now + 2 * LIFE).is_empty(), "it is connected");
-    assert_eq!(leases.count(7), 1);
+    let mut state = state(usize::MAX);
+    let one = open(&mut state, 1, peer(1));
+    let (lease, place) = state.grant(&one, 7, true, None, now).unwrap();
+    assert_eq!(place, Some(64));
+    assert_eq!(state.lease(1, lease).unwrap().probe, place);
+    assert!(state.lease(2, lease).is_none());
+    assert!(state.is_attached(1) && !state.is_attached(2));
+    assert!(!state.detach(1, now + LIFE) && !state.is_attached(1));
+    assert!(!state.expire(now + LIFE / 2));
+    assert!(state.attach(1));
+    assert!(!state.expire(now + 2 * LIFE), "it is connected");
+    assert_eq!(state.count(7), 1);
 }
 
 #[test]
 fn a_silent_holders_release_is_unconfirmed_until_it_speaks() {
     let now = Instant::now();
-    let mut leases = table(usize::MAX);
-    leases.open(1, peer(1));
-    let lease = leases.grant(1, 7, None, now).unwrap();
-    leases.detach(1, now + LIFE);
-    assert_eq!(leases.deadline(), Some(now + LIFE));
-    let ended = leases.expire(now + LIFE);
-    assert_eq!((ended.len(), ended[0].leases.len()), (1, 1));
-    assert_eq!((leases.count(7), leases.deadline()), (0, None));
-    assert_eq!(leases.holders(7).0[0].state, HolderState::Expired);
-    assert!(!leases.attach(1), "the session is no more");
-    assert!(leases.get(1, lease).is_none());
+    let mut state = state(usize::MAX);
+    let one = open(&mut state, 1, peer(1));
+    let lease = grant(&mut state, &one, 7, now).unwrap();
+    state.detach(1, now + LIFE);
+    assert_eq!(state.deadlines.first(), Some(now + LIFE));
+    assert!(state.expire(now + LIFE) && state.sessions.is_empty());
+    assert_eq!((state.count(7), state.deadlines.first()), (0, None));
+    assert_eq!(
+        (states(&state, 7), state.expired),
+        (vec![HolderState::Expired], 1)
+    );
+    assert!(!state.attach(1), "the session is no more");
+    assert!(state.lease(1, lease).is_none());
     // Another peer cannot release it; the first can, from a new session.
-    leases.open(2, peer(1));
-    assert!(leases.release(3, &peer(2), lease).is_none());
-    assert!(leases.release(2, &peer(1), lease).is_some());
-    assert!(leases.holders(7).0.is_empty());
+    let [other, first] = [(3, 2), (2, 1)].map(|(id, who)| open(&mut state, id, peer(who)));
+    assert!(!state.release(&other, lease));
+    assert!(state.release(&first, lease));
+    assert!(states(&state, 7).is_empty());
 }
 
 #[test]
 fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
     let now = Instant::now();
-    let mut leases = table(usize::MAX);
+    let mut state = state(usize::MAX);
     let process = HolderProcess::of(std::process::id()).unwrap();
-    leases.open(1, peer(1));
-    let [known, unknown] = [(); 2].map(|()| leases.grant(1, 7, None, now).unwrap());
-    leases.set_process(known, process.clone());
-    assert!(leases.ended(&process).is_empty(), "it is not followed");
-    assert_eq!(leases.count(7), 2);
-    leases.end(1);
-    leases.follow_lease(known);
-    assert_eq!(leases.ended(&process).len(), 1);
-    assert!(leases.is_held(7));
-    assert!(leases.release(2, &peer(1), unknown).is_some());
-    assert!(!leases.is_held(7));
+    let one = open(&mut state, 1, peer(1));
+    let [_, unknown] = [Some(process.clone()), None]
+        .map(|process| state.grant(&one, 7, false, process, now).unwrap().0);
+    state.process_ended(&process);
+    assert_eq!(state.count(7), 2, "it is not followed");
+    state.end_session(1);
+    state.process_ended(&process);
+    assert_eq!(state.holders(7).0.len(), 1);
+    assert!(state.is_held(7));
+    let events = &state.publications[&7].publication.events;
+    assert!(events.left_by_dead.load(Relaxed));
+    let two = open(&mut state, 2, peer(1));
+    assert!(state.release(&two, unknown));
+    assert!(!state.is_held(7));
 }
 
 #[test]
 fn nobody_knows_whether_a_later_local_session_is_the_silent_holder() {
     let now = Instant::now();
-    let mut leases = table(usize::MAX);
-    leases.open(1, PeerName::Local);
-    let lease = leases.grant(1, 7, None, now).unwrap();
-    leases.detach(1, now);
-    leases.expire(now);
-    leases.open(2, PeerName::Local);
-    assert!(leases.release(2, &PeerName::Local, lease).is_none());
-    assert_eq!(leases.holders(7).0[0].state, HolderState::Expired);
+    let mut state = state(usize::MAX);
+    let one = open(&mut state, 1, PeerName::Local);
+    let lease = grant(&mut state, &one, 7, now).unwrap();
+    state.detach(1, now);
+    state.expire(now);
+    let two = open(&mut state, 2, PeerName::Local);
+    assert!(!state.release(&two, lease));
+    assert_eq!(states(&state, 7), [HolderState::Expired]);
     // A live lease is released by its own session.
-    let lease = leases.grant(2, 8, None, now).unwrap();
-    assert!(leases.release(2, &PeerName::Local, lease).is_some());
+    let lease = grant(&mut state, &two, 8, now).unwrap();
+    assert!(state.release(&two, lease));
 }
 
 #[test]
 fn only_its_session_releases_a_live_lease() {
     let now = Instant::now();
-    let mut leases = table(usize::MAX);
-    leases.open(1, peer(1));
-    leases.open(2, peer(1));
-    let lease = leases.grant(1, 7, None, now).unwrap();
-    assert!(leases.release(2, &peer(1), lease).is_none());
-    assert!(leases.release(1, &peer(1), lease).is_some());
-    assert!(leases.release(1, &peer(1), lease).is_none());
+    let mut state = state(usize::MAX);
+    let [one, two] = [1, 2].map(|id| open(&mut state, id, peer(1)));
+    let lease = grant(&mut state, &one, 7, now).unwrap();
+    assert!(!state.release(&two, lease));
+    assert!(state.release(&one, lease));
+    assert!(!state.release(&one, lease));
 }
 
 #[test]
 fn a_session_that_holds_nothing_ends_with_its_connection() {
-    let now = Instant::now();
-    let mut leases = table(usize::MAX);
-    leases.open(1, peer(1));
-    assert!(leases.detach(1, now + LIFE));
-    assert_eq!(leases.sessions(), 0);
+    let mut state = state(usize::MAX);
+    open(&mut state, 1, peer(1));
+    assert!(state.detach(1, Instant::now() + LIFE));
+    assert!(state.sessions.is_empty());
 }
 
 #[test]
 fn limits_are_each_peers_own() {
     let now = Instant::now();
-    let mut leases = table(2);
-    leases.open(1, peer(1));
-    leases.open(2, peer(1));
-    leases.open(3, peer(2));
-    let first = leases.grant(1, 7, None, now).unwrap();
-    leases.grant(2, 7, None, now).unwrap();
-    assert_eq!(leases.grant(1, 7, None, now).unwrap_err().0, Refusal::Limit);
-    leases.grant(3, 7, None, now).unwrap();
-    leases.release(1, &peer(1), first).unwrap();
-    leases.grant(1, 7, None, now).unwrap();
-    leases.clear();
-    leases.open(1, peer(1));
-    assert_eq!(leases.live(), 0);
-    for limited in [false, false, true] {
-        assert_eq!(leases.grant(1, 7, None, now).is_err(), limited);
-    }
+    let mut state = state(2);
+    let [one, two] = [1, 2].map(|id| open(&mut state, id, peer(1)));
+    let three = open(&mut state, 3, peer(2));
+    let first = grant(&mut state, &one, 7, now).unwrap();
+    grant(&mut state, &two, 7, now).unwrap();
     assert_eq!(
-        leases.grant(9, 7, None, now).unwrap_err().0,
-        Refusal::Expired
+        grant(&mut state, &one, 7, now).unwrap_err().0,
+        Refusal::Limit
     );
+    grant(&mut state, &three, 7, now).unwrap();
+    assert!(state.release(&one, first));
+    grant(&mut state, &one, 7, now).unwrap();
+    state.unpublish(7, "");
+    publish(&mut state, 7);
+    assert_eq!(state.clear().count(), 3);
+    assert_eq!(state.quota.used(What::Lease), 0);
+    let one = open(&mut state, 1, peer(1));
+    for limited in [false, false, true] {
+        assert_eq!(grant(&mut state, &one, 7, now).is_err(), limited);
+    }
+    let nine = session(&state, 9, peer(1));
+    let refused = grant(&mut state, &nine, 7, now).unwrap_err();
+    assert_eq!(refused.0, Refusal::Expired);
 }
 
 #[test]
 fn the_leases_of_a_session_are_returned_in_parts() {
     let now = Instant::now();
-    let mut leases = table(usize::MAX);
-    leases.open(1, peer(1));
+    let mut state = state(usize::MAX);
+    let one = open(&mut state, 1, peer(1));
     let mut granted: Vec<u64> = (0..5)
-        .map(|_| leases.grant(1, 7, None, now).unwrap())
+        .map(|_| grant(&mut state, &one, 7, now).unwrap())
         .collect();
     granted.sort_unstable();
-    let after = |last| leases.of_session(1, last).collect::<Vec<_>>();
+    let after = |last| state.of_session(1, last).collect::<Vec<_>>();
     assert_eq!(after(None), granted);
     // Also if that one is gone.
     assert_eq!(after(Some(granted[1] + 1)), granted[2..]);
     assert!(after(Some(granted[4])).is_empty());
-    assert_eq!(leases.of_session(2, None).count(), 0);
+    assert_eq!(state.of_session(2, None).count(), 0);
 }
 
 #[test]
 fn a_publication_ends_with_all_its_leases() {
     let now = Instant::now();
-    let mut leases = table(usize::MAX);
-    for session in 1..=3 {
-        leases.open(session, peer(session as u32));
-        leases.grant(session, 7, None, now).unwrap();
+    let mut state = state(usize::MAX);
+    let sessions = [1, 2, 3].map(|id| open(&mut state, id, peer(id as u32)));
+    for session in &sessions {
+        grant(&mut state, session, 7, now).unwrap();
     }
-    leases.detach(3, now);
-    leases.expire(now);
-    assert_eq!(leases.withdraw(7).len(), 2);
-    let states: Vec<_> = leases.holders(7).0.iter().map(|h| h.state).collect();
+    state.detach(3, now);
+    state.expire(now);
+    state.withdraw(7, LIFE);
     use HolderState::*;
-    assert_eq!(states, [Withdrawing, Withdrawing, Expired]);
-    assert_eq!(leases.forget(7).len(), 2);
-    assert_eq!((leases.live(), leases.holders(7).0.len()), (0, 0));
+    assert_eq!(states(&state, 7), [Withdrawing, Withdrawing, Expired]);
+    assert_eq!(
+        sessions.each_ref().map(|session| session.waiting()),
+        [1, 1, 0]
+    );
+    state.unpublish(7, "");
+    let used = state.quota.used(What::Lease);
+    assert_eq!(
+        (used, state.holders(7).0.len(), state.leases.len()),
+        (0, 0, 0)
+    );
+    // In place of the recall.
+    let Next::Notice(Event::Ended(ended)) = sessions[0].next(CONNECTION) else {
+        panic!("it is not told")
+    };
+    assert_eq!(ended.why.reason, Refusal::Closing.word());
 }
 
 #[test]
 fn not_every_expired_holder_is_remembered_but_all_are_counted() {
     let now = Instant::now();
-    let mut leases = table(usize::MAX);
+    let mut state = state(usize::MAX);
     let since = |session| now + Duration::from_secs(session);
-    let mut forgotten = Vec::new();
-    for session in 0..MAX_EXPIRED as u64 + 5 {
-        leases.open(session, peer(1));
-        let now = since(session);
-        leases.grant(session, 7, None, now).unwrap();
-        leases.detach(session, now);
-        leases.expire(now);
-        forgotten.extend(leases.prune(7));
+    for id in 0..MAX_EXPIRED as u64 + 5 {
+        let session = open(&mut state, id, peer(1));
+        grant(&mut state, &session, 7, since(id)).unwrap();
+        state.detach(id, since(id));
+        state.expire(since(id));
     }
-    assert_eq!(forgotten.len(), 5);
-    let (list, more) = leases.holders(7);
+    let (list, more) = state.holders(7);
     assert_eq!((list.len(), more), (MAX_EXPIRED, 5));
     assert_eq!(list[0].since, since(5), "the oldest are forgotten");
-    assert_eq!(leases.leases.len(), MAX_EXPIRED);
+    assert_eq!(state.leases.len(), MAX_EXPIRED);
+    let last = open(&mut state, u64::MAX, peer(1));
     for lease in list {
-        leases.release(u64::MAX, &peer(1), lease.lease).unwrap();
+        assert!(state.release(&last, lease.lease));
     }
-    assert!(leases.is_held(7), "five may have it mapped");
+    assert!(state.is_held(7), "five may have it mapped");
 }
 
 #[test]
 fn a_process_is_waited_for_only_while_a_lease_of_it_is_followed() {
     let now = Instant::now();
-    let mut leases = table(usize::MAX);
+    let mut state = state(usize::MAX);
     let process = HolderProcess::without(1);
-    leases.open(1, peer(1));
-    let [one, two] = [(); 2].map(|()| {
-        let lease = leases.grant(1, 7, None, now).unwrap();
-        leases.set_process(lease, process.clone());
-        lease
-    });
-    assert!(leases.followed().is_empty(), "it has a connection");
-    leases.detach(1, now + LIFE);
-    leases.follow(1);
-    assert_eq!(leases.followed(), std::slice::from_ref(&process));
-    leases.release(1, &peer(1), one).unwrap();
-    assert_eq!(leases.followed(), std::slice::from_ref(&process));
-    leases.release(1, &peer(1), two).unwrap();
-    assert!(leases.followed().is_empty());
+    let one = open(&mut state, 1, peer(1));
+    let grant = |state: &mut ServerState| {
+        let granted = state.grant(&one, 7, false, Some(process.clone()), now);
+        granted.unwrap().0
+    };
+    let followed = |state: &ServerState| state.followed.keys().cloned().collect::<Vec<_>>();
+    let [first, second] = [(); 2].map(|()| grant(&mut state));
+    assert!(followed(&state).is_empty(), "it has a connection");
+    state.detach(1, now + LIFE);
+    assert_eq!(followed(&state), std::slice::from_ref(&process));
+    assert!(state.release(&one, first));
+    assert_eq!(followed(&state), std::slice::from_ref(&process));
+    assert!(state.release(&one, second));
+    assert!(followed(&state).is_empty());
 
-    let lease = leases.grant(1, 7, None, now).unwrap();
-    leases.set_process(lease, process.clone());
-    leases.follow(1);
-    assert_eq!(leases.followed(), std::slice::from_ref(&process));
+    let third = grant(&mut state);
+    state.detach(1, now + LIFE);
+    assert_eq!(followed(&state), std::slice::from_ref(&process));
     // Its connection reports its state again, and a process that has ended had passed it on.
-    assert!(leases.attach(1));
-    assert!(leases.followed().is_empty() && leases.ended(&process).is_empty());
-    leases.detach(1, now + LIFE);
-    leases.follow(1);
-    assert_eq!(leases.ended(&process).len(), 1);
-    assert!(leases.followed().is_empty() && !leases.is_held(7));
+    assert!(state.attach(1));
+    state.process_ended(&process);
+    assert!(followed(&state).is_empty() && state.lease(1, third).is_some());
+    state.detach(1, now + LIFE);
+    state.process_ended(&process);
+    assert!(followed(&state).is_empty() && !state.is_held(7));
 }
 
 #[test]
-fn numbers_come_in_the_order_of_their_times() {
+fn leases_that_are_recalled_alone_end_in_the_order_of_their_times() {
     let now = Instant::now();
-    let at = |second| now + Duration::from_secs(second);
-    let mut deadlines = Deadlines::default();
-    for (number, time) in [(1, 30), (2, 10), (3, 20), (4, 20), (2, 25)] {
-        deadlines.set(number, at(time));
+    let mut state = state(usize::MAX);
+    let one = open(&mut state, 1, peer(1));
+    let leases = [(); 3].map(|()| grant(&mut state, &one, 7, now).unwrap());
+    let at = |seconds| now + Duration::from_secs(seconds);
+    for (lease, seconds) in [(0, 30), (1, 10), (2, 20), (1, 25)] {
+        state.recall(leases[lease], LIFE, Some(at(seconds)));
     }
-    assert!(deadlines.remove(4));
-    assert_eq!((deadlines.get(2), deadlines.get(4)), (Some(at(25)), None));
-    assert_eq!(
-        (deadlines.first(), deadlines.pop(at(19))),
-        (Some(at(20)), None)
-    );
-    assert_eq!(
-        [deadlines.pop(at(25)), deadlines.pop(at(25))],
-        [Some(3), Some(2)]
-    );
-    assert_eq!(deadlines.pop(at(25)), None);
-    assert!(deadlines.remove(1) && !deadlines.remove(1));
-    assert!(deadlines.times.is_empty() && deadlines.order.is_empty());
+    assert_eq!(state.deadlines.first(), Some(at(20)));
+    assert!(!state.expire(at(19)));
+    let live = |state: &ServerState| leases.map(|lease| state.lease(1, lease).is_some());
+    assert!(state.expire(at(20)));
+    assert_eq!(live(&state), [true, true, false]);
+    assert!(state.expire(at(25)));
+    assert_eq!(live(&state), [true, false, false]);
+    assert!(state.release(&one, leases[0]));
+    assert!(state.deadlines.0.is_empty() && !state.expire(at(99)));
+}
+
+#[test]
+fn an_earlier_recall_stands_and_a_peer_on_the_list_again_keeps_its_lease() {
+    let now = Instant::now();
+    let mut state = state(usize::MAX);
+    let sessions = [1, 2].map(|id| open(&mut state, id, peer(id as u32)));
+    let leases = sessions.map(|session| grant(&mut state, &session, 7, now).unwrap());
+    state.set_peers(7, PeerList::nobody(), LIFE);
+    let first = state.deadlines.first().unwrap();
+    state.set_peers(7, PeerList::nobody(), 2 * LIFE);
+    assert_eq!(state.deadlines.first(), Some(first));
+    assert!(state.recalled(leases[0]).unwrap() <= LIFE);
+    state.set_peers(7, PeerList::only(peer(2)), LIFE);
+    assert_eq!(state.recalled(leases[1]), None);
+    assert!(state.expire(first));
+    use HolderState::*;
+    assert_eq!(states(&state, 7), [Withdrawing, Expired]);
 }

@@ -162,7 +162,11 @@ async fn moves_withdrawals_and_expired_leases_are_reported() {
     let token = raw.welcome().session.clone();
     drop(raw);
     until("it is noticed", || server.stats().connections == 0).await;
-    (server.handle.inner).expire(std::time::Instant::now() + 2 * LONG);
+    server
+        .handle
+        .inner
+        .state()
+        .expire(std::time::Instant::now() + 2 * LONG);
     let expired = book.one("expired").await;
     has(&expired, "lease", granted.lease);
     has(&expired, "name", "a");

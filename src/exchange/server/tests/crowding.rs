@@ -270,7 +270,7 @@ async fn a_peer_that_does_not_read_keeps_no_place_among_those_that_wait_for_a_pe
         .state()
         .sessions
         .values()
-        .cloned()
+        .map(|record| record.session.clone())
         .collect();
     let waiting = || {
         sessions
@@ -335,8 +335,8 @@ fn news(lease: u64) -> Event {
 }
 
 fn notify_all(server: &Server, lease: u64) {
-    for session in server.handle.inner.state().sessions.values() {
-        session.notify(lease, news(lease), None);
+    for record in server.handle.inner.state().sessions.values() {
+        record.session.notify(lease, news(lease), None);
     }
 }
 

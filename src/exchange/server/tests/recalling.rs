@@ -89,7 +89,7 @@ async fn a_dismissed_or_recalled_holder_is_gone_when_its_process_has_ended() {
         let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let process = HolderProcess::of(child.id()).unwrap();
         let inner = &server.handle.inner;
-        (inner.state().leases).set_process(granted.lease, process);
+        inner.state().set_process(granted.lease, process);
         children.push(child);
     }
     let [recalled, dismissed] = &names;
@@ -115,7 +115,14 @@ async fn no_recall_of_a_returned_lease_is_kept() {
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     let inner = &published.inner;
-    let session = inner.state().sessions.values().next().unwrap().clone();
+    let session = inner
+        .state()
+        .sessions
+        .values()
+        .next()
+        .unwrap()
+        .session
+        .clone();
     let mut leases = Vec::new();
     for _ in 0..3 {
         let lease = raw.fetch(fetch("a")).await.unwrap().0.lease;
@@ -165,12 +172,18 @@ async fn a_recall_does_not_overtake_its_grant() {
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     let (inner, id) = (&published.inner, published.publication.id);
-    let session = inner.state().sessions.values().next().unwrap().clone();
+    let session = inner
+        .state()
+        .sessions
+        .values()
+        .next()
+        .unwrap()
+        .session
+        .clone();
     let lease = {
         let mut state = inner.state();
-        let publication = state.publications[&id].publication.clone();
         let now = std::time::Instant::now();
-        let granted = state.grant(&session, &publication, false, now);
+        let granted = state.grant(&session, id, false, None, now);
         let (lease, _) = granted.unwrap();
         state.withdraw(id, LONG);
         lease

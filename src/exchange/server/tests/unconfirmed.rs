@@ -105,7 +105,7 @@ async fn leases_end_with_their_processes_however_many_there_were() {
         let (granted, _) = raw.fetch(ask).await.unwrap();
         let process = HolderProcess::without(n);
         let inner = &server.handle.inner;
-        (inner.state().leases).set_process(granted.lease, process);
+        inner.state().set_process(granted.lease, process);
     }
     drop(raw);
     until("it is silent", || {
@@ -129,28 +129,32 @@ async fn places_of_forgotten_holders_are_given_back() {
     let (_directory, _, server) = start_at_unix(options().lease(LONG)).await;
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let (inner, id) = (&published.inner, published.publication.id);
-    let publication = {
+    {
         let mut state = inner.state();
-        let publication: std::sync::Arc<_> = state.publications[&id].publication.clone();
         let places = &mut state.publications.get_mut(&id).unwrap().probes;
         // As many are left as expired holders are remembered, and one more.
         let taken: Vec<u64> = std::iter::from_fn(|| places.take()).collect();
         (taken.iter().take(MAX_EXPIRED + 1)).for_each(|&place| places.give_back(place));
-        publication
-    };
+    }
     let raw = Raw::open(&server).await;
-    let session = inner.state().sessions.values().next().unwrap().clone();
+    let session = inner
+        .state()
+        .sessions
+        .values()
+        .next()
+        .unwrap()
+        .session
+        .clone();
     for _ in 0..2 * MAX_EXPIRED {
         let now = std::time::Instant::now();
         let mut state = inner.state();
-        let granted = state.grant(&session, &publication, true, now);
+        let granted = state.grant(&session, id, true, None, now);
         let (lease, place) = granted.unwrap();
         assert!(place.is_some(), "no place is left");
-        assert!(state.leases.end_lease(lease));
-        inner.lapsed(&mut state, lease);
+        state.lapse(lease, "expired");
     }
     assert_eq!(published.importers().len(), MAX_EXPIRED);
-    drop((published, publication, raw));
+    drop((published, raw));
     close(server, &driver).await;
 }
 
