@@ -98,7 +98,7 @@ async fn greet(
     newcomer: Newcomer,
     own: bool,
 ) -> Result<(Connection, Link)> {
-    let until = deadline(core.limits.handshake);
+    let until = deadline(core.options.limits.handshake);
     let (mut connection, hello) = hello(core, incoming, until).await?;
     let (link, welcome) = match core.begin(&mut connection, &hello, own) {
         Ok(begun) => begun,
@@ -121,7 +121,7 @@ async fn greet(
 /// Returns the error of a connection that was closed for a newer one.
 fn made_room(core: &ServerCore) -> Error {
     core.counters.count(|stats| &mut stats.dropped_handshakes);
-    let limit = core.limits.handshakes;
+    let limit = core.options.limits.handshakes;
     Error::peer_lost(
         "a connection without a hello",
         format!(
@@ -142,7 +142,7 @@ async fn hello(
     connection.reader.forbid_fds();
     let peer = connection.label.to_string();
     let Ok(frame) = timeout_at(until, connection.reader.read(MAX_HELLO)).await else {
-        return Err(late(&peer, core.limits.handshake));
+        return Err(late(&peer, core.options.limits.handshake));
     };
     if frame.is_err() && (MAX_HELLO + 1..=FIRST_VERSION.0).contains(&connection.reader.announced())
     {
@@ -187,7 +187,7 @@ async fn send(
     greeting: Greeting,
     until: Instant,
 ) -> Result<()> {
-    let limit = core.limits.handshake;
+    let limit = core.options.limits.handshake;
     let bytes = encode(&greeting);
     drop(greeting);
     let sent = timeout_at(until, connection.writer.write(&bytes, &[])).await;

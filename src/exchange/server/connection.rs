@@ -97,7 +97,7 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
         Err(End::Server) => {
             // Bounded, because the client may read slowly and notices may be endless.
             let last = conversation.send_last();
-            let _ = tokio::time::timeout(core.limits.write, last).await;
+            let _ = tokio::time::timeout(core.options.limits.write, last).await;
         }
         Err(End::Dropped(why)) => {
             core.counters.count(|stats| &mut stats.dropped_peers);
@@ -107,7 +107,7 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
             if error.is_peer_lost() {
                 let reading = last_releases(core, &mut reader, link);
                 // Bounded, because the client may go on writing.
-                let _ = tokio::time::timeout(core.limits.write, reading).await;
+                let _ = tokio::time::timeout(core.options.limits.write, reading).await;
             }
             let counters = &core.counters;
             match error {
@@ -136,7 +136,7 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
 impl Conversation<'_> {
     async fn run(&mut self, reader: &mut FrameReader) -> Result<(), End> {
         let (core, session) = (self.core, &self.link.session);
-        let mut reloads = core.tls.as_ref().map(Tls::reloads);
+        let mut reloads = core.tls().map(Tls::reloads);
         let mut idle = pin!(sleep(core.silence()));
         let mut expiry = pin!(sleep_until(self.next_verification().into()));
         let mut ended = pin!(core.ended.cancelled());
@@ -151,7 +151,7 @@ impl Conversation<'_> {
                 () = &mut ended => return Err(End::Server),
                 // The next round verifies.
                 () = reloaded(&mut reloads) => {}
-                () = &mut expiry, if core.tls.is_some() => {
+                () = &mut expiry, if core.tls().is_some() => {
                     // First: a certificate that has just expired would make the timer due again at once.
                     self.verify();
                     expiry.as_mut().reset(self.next_verification().into());
@@ -166,7 +166,7 @@ impl Conversation<'_> {
                         while_not_reading(reader, self.answer(answered)).await?;
                     }
                 }
-                frame = reader.read(core.limits.frame_bytes) => {
+                frame = reader.read(core.options.limits.frame_bytes) => {
                     let Some(frame) = frame? else {
                         return Ok(());
                     };
@@ -186,9 +186,10 @@ impl Conversation<'_> {
     /// Returns when the peer's certificate has to be verified again: when it expires, at the latest.
     fn next_verification(&self) -> Instant {
         let credential = lock(&self.link.session.credential);
-        let left = (credential.as_ref()).and_then(|peer| peer.left((self.core.wall_clock)()));
+        let left =
+            (credential.as_ref()).and_then(|peer| peer.left((self.core.options.wall_clock)()));
         // Timers do not run while the machine is suspended.
-        let heartbeat = self.core.heartbeat;
+        let heartbeat = self.core.options.heartbeat;
         Instant::now() + left.map_or(heartbeat, |left| left.min(heartbeat))
     }
 
@@ -199,9 +200,9 @@ impl Conversation<'_> {
         let late = now.saturating_duration_since(self.attachment.last_message + silence);
         // If this server notices it late, it did not run, and a client on the same busy machine may not have run either. Not
         // without a bound.
-        let most = core.lease.saturating_mul(3);
-        if late > core.heartbeat / 2 && *excused < most {
-            let excuse = late.min(most) + core.heartbeat;
+        let most = core.options.lease.saturating_mul(3);
+        if late > core.options.heartbeat / 2 && *excused < most {
+            let excuse = late.min(most) + core.options.heartbeat;
             self.attachment.last_message += excuse;
             *excused += excuse;
         }
@@ -215,11 +216,11 @@ impl Conversation<'_> {
 
     /// Ends the session if its peer is no longer trusted: certificates were loaded anew, or one of the peer's has expired.
     fn verify(&self) {
-        let Some(tls) = &self.core.tls else {
+        let Some(tls) = self.core.tls() else {
             return;
         };
         let verified = match &mut *lock(&self.link.session.credential) {
-            Some(peer) => tls.check(peer, (self.core.wall_clock)()),
+            Some(peer) => tls.check(peer, (self.core.options.wall_clock)()),
             None => Ok(()),
         };
         if let Err(why) = verified {
@@ -336,7 +337,7 @@ async fn while_not_reading<T>(reader: &mut FrameReader, writing: impl Future<Out
 /// Records the releases that a client sent before it closed the connection. A client that ends does not wait for the
 /// answers, so writing one may fail before all releases were read.
 async fn last_releases(core: &Arc<ServerCore>, reader: &mut FrameReader, link: &Link) {
-    while let Ok(Some(frame)) = reader.read(core.limits.frame_bytes).await {
+    while let Ok(Some(frame)) = reader.read(core.options.limits.frame_bytes).await {
         let Ok::<Request, _>((_, ask)) = decode(&frame.bytes) else {
             return;
         };

@@ -10,11 +10,10 @@ use tokio::time::timeout_at;
 use tokio_util::task::TaskTracker;
 
 use super::ServerCore;
-use super::allocate::{Refused, invalid, not_found};
 use super::audit::audit;
 use super::publication::Publication;
-use super::quota::{Counted, CountedFds, What};
-use super::requests::{Build, Reply, is_large};
+use super::quota::{Counted, CountedFds, Refused, What};
+use super::requests::{Build, Reply, invalid, is_large, not_found};
 use super::sessions::{Link, elsewhere};
 use crate::driver::{Access, HandleType};
 use crate::ledger::Party;
@@ -226,7 +225,7 @@ impl ServerCore {
         let _count = Some(self.count_fds(link, 1)?);
         let pair = pair().map_err(|error| (Refusal::Internal, error.to_string()));
         let (ours, theirs) = pair?;
-        let (publication, write) = (Arc::clone(publication), self.limits.write);
+        let (publication, write) = (Arc::clone(publication), self.options.limits.write);
         let (ended, tasks) = (self.ended.clone(), self.tasks.clone());
         self.tasks.spawn(async move {
             let fed = tokio::select! {

@@ -2,23 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::allocate::{Allocate, Refused};
 use super::audit::Audit;
 use super::newcomers::Newcomers;
+use super::options::{Allocate, ServerOptions};
 use super::process::{HolderProcess, HolderState, describe};
 use super::publication::Registered;
-use super::quota::{Quota, What};
+use super::quota::{Quota, Refused, What};
 use super::registry::ServerState;
 use crate::per_driver::lock;
 use crate::share::{BootId, InstanceId};
 use crate::transport::SharedPeers;
-use crate::{Limits, Refusal, Tls};
+use crate::{Refusal, Result, Security, Tls};
 
 /// How often to look whether the processes of silent holders still run.
 const POLL: Duration = Duration::from_millis(200);
@@ -27,22 +27,16 @@ const POLL: Duration = Duration::from_millis(200);
 pub(super) struct ServerCore {
     pub(super) instance: InstanceId,
     pub(super) boot: BootId,
-    /// Lowered if the process may have too few fds.
-    pub(super) limits: Limits,
+    /// As they were set, with lower limits if the process may have too few fds, and the addresses with their ports.
+    pub(super) options: ServerOptions,
     /// Counts what peers make it keep.
     pub(super) quota: Arc<Quota>,
     /// Each open connection has a clone.
     pub(super) open: Arc<()>,
     /// Connections that have not been greeted yet.
     pub(super) newcomers: Newcomers,
-    /// The certificates that verify peers over TLS.
-    pub(super) tls: Option<Tls>,
     /// The users that may connect to Unix sockets.
     pub(super) peers: SharedPeers,
-    /// The clock for the validity of certificates.
-    pub(super) wall_clock: fn() -> SystemTime,
-    pub(super) heartbeat: Duration,
-    pub(super) lease: Duration,
     /// The Unix socket where sessions of clients on this machine move.
     pub(super) local: Option<String>,
     pub(super) allocator: Mutex<Option<Arc<dyn Allocate>>>,
@@ -62,6 +56,37 @@ pub(super) struct ServerCore {
 }
 
 impl ServerCore {
+    /// Returns the state of a server whose process may open so many fds.
+    pub(super) fn new(
+        mut options: ServerOptions,
+        fds: usize,
+        instance: InstanceId,
+        peers: SharedPeers,
+        local: Option<String>,
+    ) -> Result<Self> {
+        let audit = Arc::new(Audit::new(options.audit.take()));
+        let quota = Quota::new(&options.limits, fds);
+        Ok(Self {
+            instance,
+            boot: BootId::current()?,
+            state: Mutex::new(ServerState::new(Arc::clone(&audit), Arc::clone(&quota))),
+            quota,
+            open: Arc::default(),
+            newcomers: Newcomers::new(options.limits.handshakes),
+            peers,
+            local,
+            allocator: Mutex::new(options.allocator.take()),
+            options,
+            audit,
+            counters: Counters::default(),
+            tasks: TaskTracker::new(),
+            followed: Notify::new(),
+            janitor: Notify::new(),
+            released: Notify::new(),
+            ended: CancellationToken::new(),
+        })
+    }
+
     /// Waits until no lease is left, or until a time.
     pub(super) async fn wait_for_releases(&self, until: tokio::time::Instant) {
         loop {
@@ -78,7 +103,18 @@ impl ServerCore {
 
     /// Returns after how much silence a connection is closed.
     pub(super) fn silence(&self) -> Duration {
-        self.lease.min(self.heartbeat.saturating_mul(3))
+        let ServerOptions {
+            lease, heartbeat, ..
+        } = self.options;
+        lease.min(heartbeat.saturating_mul(3))
+    }
+
+    /// Returns the certificates that verify peers over TLS.
+    pub(super) fn tls(&self) -> Option<&Tls> {
+        match &self.options.security {
+            Security::Tls(tls) => Some(tls),
+            Security::Plain | Security::PlainAnywhere => None,
+        }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, ServerState> {

@@ -11,11 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use super::allocate::Refused;
 use super::audit::audit;
 use super::process::{Holder, HolderProcess, HolderState};
-use super::publication::Registered;
-use super::quota::{Counted, What, shrink};
+use super::publication::{Holders, Registered};
+use super::quota::{Counted, Refused, What, shrink};
 use super::registry::ServerState;
 use super::session::ServerSession;
 use crate::limits::{LONGEST, millis};
@@ -66,16 +65,6 @@ impl LeaseRecord {
     fn is_live(&self) -> bool {
         self.holder.state != HolderState::Expired
     }
-}
-
-/// The leases of a publication.
-#[derive(Debug, Default)]
-pub(super) struct Holders {
-    live: BTreeSet<u64>,
-    /// In the order in which they expired.
-    expired: VecDeque<u64>,
-    /// Expired leases that are only counted.
-    more: usize,
 }
 
 /// Leases of silent holders, until their processes have ended.

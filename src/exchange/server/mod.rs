@@ -6,7 +6,6 @@
 //! under one lock, held for moments and never across an await.
 
 mod accept;
-mod allocate;
 mod audit;
 mod connection;
 mod fetch;
@@ -27,24 +26,25 @@ mod sessions;
 mod tests;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use self::audit::audit;
 
-pub use allocate::{Allocate, Allocation};
 pub use inner::ServerStats;
-pub use options::ServerOptions;
+pub use options::{Allocate, Allocation, ServerOptions};
 pub use process::{Holder, HolderProcess, HolderState};
 pub use publish::{PublishOptions, Published, UnconfirmedRelease};
 
-use crate::limits::{deadline, millis};
+use crate::limits::{LONGEST, deadline, millis};
 use crate::per_driver::lock;
-use crate::protocol::Closing;
+use crate::protocol::{Closing, fault_of_path};
 use crate::share::{InstanceId, Peers};
+use crate::transport::Listening;
 use crate::{Address, PeerName};
 use crate::{Error, MemoryError, Refusal, Result};
 use inner::ServerCore;
+use quota::{fds_of_process, lower_for_fds};
 
 /// Publishes memory for others to import. Clones are the same server, which ends with the last one,
 /// or by [`close`](Self::close).
@@ -76,9 +76,6 @@ pub struct Server {
 /// The state that all clones of a server share; the tasks share [`ServerCore`], which does not keep it alive.
 struct Handle {
     inner: Arc<ServerCore>,
-    addresses: Vec<Address>,
-    /// Whether other users can reach the Unix sockets.
-    open_to_others: bool,
 }
 
 impl Drop for Handle {
@@ -91,15 +88,76 @@ impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Server")
             .field("instance", &self.handle.inner.instance)
-            .field("addresses", &self.handle.addresses)
+            .field("addresses", &self.handle.inner.options.addresses)
             .finish_non_exhaustive()
     }
 }
 
+impl ServerOptions {
+    /// Starts the server on the current tokio runtime, which needs timers and I/O.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no address, two equal ones, a limit of 0, a
+    /// heartbeat of 0, or a lease shorter than the heartbeat; [`Insecure`](crate::Error::Insecure) for an address of other machines
+    /// without TLS; [`System`](crate::MemoryError::System) if the system refuses an address.
+    pub async fn start(mut self) -> Result<Server> {
+        self.check()?;
+        let instance = InstanceId::random()?;
+        let peers = Arc::new(Mutex::new(self.peers.clone()));
+        let mut sockets = Vec::new();
+        for address in &self.addresses {
+            let listening = Listening::bind(address, &self.security, &peers, &self.limits);
+            sockets.push((listening.await?, false));
+        }
+        let addresses = sockets.iter().map(|(socket, _)| socket.address().clone());
+        self.addresses = addresses.collect();
+        let mut local = None;
+        if self.local_socket {
+            local = self.addresses.iter().find_map(told_path);
+            if local.is_none() {
+                let name = format!("egmem-{instance}");
+                let own = Listening::bind_abstract(&name, &peers, &self.limits)?;
+                sockets.push((own, true));
+                local = Some(format!("@{name}"));
+            }
+        }
+        let fds = fds_of_process();
+        lower_for_fds(&mut self.limits, fds);
+        (self.heartbeat, self.lease) = (self.heartbeat.min(LONGEST), self.lease.min(LONGEST));
+        let inner = Arc::new(ServerCore::new(self, fds, instance, peers, local)?);
+        for (socket, own) in sockets {
+            let accepting = accept::run(Arc::clone(&inner), socket, own);
+            inner.tasks.spawn(accepting);
+        }
+        inner.tasks.spawn(Arc::clone(&inner).expire_on_time());
+        inner.tasks.spawn(Arc::clone(&inner).end_with_processes());
+        for address in &inner.options.addresses {
+            tracing::info!(%instance, %address, "listening");
+        }
+        let handle = Arc::new(Handle { inner });
+        Ok(Server { handle })
+    }
+}
+
+/// Returns a socket's absolute path as a welcome tells it, if it can.
+fn told_path(address: &Address) -> Option<String> {
+    let Address::Unix(path) = address else {
+        return None;
+    };
+    let path = std::path::absolute(path).ok()?;
+    let path = path.to_str()?;
+    fault_of_path(path).is_none().then(|| path.to_owned())
+}
+
 impl Server {
+    /// Returns options for a server.
+    pub fn options() -> ServerOptions {
+        ServerOptions::new()
+    }
+
     /// Returns the addresses that it listens at, with the ports that the kernel chose.
     pub fn addresses(&self) -> Vec<Address> {
-        self.handle.addresses.clone()
+        self.handle.inner.options.addresses.clone()
     }
 
     /// Returns the id of this run of the server: names and leases of another run are not its own.
@@ -136,7 +194,7 @@ impl Server {
     /// at the server's start: its sockets are closed to them.
     pub fn set_peers(&self, peers: Peers) -> Result<()> {
         let inner = &self.handle.inner;
-        if peers.reach_beyond_own_user() && !self.handle.open_to_others {
+        if peers.reach_beyond_own_user() && !inner.options.peers.reach_beyond_own_user() {
             let why = "other users were not admitted when the server started; restart it";
             return Err(Error::invalid("peers", why));
         }
@@ -187,8 +245,8 @@ impl Server {
         inner.wait_for_releases(until).await;
         let held = inner.end();
         // Lets writes and driver calls in progress finish, and the last messages be sent.
-        let writing = inner.limits.write.saturating_mul(2);
-        let grace = writing.saturating_add(inner.limits.request);
+        let writing = inner.options.limits.write.saturating_mul(2);
+        let grace = writing.saturating_add(inner.options.limits.request);
         inner.tasks.close();
         if tokio::time::timeout(grace, inner.tasks.wait())
             .await

@@ -1,41 +1,28 @@
-//! Options of a server, and its start.
+//! Options of a server, and memory on request.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-
-use super::accept;
-use super::allocate::Allocate;
-use super::audit::Audit;
-use super::inner::Counters;
-use super::newcomers::Newcomers;
-use super::quota::{Quota, fds_of_process, lower_for_fds};
-use super::registry::ServerState;
-use super::{Handle, Server, ServerCore};
-use crate::limits::LONGEST;
-use crate::protocol::fault_of_path;
-use crate::share::{BootId, InstanceId, Peers};
-use crate::transport::{self, Listening, SharedPeers};
-use crate::{Address, Error, Limits, Result, Security};
+use crate::protocol::Create;
+use crate::share::Peers;
+use crate::{Address, Error, Limits, Namespaces, PeerName, Refusal, Result, Security, transport};
 
 /// Options of a server; [`start`](Self::start) starts it.
 #[derive(Clone)]
 #[must_use = "options do nothing until `start`"]
 pub struct ServerOptions {
-    addresses: Vec<Address>,
-    security: Security,
-    limits: Limits,
-    heartbeat: Duration,
-    lease: Duration,
-    local_socket: bool,
-    peers: Peers,
-    allocator: Option<Arc<dyn Allocate>>,
-    wall_clock: fn() -> SystemTime,
-    audit: Option<tracing::Dispatch>,
+    pub(super) addresses: Vec<Address>,
+    pub(super) security: Security,
+    pub(super) limits: Limits,
+    pub(super) heartbeat: Duration,
+    pub(super) lease: Duration,
+    pub(super) local_socket: bool,
+    pub(super) peers: Peers,
+    pub(super) allocator: Option<Arc<dyn Allocate>>,
+    pub(super) wall_clock: fn() -> SystemTime,
+    pub(super) audit: Option<tracing::Dispatch>,
 }
 
 impl fmt::Debug for ServerOptions {
@@ -51,6 +38,21 @@ impl fmt::Debug for ServerOptions {
 }
 
 impl ServerOptions {
+    pub(super) fn new() -> Self {
+        Self {
+            addresses: Vec::new(),
+            security: Security::Plain,
+            limits: Limits::default(),
+            heartbeat: Duration::from_secs(5),
+            lease: Duration::from_secs(30),
+            local_socket: true,
+            peers: Peers::same_user(),
+            allocator: None,
+            wall_clock: SystemTime::now,
+            audit: None,
+        }
+    }
+
     /// Adds an address to listen at. A Unix socket serves the whole protocol, with fds in the answers.
     pub fn listen(mut self, address: Address) -> Self {
         self.addresses.push(address);
@@ -126,126 +128,45 @@ impl ServerOptions {
         }
         Ok(())
     }
+}
 
-    /// Starts the server on the current tokio runtime, which needs timers and I/O.
+/// The answer of an [`Allocate`]: a refusal has a reason for programs and one for people.
+pub type Allocation<'a> = Pin<Box<dyn Future<Output = Result<(), (Refusal, String)>> + Send + 'a>>;
+
+/// Creates memory for clients on request, and publishes it on the server.
+///
+/// # Cancel safety
+/// A future is dropped before completion when its client disconnects or the server ends. It must then undo
+/// its work so far.
+pub trait Allocate: Send + Sync {
+    /// Returns whether `peer` may create this name, whether it exists or not; called before
+    /// [`create`](Self::create). By default a peer creates names only under its own name:
+    /// [`Namespaces::own`].
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no address, two equal ones, a limit of 0, a
-    /// heartbeat of 0, or a lease shorter than the heartbeat; [`Insecure`](crate::Error::Insecure) for an address of other machines
-    /// without TLS; [`System`](crate::MemoryError::System) if the system refuses an address.
-    pub async fn start(self) -> Result<Server> {
-        self.check()?;
-        start(self).await
+    /// The refusal for the peer.
+    fn may_create(&self, peer: &PeerName, name: &str) -> Result<(), (Refusal, String)> {
+        Namespaces::own().check(peer, name)
     }
-}
 
-impl Server {
-    /// Returns options for a server.
-    pub fn options() -> ServerOptions {
-        ServerOptions {
-            addresses: Vec::new(),
-            security: Security::Plain,
-            limits: Limits::default(),
-            heartbeat: Duration::from_secs(5),
-            lease: Duration::from_secs(30),
-            local_socket: true,
-            peers: Peers::same_user(),
-            allocator: None,
-            wall_clock: SystemTime::now,
-            audit: None,
-        }
+    /// Returns whether `peer` may fetch memory that another peer created. By default it may.
+    ///
+    /// # Errors
+    /// The refusal for the peer.
+    fn may_fetch(&self, peer: &PeerName) -> Result<(), (Refusal, String)> {
+        let _ = peer;
+        Ok(())
     }
-}
 
-async fn start(options: ServerOptions) -> Result<Server> {
-    let instance = InstanceId::random()?;
-    let peers = Arc::new(Mutex::new(options.peers.clone()));
-    let mut sockets = Vec::new();
-    for address in &options.addresses {
-        let (security, limits) = (&options.security, &options.limits);
-        sockets.push(Listening::bind(address, security, &peers, limits).await?);
-    }
-    let addresses = sockets.iter().map(|socket| socket.address().clone());
-    let addresses: Vec<Address> = addresses.collect();
-    let (mut local, mut own) = (None, None);
-    if options.local_socket {
-        local = addresses.iter().find_map(told_path);
-        if local.is_none() {
-            let name = format!("egmem-{instance}");
-            own = Some(Listening::bind_abstract(&name, &peers, &options.limits)?);
-            local = Some(format!("@{name}"));
-        }
-    }
-    let open_to_others = options.peers.reach_beyond_own_user();
-    let inner = core(options, instance, peers, local)?;
-    let accept = |socket, own| {
-        inner
-            .tasks
-            .spawn(accept::run(Arc::clone(&inner), socket, own))
-    };
-    for socket in sockets {
-        accept(socket, false);
-    }
-    if let Some(socket) = own {
-        accept(socket, true);
-    }
-    inner.tasks.spawn(Arc::clone(&inner).expire_on_time());
-    inner.tasks.spawn(Arc::clone(&inner).end_with_processes());
-    for address in &addresses {
-        tracing::info!(%instance, %address, "listening");
-    }
-    let handle = Arc::new(Handle {
-        inner,
-        addresses,
-        open_to_others,
-    });
-    Ok(Server { handle })
-}
+    /// Creates memory for `peer` and publishes it under the requested name, whose form has been checked, with
+    /// `peer` as its [owner](crate::server::PublishOptions::owner): the owner is charged for the
+    /// name. The name must exist when the future is done.
+    ///
+    /// Check the peer's rights and quota before another peer's name: a refusal with `exists` reveals to the peer
+    /// that the name exists. Check `peer`'s own names before its quota, and refuse an existing one with `exists`:
+    /// [`Client::create_or_get`](crate::Client::create_or_get) then takes its memory.
+    fn create<'a>(&'a self, peer: &'a PeerName, ask: &'a Create) -> Allocation<'a>;
 
-/// Returns a socket's absolute path as a welcome tells it, if it can.
-fn told_path(address: &Address) -> Option<String> {
-    let Address::Unix(path) = address else {
-        return None;
-    };
-    let path = std::path::absolute(path).ok()?;
-    let path = path.to_str()?;
-    fault_of_path(path).is_none().then(|| path.to_owned())
-}
-
-fn core(
-    mut options: ServerOptions,
-    instance: InstanceId,
-    peers: SharedPeers,
-    local: Option<String>,
-) -> Result<Arc<ServerCore>> {
-    let fds = fds_of_process();
-    lower_for_fds(&mut options.limits, fds);
-    let audit = Arc::new(Audit::new(options.audit));
-    let quota = Quota::new(&options.limits, fds);
-    Ok(Arc::new(ServerCore {
-        instance,
-        boot: BootId::current()?,
-        state: Mutex::new(ServerState::new(Arc::clone(&audit), Arc::clone(&quota))),
-        quota,
-        open: Arc::default(),
-        newcomers: Newcomers::new(options.limits.handshakes),
-        tls: match options.security {
-            Security::Tls(tls) => Some(tls),
-            Security::Plain | Security::PlainAnywhere => None,
-        },
-        peers,
-        wall_clock: options.wall_clock,
-        heartbeat: options.heartbeat.min(LONGEST),
-        lease: options.lease.min(LONGEST),
-        local,
-        allocator: Mutex::new(options.allocator),
-        audit,
-        limits: options.limits,
-        counters: Counters::default(),
-        tasks: TaskTracker::new(),
-        followed: Notify::new(),
-        janitor: Notify::new(),
-        released: Notify::new(),
-        ended: CancellationToken::new(),
-    }))
+    /// Ends a name that `peer` created, after waiting at most `wait` for its holders.
+    fn delete<'a>(&'a self, peer: &'a PeerName, name: &'a str, wait: Duration) -> Allocation<'a>;
 }

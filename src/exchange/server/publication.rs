@@ -1,6 +1,6 @@
 //! Published memory, and the slots for probe words in its padding.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use tokio::sync::Notify;
 
-use super::leases::Holders;
 use super::quota::Counted;
 use crate::driver::{Access, HandleType, HandleTypes, ShareableHandle};
 use crate::per_driver::lock;
@@ -72,6 +71,16 @@ pub(super) struct Registered {
     pub holders: Holders,
     /// Counts it for the peer that owns it.
     pub counted: Option<Counted>,
+}
+
+/// The leases of a publication.
+#[derive(Debug, Default)]
+pub(super) struct Holders {
+    pub live: BTreeSet<u64>,
+    /// In the order in which they expired.
+    pub expired: VecDeque<u64>,
+    /// Expired leases that are only counted.
+    pub more: usize,
 }
 
 impl Registered {

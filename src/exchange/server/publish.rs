@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::leases::Holders;
 use super::process::{Holder, describe};
-use super::publication::{HolderEvents, ProbeSlots, Publication, Registered};
+use super::publication::{HolderEvents, Holders, ProbeSlots, Publication, Registered};
 use super::quota::What;
 use super::registry::ServerState;
 use super::{Server, ServerCore};
@@ -122,10 +121,10 @@ impl PublishOptions<'_> {
         if state.names.contains_key(&*self.name) {
             return refused(Refusal::Exists);
         }
-        if state.names.len() >= inner.limits.names {
+        if state.names.len() >= inner.options.limits.names {
             return Err(Error::LimitReached {
                 what: "names",
-                limit: inner.limits.names as u64,
+                limit: inner.options.limits.names as u64,
             });
         }
         Ok(())
@@ -201,7 +200,7 @@ impl Published {
     /// Changes which peers may import it. Holders that may no longer import it are asked to release it,
     /// within the time of a lease: see [`set_who_within`](Self::set_who_within).
     pub fn set_who(&self, who: PeerList) {
-        self.set_who_within(who, self.inner.lease);
+        self.set_who_within(who, self.inner.options.lease);
     }
 
     /// Changes which peers may import it. Holders that may no longer import it are asked to release it. After

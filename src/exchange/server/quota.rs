@@ -116,8 +116,11 @@ impl From<Over> for Error {
     }
 }
 
+/// A refusal: the reason for programs, and for people.
+pub(super) type Refused = (Refusal, String);
+
 /// For an answer to a peer.
-impl From<Over> for (Refusal, String) {
+impl From<Over> for Refused {
     fn from(Over { what, limit }: Over) -> Self {
         (Refusal::Limit, format!("{limit} {what}"))
     }

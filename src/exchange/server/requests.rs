@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::allocate::{Refused, invalid, not_found};
+use super::ServerCore;
 use super::audit::audit;
+use super::options::Allocation;
 use super::publication::Publication;
-use super::quota::{Counted, CountedFds, What};
+use super::quota::{Counted, CountedFds, Refused, What};
 use super::registry::ServerState;
 use super::sessions::Link;
-use super::{Allocation, ServerCore};
 use crate::access::MAX_SPIFFE;
 use crate::driver::random;
 use crate::protocol::{
@@ -154,7 +154,7 @@ impl ServerCore {
         if !is_large {
             return Ok(None);
         }
-        let permit = timeout(self.limits.write, link.large.clone().permit()).await;
+        let permit = timeout(self.options.limits.write, link.large.clone().permit()).await;
         let why = "this peer's other connections do not read their large answers";
         permit
             .map(Some)
@@ -199,7 +199,7 @@ impl ServerCore {
     }
 
     fn count(&self, link: &Link, waiting: usize, amount: usize) -> Result<Counted, Refused> {
-        let limit = self.limits.requests_in_flight;
+        let limit = self.options.limits.requests_in_flight;
         if waiting >= limit {
             return Err((Refusal::Limit, format!("{limit} requests at once")));
         }
@@ -267,7 +267,7 @@ impl ServerCore {
             name: &ask.name,
             notify: self.state().await_name(&ask.name),
         };
-        let longest = Duration::from_millis(ask.ms).min(self.limits.wait);
+        let longest = Duration::from_millis(ask.ms).min(self.options.limits.wait);
         let found = timeout(longest, waiting.until_seen(link)).await;
         let publication = found.map_err(|_| (Refusal::TimedOut, String::new()))?;
         self.one_entry(link, publication).await
@@ -313,7 +313,7 @@ impl ServerCore {
             result
         };
         let work = self.tasks.spawn_blocking(call);
-        match timeout(self.limits.request, work).await {
+        match timeout(self.options.limits.request, work).await {
             Ok(Ok(Ok(result))) => Ok(result),
             Ok(Ok(Err(error))) => Err((Refusal::Internal, error.to_string())),
             Ok(Err(_)) => Err((Refusal::Internal, "a driver call panicked".into())),
@@ -326,7 +326,7 @@ impl ServerCore {
         check_name(&ask.name).map_err(invalid)?;
         let peer = &link.session.peer;
         allocator.may_create(peer, &ask.name)?;
-        within(self.limits.wait, allocator.create(peer, &ask)).await?;
+        within(self.options.limits.wait, allocator.create(peer, &ask)).await?;
         let (session, pid) = (link.session.id, link.pid());
         let (name, bytes) = (&*ask.name, ask.bytes);
         audit! { self.audit, Memory, Some(peer), "created", session, pid, name, bytes }
@@ -345,7 +345,7 @@ impl ServerCore {
     async fn delete(&self, link: &Link, ask: Delete) -> Result<Reply, Refused> {
         let allocator = self.allocator()?;
         check_name(&ask.name).map_err(invalid)?;
-        let longest = Duration::from_millis(ask.ms).min(self.limits.wait);
+        let longest = Duration::from_millis(ask.ms).min(self.options.limits.wait);
         let mut deletion = Deletion {
             core: self,
             link,
@@ -355,7 +355,7 @@ impl ServerCore {
         };
         let delete = allocator.delete(&link.session.peer, &ask.name, longest);
         // The allocator does the waiting; its other work has the time of a request.
-        let deleted = within(longest.saturating_add(self.limits.request), delete).await;
+        let deleted = within(longest.saturating_add(self.options.limits.request), delete).await;
         // A refusal is an event of its own.
         deletion.event = deleted.is_ok().then_some("deleted");
         deleted?;
@@ -382,8 +382,8 @@ impl ServerCore {
             prefix,
             last: after.map(Arc::from),
             least,
-            limit: self.limits.list_page,
-            room: SMALL.min(self.limits.frame_bytes as usize / 2),
+            limit: self.options.limits.list_page,
+            room: SMALL.min(self.options.limits.frame_bytes as usize / 2),
             entries: Vec::new(),
         };
         loop {
@@ -395,6 +395,16 @@ impl ServerCore {
             }
         }
     }
+}
+
+/// Refuses a malformed request.
+pub(super) fn invalid(error: Error) -> Refused {
+    (Refusal::Invalid, error.to_string())
+}
+
+/// Refuses a name that does not exist or that the peer has no right to: the peer does not learn which.
+pub(super) fn not_found() -> Refused {
+    (Refusal::NotFound, String::new())
 }
 
 /// Waits for the allocator, for this long.

@@ -6,11 +6,10 @@ use std::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::ServerCore;
-use super::allocate::Refused;
 use super::audit::audit;
 use super::leases::SessionRecord;
 use super::process::HolderProcess;
-use super::quota::{Counted, What};
+use super::quota::{Counted, Refused, What};
 use super::registry::ServerState;
 use super::session::{Attached, ServerSession};
 use crate::limits::millis;
@@ -139,9 +138,9 @@ impl ServerCore {
             session: session.token.clone(),
             resumed,
             peer: session.peer.to_string(),
-            heartbeat_ms: millis(self.heartbeat),
-            lease_ms: millis(self.lease),
-            frame_bytes: self.limits.frame_bytes,
+            heartbeat_ms: millis(self.options.heartbeat),
+            lease_ms: millis(self.options.lease),
+            frame_bytes: self.options.limits.frame_bytes,
             local: self.local.clone(),
         }
     }
@@ -235,7 +234,7 @@ impl ServerCore {
     pub(super) fn detach(&self, link: &Link, last_word: Instant) {
         let session = &link.session;
         let mut state = self.state();
-        if session.is_of(link.id) && !state.detach(session.id, last_word + self.lease) {
+        if session.is_of(link.id) && !state.detach(session.id, last_word + self.options.lease) {
             drop(state);
             self.followed.notify_one();
         }
