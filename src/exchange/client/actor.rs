@@ -6,20 +6,18 @@
 
 use std::os::fd::OwnedFd;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use zeroize::Zeroizing;
 
-use super::buffer::{ClientLease, Held, LeaseKey, LeaseState};
+use super::buffer::{ClientLease, Held, LeaseState};
 use super::connect::{Established, UNASKED, decode_from, establish, refused};
-use super::session::{ClientSession, Link, Pending, RELEASES, Reply, SessionState, SessionUser};
+use super::session::{ClientSession, Link, RELEASES, Reply, Request, SessionState, SessionUser};
 use crate::limits::deadline;
-use crate::protocol::{
-    Answer, Ask, Ended, Event, FromServer, Leases, MAX_LISTED, Release, Withdrawing, encode,
-};
+use crate::protocol::{Answer, Ask, Ended, Event, FromServer, MAX_LISTED, Withdrawing, encode};
 use crate::tls::{Credential, WALL_CLOCK, reloaded};
 use crate::transport::{FrameReader, FrameWriter};
 use crate::{Distrust, Error, Refusal, Result, Security};
@@ -159,8 +157,8 @@ async fn keep_time(session: &ClientSession, heartbeat: Duration, lease: Duration
         }
         let mut state = session.lock();
         let mut requests = state.internal.iter().chain(state.pending.values());
-        if !requests.any(|request| matches!(request, Pending::Ping)) {
-            state.internal.push_back(Pending::Ping);
+        if !requests.any(|request| matches!(request.ask, Ask::Ping)) {
+            state.internal.push_back(Request::own(Ask::Ping));
         }
         drop(state);
         // The writer also checks whether closing has taken too long.
@@ -181,7 +179,7 @@ async fn watch_trust(session: &ClientSession, server: Option<Credential>) -> Err
         }
         // The server ends the session when the certificate that it has seen expires.
         let renews = !session.dial.options.reconnect.is_never() && tls.is_renewed(&server);
-        let is_user = |pending: &Pending| matches!(pending, Pending::User(_));
+        let is_user = |request: &Request| request.user.is_some();
         if renews && !session.lock().pending.values().any(is_user) {
             let why = "this process connects anew with its new certificate";
             return Error::peer_lost(session.peer(), why);
@@ -244,12 +242,11 @@ impl ClientSession {
         let Some(since) = state.closing else {
             return false;
         };
-        let is_release = |request: &Pending| matches!(request, Pending::Release(_));
-        let unsent = state.internal.iter().any(is_release);
+        let unsent = state.internal.iter().any(Request::is_release);
         let ends = if state.departing {
             !unsent || !matches!(&*self.link.borrow(), Link::Up)
         } else {
-            !unsent && !state.pending.values().any(is_release)
+            !unsent && !state.pending.values().any(Request::is_release)
         };
         ends || since.elapsed() >= timeout
     }
@@ -260,21 +257,12 @@ impl ClientSession {
     fn next_frame(&self, limit: usize) -> Option<Zeroizing<Vec<u8>>> {
         let mut state = self.lock();
         loop {
-            let request = match state.next_internal_request() {
-                Some(request) => request,
-                None => Pending::User(state.queue.pop_front()?),
-            };
+            let request = state.next_request()?;
+            if (request.user.as_ref()).is_some_and(|(reply, _)| reply.is_closed()) {
+                continue;
+            }
             let id = state.next_id;
-            let bytes = match &request {
-                Pending::User(request) if request.reply.is_closed() => continue,
-                Pending::User(request) => encode(&(id, &request.ask)),
-                Pending::Ping => encode(&(id, Ask::Ping)),
-                Pending::Release(key) => {
-                    let lease = key.lease;
-                    encode(&(id, Ask::Release(Release { lease })))
-                }
-                Pending::Held => encode(&(id, Ask::Held(state.held()))),
-            };
+            let bytes = encode(&(id, &request.ask));
             // Otherwise a later connection would not say which of them have ended. Each number takes 9 bytes at most.
             let leases = MAX_LISTED.min(limit.saturating_sub(64) / 9);
             let (what, limit) = if bytes.len() > limit {
@@ -286,10 +274,8 @@ impl ClientSession {
                 state.pending.insert(id, request);
                 return Some(bytes);
             };
-            if let Pending::User(request) = request {
-                let limit = limit as u64;
-                let _ = request.reply.send(Err(Error::LimitReached { what, limit }));
-            }
+            let limit = limit as u64;
+            request.finish(Err(Error::LimitReached { what, limit }));
         }
     }
 
@@ -297,51 +283,41 @@ impl ClientSession {
     /// [`Protocol`](crate::ShareError::Protocol) for a reply that breaks it.
     fn handle_reply(self: &Arc<Self>, id: u64, answer: Answer, fds: Vec<OwnedFd>) -> Result<()> {
         let broken = |detail: &str| Err(Error::protocol(self.peer(), detail));
-        let pending = self.lock().pending.remove(&id);
-        match pending {
-            None if id != UNASKED => broken("reply with an unknown request id"),
-            None | Some(Pending::Ping) => Ok(()),
-            Some(Pending::Release(key)) => {
-                self.handle_release(key, &answer);
-                Ok(())
+        let Some(request) = self.lock().pending.remove(&id) else {
+            return match id {
+                UNASKED => Ok(()),
+                _ => broken("reply with an unknown request id").map(drop),
+            };
+        };
+        let lease = match (&request.ask, &answer) {
+            (Ask::Release(release), _) => {
+                self.handle_release(release.lease, &answer);
+                Ok(None)
             }
-            Some(Pending::Held) => {
-                let Answer::Expired(expired) = answer else {
-                    return broken("unexpected answer about the leases of a session");
-                };
-                for lease in expired.leases {
+            (Ask::Held(_), Answer::Expired(expired)) => {
+                for &lease in &expired.leases {
                     let why = "it ended while the connection was broken";
                     self.end_lease(lease, Refusal::Expired, why);
                 }
-                Ok(())
+                Ok(None)
             }
-            Some(Pending::User(request)) => {
-                let lease = match (&answer, request.ask) {
-                    (Answer::Granted(granted), Ask::Fetch(fetch)) => {
-                        self.hold(granted.lease, fetch.name).map(Some)
-                    }
-                    (Answer::Granted(_), _) => {
-                        broken("a grant for a request that is no fetch").map(|()| None)
-                    }
-                    _ => Ok(None),
-                };
-                let (reply, result) = match lease {
-                    Ok(lease) => (Ok(Reply { answer, fds, lease }), Ok(())),
-                    Err(error) => (Err(error.clone()), Err(error)),
-                };
-                // If the user no longer waits, the lease and the fds are dropped with the returned value.
-                drop(request.reply.send(reply));
-                result
+            (Ask::Held(_), _) => broken("unexpected answer about the leases of a session"),
+            (Ask::Fetch(fetch), Answer::Granted(granted)) => {
+                self.hold(granted.lease, fetch.name.clone()).map(Some)
             }
-        }
+            (_, Answer::Granted(_)) => broken("a grant for a request that is no fetch"),
+            _ => Ok(None),
+        };
+        let result = lease.as_ref().map(drop).map_err(Clone::clone);
+        request.finish(lease.map(|lease| Reply { answer, fds, lease }));
+        result
     }
 
     /// Records a lease.
     fn hold(self: &Arc<Self>, lease: u64, name: String) -> Result<ClientLease> {
         let (state, receiver) = watch::channel(LeaseState::Held);
         let mut session = self.lock();
-        let key = session.key(lease);
-        if session.leases.contains_key(&key) {
+        if session.leases.contains_key(&lease) {
             let peer = session.terms.peer.clone();
             return Err(Error::protocol(peer, "the same lease granted twice"));
         }
@@ -349,21 +325,27 @@ impl ClientSession {
             // A change, which `RemoteBuffer::changed` returns.
             state.send_replace(recalled.clone());
         }
-        session.leases.insert(key, Held { name, state });
+        session.leases.insert(lease, Held { name, state });
+        let instance = session.terms.welcome.instance;
         drop(session);
-        Ok(ClientLease::new(SessionUser::new(self), key, receiver))
+        Ok(ClientLease {
+            session: SessionUser::new(self),
+            instance,
+            lease,
+            state: Mutex::new(receiver),
+        })
     }
 
-    fn handle_release(&self, key: LeaseKey, answer: &Answer) {
+    fn handle_release(&self, lease: u64, answer: &Answer) {
         use Refusal::{Expired, Limit, NotFound, Stale};
         let mut state = self.lock();
-        let held = state.leases.remove(&key);
+        let held = state.leases.remove(&lease);
         if let (Answer::Refused(why), Some(held)) = (answer, held) {
             match Refusal::from_word(&why.reason) {
                 Limit => {
                     // The server is busy: retried with the next heartbeat.
-                    state.leases.insert(key, held);
-                    state.internal.push_back(Pending::Release(key));
+                    state.leases.insert(lease, held);
+                    state.internal.push_back(Request::release(lease));
                     return;
                 }
                 // It had ended already.
@@ -388,7 +370,7 @@ impl ClientSession {
         match event {
             Event::Withdrawing(Withdrawing { lease, ms }) => {
                 let state = self.lock();
-                if let Some(held) = state.leases.get(&state.key(lease)) {
+                if let Some(held) = state.leases.get(&lease) {
                     held.set_state(withdrawing(ms));
                 }
             }
@@ -422,7 +404,7 @@ impl ClientSession {
     /// Marks a lease as ended by the server. A notice about a lease never overtakes its grant.
     fn end_lease(&self, lease: u64, reason: Refusal, detail: &str) {
         let state = self.lock();
-        if let Some(held) = state.leases.get(&state.key(lease)) {
+        if let Some(held) = state.leases.get(&lease) {
             let what = format!("the lease on '{}'", held.name);
             let why = Error::refused(&state.terms.peer, what, reason, detail);
             held.set_state(LeaseState::Lost(why));
@@ -431,31 +413,22 @@ impl ClientSession {
 }
 
 impl SessionState {
-    fn next_internal_request(&mut self) -> Option<Pending> {
-        let releases = self.pending.values();
-        let is_release = |request: &&Pending| matches!(request, Pending::Release(_));
-        if matches!(self.internal.front(), Some(Pending::Release(_)))
+    /// Takes the next request to write: first those of the session itself, and [`RELEASES`] at once of them.
+    fn next_request(&mut self) -> Option<Request> {
+        let pending = self.pending.values();
+        if self.internal.front().is_some_and(Request::is_release)
             && !self.departing
-            && releases.filter(is_release).count() >= RELEASES
+            && pending.filter(|request| request.is_release()).count() >= RELEASES
         {
-            return None;
+            return self.queue.pop_front();
         }
-        self.internal.pop_front()
+        self.internal.pop_front().or_else(|| self.queue.pop_front())
     }
 
     /// Returns how many leases this end has or has asked for.
     fn leases_and_fetches(&self) -> usize {
         let fetches = self.pending.values().filter(|request| request.is_fetch());
         self.leases.len() + fetches.count()
-    }
-
-    /// Returns the leases of this server that this end has.
-    fn held(&self) -> Leases {
-        let instance = self.terms.welcome.instance;
-        let keys = self.leases.keys().filter(|key| key.instance == instance);
-        let mut leases: Vec<_> = keys.map(|key| key.lease).collect();
-        leases.sort_unstable();
-        Leases { leases }
     }
 }
 

@@ -315,7 +315,7 @@ pub(super) async fn prove(mut remote: RemoteBuffer) -> Result<RemoteBuffer> {
         return Ok(remote);
     };
     let session = Arc::clone(remote.session());
-    let lease = remote.grant.lease.key.lease;
+    let lease = remote.grant.lease.lease;
     let mut kept = OffThread(Some(remote));
     let ask = Ask::Probe(Probe { lease, wrote });
     let reply = session.request(ask, session.timeout()).await;
@@ -492,13 +492,6 @@ impl fmt::Display for LeaseState {
     }
 }
 
-/// Identifies a lease in all sessions of a client: an instance of the server uses a number once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct LeaseKey {
-    pub(super) instance: InstanceId,
-    pub(super) lease: u64,
-}
-
 /// The session's state of a lease.
 pub(super) struct Held {
     pub(super) name: String,
@@ -523,24 +516,13 @@ impl Held {
 #[derive(Debug)]
 pub(super) struct ClientLease {
     pub(super) session: SessionUser,
-    pub(super) key: LeaseKey,
+    pub(super) instance: InstanceId,
+    pub(super) lease: u64,
     /// Under a lock, for the version that was last returned.
-    state: Mutex<watch::Receiver<LeaseState>>,
+    pub(super) state: Mutex<watch::Receiver<LeaseState>>,
 }
 
 impl ClientLease {
-    pub(super) fn new(
-        session: SessionUser,
-        key: LeaseKey,
-        state: watch::Receiver<LeaseState>,
-    ) -> Self {
-        Self {
-            session,
-            key,
-            state: Mutex::new(state),
-        }
-    }
-
     pub(super) fn seen(&self) -> MutexGuard<'_, watch::Receiver<LeaseState>> {
         lock(&self.state)
     }
@@ -573,7 +555,7 @@ impl ClientLease {
 
 impl Drop for ClientLease {
     fn drop(&mut self) {
-        self.session.0.release(self.key);
+        self.session.0.release(self.instance, self.lease);
     }
 }
 

@@ -10,11 +10,12 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
-use super::buffer::{ClientLease, Held, LeaseKey, LeaseState};
+use super::buffer::{ClientLease, Held, LeaseState};
 use super::connect::{Dial, Terms, is_final, refused};
 use crate::limits::deadline;
 use crate::per_driver::lock;
-use crate::protocol::{Answer, Ask};
+use crate::protocol::{Answer, Ask, Leases, Release};
+use crate::share::InstanceId;
 use crate::{Driver, Error, Refusal, Result, ShareError};
 
 /// The most releases in flight at a time.
@@ -29,25 +30,35 @@ pub(crate) struct Reply {
     pub(super) lease: Option<ClientLease>,
 }
 
-/// A user's request, and where its reply goes.
-pub(super) struct UserRequest {
-    pub(super) ask: Ask,
-    pub(super) reply: oneshot::Sender<Result<Reply>>,
-    _permit: OwnedSemaphorePermit,
-}
-
 /// A request that waits for the connection or for its reply.
-pub(super) enum Pending {
-    User(UserRequest),
-    Ping,
-    Release(LeaseKey),
-    /// Which of this end's leases have ended.
-    Held,
+pub(super) struct Request {
+    pub(super) ask: Ask,
+    /// Where a user's reply goes; `None` for the session's own request.
+    pub(super) user: Option<(oneshot::Sender<Result<Reply>>, OwnedSemaphorePermit)>,
 }
 
-impl Pending {
+impl Request {
+    pub(super) const fn own(ask: Ask) -> Self {
+        Self { ask, user: None }
+    }
+
+    pub(super) const fn release(lease: u64) -> Self {
+        Self::own(Ask::Release(Release { lease }))
+    }
+
+    pub(super) const fn is_release(&self) -> bool {
+        matches!(self.ask, Ask::Release(_))
+    }
+
     pub(super) const fn is_fetch(&self) -> bool {
-        matches!(self, Self::User(request) if matches!(request.ask, Ask::Fetch(_)))
+        matches!(self.ask, Ask::Fetch(_))
+    }
+
+    /// Ends the request. If its user no longer waits, the reply's lease and fds are dropped.
+    pub(super) fn finish(self, result: Result<Reply>) {
+        if let Some((reply, _)) = self.user {
+            let _ = reply.send(result);
+        }
     }
 }
 
@@ -77,12 +88,13 @@ pub(super) struct SessionState {
     pub(super) terms: Arc<Terms>,
     pub(super) next_id: u64,
     /// The session's own requests that were not written yet. They go before those of users.
-    pub(super) internal: VecDeque<Pending>,
+    pub(super) internal: VecDeque<Request>,
     /// Users' requests that were not written yet.
-    pub(super) queue: VecDeque<UserRequest>,
+    pub(super) queue: VecDeque<Request>,
     /// Requests that were written and are not answered yet.
-    pub(super) pending: HashMap<u64, Pending>,
-    pub(super) leases: HashMap<LeaseKey, Held>,
+    pub(super) pending: HashMap<u64, Request>,
+    /// The leases of this instance of the server.
+    pub(super) leases: HashMap<u64, Held>,
     /// When the server was heard, or its silence was counted last.
     pub(super) heard: Instant,
     /// How long the server has been silent. Time in which this process did not run counts little, because then the
@@ -174,18 +186,15 @@ impl ClientSession {
         let what = describe(&ask);
         let work = async {
             let permit = Arc::clone(&self.permits).acquire_owned().await;
-            let _permit = permit.map_err(|_| self.down())?;
+            let permit = permit.map_err(|_| self.down())?;
             let (reply, answer) = oneshot::channel();
             {
                 let mut state = self.lock();
                 if let Link::Over(why) = &*self.link.borrow() {
                     return Err(why.clone());
                 }
-                state.queue.push_back(UserRequest {
-                    ask,
-                    reply,
-                    _permit,
-                });
+                let user = Some((reply, permit));
+                state.queue.push_back(Request { ask, user });
             }
             self.wake.notify_one();
             let reply = answer.await.unwrap_or_else(|_| Err(self.down()))?;
@@ -218,18 +227,15 @@ impl ClientSession {
     }
 
     /// Ends a lease, as soon as there is a connection: the release is not lost while the session lasts.
-    pub(super) fn release(&self, key: LeaseKey) {
+    pub(super) fn release(&self, instance: InstanceId, lease: u64) {
         let mut state = self.lock();
-        let over = matches!(&*self.link.borrow(), Link::Over(_));
-        if over || key.instance != state.terms.welcome.instance {
-            // The server that granted it is gone, and the lease with it.
-            state.leases.remove(&key);
-            return;
+        // Otherwise the server that granted it is gone, and the lease with it.
+        if instance == state.terms.welcome.instance && state.leases.contains_key(&lease) {
+            // Also a lost lease, even of an earlier session: the server waits for the unmapping.
+            state.internal.push_back(Request::release(lease));
+            drop(state);
+            self.wake.notify_one();
         }
-        // Also for a lost lease, even of an earlier session: the server waits for the unmapping.
-        state.internal.push_back(Pending::Release(key));
-        drop(state);
-        self.wake.notify_one();
     }
 
     /// Admits no requests from now on; sends the pending releases, then ends the connection.
@@ -277,37 +283,28 @@ impl ClientSession {
         self.broken(why);
         self.permits.close();
         let mut state = self.lock();
-        self.lose_leases(&state, why);
+        state.lose_leases(why);
+        state.leases.clear();
+        state.internal.clear();
         self.link.send_replace(Link::Over(why.clone()));
-        for request in std::mem::take(&mut state.internal) {
-            if let Pending::Release(key) = request {
-                state.leases.remove(&key);
-            }
-        }
         let queue = std::mem::take(&mut state.queue);
         drop(state);
         for request in queue {
-            drop(request.reply.send(Err(why.clone())));
+            request.finish(Err(why.clone()));
         }
     }
 
-    /// Handles a broken connection: requests that were written get no answer.
+    /// Handles a broken connection: requests that were written get no answer, and releases are written again.
     pub(super) fn broken(&self, why: &Error) {
         let mut state = self.lock();
         self.set_down(why.clone(), false);
-        let is_release = |request: &Pending| matches!(request, Pending::Release(_));
-        state.internal.retain(is_release);
-        let mut unanswered = Vec::new();
-        for (_, pending) in std::mem::take(&mut state.pending) {
-            match pending {
-                Pending::User(request) => unanswered.push(request),
-                Pending::Release(key) => state.internal.push_front(Pending::Release(key)),
-                Pending::Ping | Pending::Held => {}
-            }
-        }
+        let pending = std::mem::take(&mut state.pending).into_values();
+        let (releases, unanswered): (Vec<_>, Vec<_>) = pending.partition(Request::is_release);
+        state.internal.retain(Request::is_release);
+        state.internal.extend(releases);
         drop(state);
         for request in unanswered {
-            drop(request.reply.send(Err(why.clone())));
+            request.finish(Err(why.clone()));
         }
     }
 
@@ -362,17 +359,10 @@ impl ClientSession {
     /// Marks the session as lost; while there is no connection, the server counts as gone.
     fn lose(&self, state: &SessionState, why: String) {
         let lost = Error::peer_lost(state.terms.peer.clone(), why);
-        self.lose_leases(state, &lost);
+        state.lose_leases(&lost);
         // Once: the reason may name the one before.
         if matches!(&*self.link.borrow(), Link::Down { away: false, .. }) {
             self.set_down(lost, true);
-        }
-    }
-
-    /// Marks all leases as lost.
-    fn lose_leases(&self, state: &SessionState, why: &Error) {
-        for held in state.leases.values() {
-            held.set_state(LeaseState::Lost(why.clone()));
         }
     }
 
@@ -380,7 +370,7 @@ impl ClientSession {
     pub(super) fn dismissed(&self, why: &Error) {
         let state = self.lock();
         self.set_down(why.clone(), true);
-        self.lose_leases(&state, why);
+        state.lose_leases(why);
     }
 
     /// Notes that there is no connection. A server that is away stays so until there is one.
@@ -405,22 +395,18 @@ impl ClientSession {
                     why: "the server has been restarted since".into(),
                 }
             };
-            self.lose_leases(&state, &why);
+            state.lose_leases(&why);
             state.recalled = None;
-            // A server that still runs must learn of the unmapping; leases of another server are forgotten.
-            for request in std::mem::take(&mut state.internal) {
-                match request {
-                    Pending::Release(key) if key.instance != terms.welcome.instance => {
-                        state.leases.remove(&key);
-                    }
-                    request => state.internal.push_back(request),
-                }
+            if terms.welcome.instance != state.terms.welcome.instance {
+                state.leases.clear();
+                state.internal.clear();
             }
         }
         state.terms = Arc::new(terms.clone());
         if terms.welcome.resumed {
             // Before all else: leases that this end does not have end then, because their grants never arrived.
-            state.internal.push_front(Pending::Held);
+            let held = Ask::Held(state.held());
+            state.internal.push_front(Request::own(held));
         }
         state.heard();
         self.link.send_replace(Link::Up);
@@ -434,10 +420,18 @@ impl SessionState {
         self.nobody = false;
     }
 
-    /// Returns the key of a lease of this server.
-    pub(super) fn key(&self, lease: u64) -> LeaseKey {
-        let instance = self.terms.welcome.instance;
-        LeaseKey { instance, lease }
+    /// Marks all leases as lost.
+    fn lose_leases(&self, why: &Error) {
+        for held in self.leases.values() {
+            held.set_state(LeaseState::Lost(why.clone()));
+        }
+    }
+
+    /// Returns the leases that this end has.
+    fn held(&self) -> Leases {
+        let mut leases: Vec<_> = self.leases.keys().copied().collect();
+        leases.sort_unstable();
+        Leases { leases }
     }
 }
 

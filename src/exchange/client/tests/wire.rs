@@ -385,7 +385,7 @@ async fn a_client_that_cannot_write_reads_on_for_a_heartbeat() {
 async fn a_client_that_cannot_write_ends_as_soon_as_it_is_closed() {
     let deaf = Deaf::with_heartbeat(200_000).await;
     let other = deaf.client.clone();
-    let is_user = |pending: &session::Pending| matches!(pending, session::Pending::User(_));
+    let is_user = |request: &session::Request| request.user.is_some();
     let ends = async {
         while !other.session().lock().pending.values().any(is_user) {
             tokio::task::yield_now().await;
