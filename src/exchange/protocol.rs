@@ -17,7 +17,7 @@ use zeroize::Zeroizing;
 use crate::driver::{Access, HandleType, NodeId, ShareableHandle};
 use crate::share::{BootId, Description, InstanceId, Shared};
 use crate::text::{MAX_TEXT, bounded, is_unsafe};
-use crate::{Error, Owner, Result};
+use crate::{Error, Owner, Refusal, Result};
 
 /// The newest version of the protocol that this crate supports.
 pub const VERSION: u16 = 2;
@@ -106,6 +106,14 @@ pub struct Refused {
     /// The reason, for people.
     #[serde(deserialize_with = "words", default)]
     pub detail: String,
+}
+
+impl Refused {
+    pub(crate) fn new(reason: &Refusal, detail: &str) -> Self {
+        let reason = reason.word().into();
+        let detail = detail.into();
+        Self { reason, detail }
+    }
 }
 
 /// A client's request after the greeting, `[id, ask]`. Many may be in flight; answers come in any order. The id is unique

@@ -329,7 +329,7 @@ async fn greet(
         terms: Terms {
             heartbeat,
             lease: Duration::from_millis(welcome.lease_ms).clamp(heartbeat, MOST),
-            unix: connection.local,
+            unix: connection.user.is_some(),
             no_unix: None,
             pid: connection.pid,
             server: connection.peer,

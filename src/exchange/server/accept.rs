@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::audit::audit;
 use super::newcomers::{Closing, Newcomer, Newcomers};
-use super::sessions::Link;
+use super::session::Link;
 use super::{ServerCore, connection};
 use crate::limits::deadline;
 use crate::protocol::{
@@ -79,7 +79,7 @@ async fn serve(
         greeted = greet(&core, incoming, newcomer, own) => greeted,
     };
     match greeted {
-        Ok((connection, link)) => connection::serve(&core, connection, link).await,
+        Ok((connection, link)) => connection::serve(&core, connection, &link).await,
         Err(error) => {
             core.counters.count(|stats| &mut stats.failed_handshakes);
             if matches!(error, Error::Share(ShareError::NotTrusted { .. })) {
@@ -97,7 +97,7 @@ async fn greet(
     incoming: Incoming,
     newcomer: Newcomer,
     own: bool,
-) -> Result<(Connection, Link)> {
+) -> Result<(Connection, Arc<Link>)> {
     let until = deadline(core.options.limits.handshake);
     let (mut connection, hello) = hello(core, incoming, until).await?;
     let (link, welcome) = match core.begin(&mut connection, &hello, own) {
@@ -206,10 +206,7 @@ async fn refuse(
     let (peer, pid) = (&connection.peer, connection.pid);
     let (request, word) = ("session", reason.word());
     audit! { core.audit, Refusal, Some(peer), "refused", request, pid, reason = word }
-    let refused = Refused {
-        reason: word.into(),
-        detail: detail.clone(),
-    };
+    let refused = Refused::new(&reason, &detail);
     // Best effort: the connection is being closed.
     let _ = send(core, connection, Greeting::Refused(refused), until).await;
     Error::refused(

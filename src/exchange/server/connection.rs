@@ -11,8 +11,7 @@ use tokio::time::{sleep, sleep_until};
 
 use super::ServerCore;
 use super::requests::{Answered, handle};
-use super::session::Next;
-use super::sessions::Link;
+use super::session::{Link, Next};
 use crate::per_driver::lock;
 use crate::protocol::{Answer, Ask, Event, FromServer, Request, decode, encode};
 use crate::tls::{Tls, reloaded};
@@ -41,52 +40,40 @@ impl From<Error> for End {
 /// How many notices are sent before requests have their turn.
 const NOTICES_AT_ONCE: usize = 16;
 
-/// A connection's state, besides its reader.
+/// A connection's state, besides its reader. Its end detaches the session, also after a panic of an allocator's.
 struct Conversation<'a> {
     core: &'a Arc<ServerCore>,
     link: &'a Arc<Link>,
     writer: FrameWriter,
     /// Requests that wait for something.
     jobs: JoinSet<Answered>,
-    attachment: Attachment<'a>,
-}
-
-/// Detaches the session when its connection is over, also after a panic of an allocator's.
-struct Attachment<'a> {
-    core: &'a ServerCore,
-    link: &'a Link,
     last_message: Instant,
 }
 
-impl Drop for Attachment<'_> {
+impl Drop for Conversation<'_> {
     fn drop(&mut self) {
         self.core.detach(self.link, self.last_message);
     }
 }
 
 /// Serves a connection to its end.
-pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: Link) {
+pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: &Arc<Link>) {
     let Connection {
         mut reader, writer, ..
     } = connection;
-    let link = &Arc::new(link);
     let mut conversation = Conversation {
         core,
         link,
         writer,
         jobs: JoinSet::new(),
-        attachment: Attachment {
-            core,
-            link,
-            last_message: Instant::now(),
-        },
+        last_message: Instant::now(),
     };
     let (peer, session) = (&link.session.peer, link.session.id);
     let ended = tokio::select! {
         biased;
         // Also in the middle of a write.
         () = link.lost.cancelled() => {
-            Err(link.session.dropped(link.id).map_or(End::Quietly, End::Dropped))
+            Err(link.session.dropped(link).map_or(End::Quietly, End::Dropped))
         }
         ended = conversation.run(&mut reader) => ended,
     };
@@ -122,15 +109,7 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
             tracing::info!(%peer, session, %error, "connection lost");
         }
     }
-    let Conversation {
-        writer,
-        mut jobs,
-        attachment,
-        ..
-    } = conversation;
-    drop((reader, writer));
-    jobs.shutdown().await;
-    drop(attachment);
+    conversation.jobs.shutdown().await;
 }
 
 impl Conversation<'_> {
@@ -170,7 +149,7 @@ impl Conversation<'_> {
                     let Some(frame) = frame? else {
                         return Ok(());
                     };
-                    self.attachment.last_message = Instant::now();
+                    self.last_message = Instant::now();
                     excused = Duration::ZERO;
                     self.verify();
                     self.request(frame).await?;
@@ -197,16 +176,16 @@ impl Conversation<'_> {
     fn next_idle(&mut self, excused: &mut Duration) -> Result<Instant, End> {
         let (now, core) = (Instant::now(), self.core);
         let silence = core.silence();
-        let late = now.saturating_duration_since(self.attachment.last_message + silence);
+        let late = now.saturating_duration_since(self.last_message + silence);
         // If this server notices it late, it did not run, and a client on the same busy machine may not have run either. Not
         // without a bound.
         let most = core.options.lease.saturating_mul(3);
         if late > core.options.heartbeat / 2 && *excused < most {
             let excuse = late.min(most) + core.options.heartbeat;
-            self.attachment.last_message += excuse;
+            self.last_message += excuse;
             *excused += excuse;
         }
-        let until = self.attachment.last_message + silence;
+        let until = self.last_message + silence;
         if until > now {
             Ok(until)
         } else {
@@ -309,7 +288,7 @@ impl Conversation<'_> {
                 break;
             }
             self.verify();
-            match self.link.session.next(self.link.id) {
+            match self.link.session.next(self.link) {
                 Next::Nothing => return Ok(false),
                 Next::Dismissed(why) => {
                     self.event(Event::Dismissed(why)).await?;

@@ -14,7 +14,8 @@ use super::audit::audit;
 use super::publication::Publication;
 use super::quota::{Counted, CountedFds, Refused, What};
 use super::requests::{Build, Reply, invalid, is_large, not_found};
-use super::sessions::{Link, elsewhere};
+use super::session::Link;
+use super::sessions::elsewhere;
 use crate::driver::{Access, HandleType};
 use crate::ledger::Party;
 use crate::limits::deadline;
@@ -141,9 +142,9 @@ impl ServerCore {
             .contains(HandleType::PosixFd.into());
         let why = if !has_fds {
             "the memory was made without POSIX fds".to_owned()
-        } else if !link.local && link.boot != self.boot {
+        } else if link.user.is_none() && link.boot != self.boot {
             "POSIX fds do not go to another machine".to_owned()
-        } else if !link.local {
+        } else if link.user.is_none() {
             "the session has not moved to the server's Unix socket".to_owned()
         } else {
             // Of fds that come through a queue, one tells whether the driver exports them.
@@ -179,7 +180,7 @@ impl ServerCore {
     ) -> Result<Build, Refused> {
         let session = &link.session;
         let mut state = self.state();
-        if !session.is_of(link.id) {
+        if !session.is_of(link) {
             // Another connection has taken over, and this lease could not be announced to it.
             return Err(elsewhere());
         }

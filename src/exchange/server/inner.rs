@@ -91,8 +91,6 @@ impl ServerCore {
     pub(super) async fn wait_for_releases(&self, until: tokio::time::Instant) {
         loop {
             let released = self.released.notified();
-            tokio::pin!(released);
-            released.as_mut().enable();
             if self.quota.used(What::Lease) == 0
                 || tokio::time::timeout_at(until, released).await.is_err()
             {

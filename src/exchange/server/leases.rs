@@ -456,10 +456,7 @@ impl ServerState {
             return;
         };
         let lease = lease.holder.lease;
-        let why = protocol::Refused {
-            reason: reason.word().into(),
-            detail: detail.into(),
-        };
+        let why = protocol::Refused::new(&reason, detail);
         match self.quota.count(&session.peer, What::Record, 1) {
             Ok(counted) => session.notify(lease, Event::Ended(Ended { lease, why }), Some(counted)),
             // The client asks which of its leases have ended when it connects again.

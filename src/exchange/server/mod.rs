@@ -203,7 +203,7 @@ impl Server {
             let state = inner.state();
             let sessions = state.sessions.values().map(|record| &record.session);
             let moved = sessions.filter(|session| {
-                let user = session.user();
+                let user = session.link().and_then(|link| link.user);
                 !matches!(session.peer, PeerName::User(_))
                     && user.is_some_and(|uid| !peers.admits_user(uid))
             });

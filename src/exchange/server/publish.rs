@@ -272,8 +272,6 @@ impl Published {
         tracing::info!(name = self.name(), "withdrawing");
         loop {
             let changed = publication.events.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
             let still_held = |holders| {
                 let name = self.name().into();
                 Error::from(MemoryError::StillHeld { name, holders })
@@ -337,8 +335,6 @@ impl UnconfirmedRelease {
     pub async fn resolved(&self) -> bool {
         loop {
             let changed = self.events.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
             if !self.inner.state().is_held(self.id) {
                 // A server that has ended knows of no holders.
                 return !self.inner.ended.is_cancelled();

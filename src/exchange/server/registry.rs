@@ -64,7 +64,7 @@ impl ServerState {
         }
     }
 
-    /// Returns a number that was never used before, for a connection or a publication. Peers do not see it.
+    /// Returns a number that was never used before, for a publication. Peers do not see it.
     pub fn next_number(&mut self) -> u64 {
         self.last += 1;
         self.last

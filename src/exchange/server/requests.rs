@@ -13,7 +13,7 @@ use super::options::Allocation;
 use super::publication::Publication;
 use super::quota::{Counted, CountedFds, Refused, What};
 use super::registry::ServerState;
-use super::sessions::Link;
+use super::session::Link;
 use crate::access::MAX_SPIFFE;
 use crate::driver::random;
 use crate::protocol::{
@@ -141,8 +141,7 @@ impl ServerCore {
         audit! {
             self.audit, Refusal, Some(peer), "refused", session, pid, request, name, reason = word
         }
-        let reason = reason.word().into();
-        Answer::Refused(protocol::Refused { reason, detail }).into()
+        Answer::Refused(protocol::Refused::new(&reason, &detail)).into()
     }
 
     /// Waits for the permit of an answer that is large, where it holds up no other, for as long as a frame may take to write.
@@ -480,8 +479,6 @@ impl NameWait<'_> {
     async fn until_seen(&self, link: &Link) -> Arc<Publication> {
         loop {
             let changed = self.notify.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
             {
                 let state = self.core.state();
                 // While the server is closing, it refuses to grant what this would find.

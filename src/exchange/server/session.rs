@@ -7,11 +7,14 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
+use super::process::HolderProcess;
 use super::quota::Counted;
 use crate::driver::random;
 use crate::per_driver::lock;
 use crate::protocol::{Closing, Event, Refused, Secret};
+use crate::share::BootId;
 use crate::tls::Credential;
+use crate::transport::LargeFrames;
 use crate::{Error, PeerName, Result};
 
 /// Random bytes in a token, after the 8 bytes of the session's number. So only one comparison is made, in constant time.
@@ -33,23 +36,35 @@ pub(super) struct ServerSession {
     _counted: Counted,
 }
 
-/// A connection that has a session.
+/// A connection that has begun or resumed a session, besides its two ends.
 #[derive(Debug)]
-pub(super) struct Attached {
-    /// Unique among a server's connections.
-    pub id: u64,
-    /// The user at the other end of a Unix socket.
+pub(super) struct Link {
+    pub session: Arc<ServerSession>,
+    /// Over a Unix socket, where frames may carry fds: the user at the other end.
     pub user: Option<u32>,
-    /// The connection's count, which one that the session moves to shares.
-    pub counted: Weak<Counted>,
+    /// The permits for large answers.
+    pub large: LargeFrames,
+    /// Over a Unix socket, the process that connected.
+    pub process: Option<HolderProcess>,
+    /// The client's machine, as the client claims.
+    pub boot: BootId,
     /// Cancelled when it has lost the session: it ends, even while it writes.
     pub lost: CancellationToken,
+    /// Counts it. A connection that the session moves to shares this.
+    pub counted: Arc<Counted>,
+}
+
+impl Link {
+    /// Returns the process that connected over a Unix socket.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(|process| process.pid)
+    }
 }
 
 #[derive(Debug)]
 struct Outbox {
-    /// The last connection.
-    attached: Attached,
+    /// The last connection, if it lasts.
+    link: Weak<Link>,
     /// The newest notice about each lease. The count of a live lease covers its notice; the notice of an ended lease has
     /// its own count.
     notices: BTreeMap<u64, (Event, Option<Counted>)>,
@@ -64,6 +79,10 @@ struct Outbox {
 }
 
 impl Outbox {
+    fn is_of(&self, link: &Link) -> bool {
+        std::ptr::eq(self.link.as_ptr(), link)
+    }
+
     /// Takes the first notice that need not wait for a grant.
     fn pop(&mut self) -> Option<Event> {
         if let Some(closing) = self.closing.take() {
@@ -87,11 +106,11 @@ pub(super) enum Next {
 }
 
 impl ServerSession {
-    /// Creates the session of a connection, with its count.
+    /// Creates a session that has no connection yet, with its count.
     ///
     /// # Errors
     /// That of the system's random numbers.
-    pub fn new(id: u64, peer: PeerName, attached: Attached, counted: Counted) -> Result<Self> {
+    pub fn new(id: u64, peer: PeerName, counted: Counted) -> Result<Self> {
         let failed = |error| Error::system("reading random bytes", &error);
         let random = random::<RANDOM>().map(Zeroizing::new).map_err(failed)?;
         let mut token = Zeroizing::new([0; 8 + RANDOM]);
@@ -105,7 +124,7 @@ impl ServerSession {
             peer,
             token,
             outbox: Mutex::new(Outbox {
-                attached,
+                link: Weak::new(),
                 notices: BTreeMap::new(),
                 closing: None,
                 unsent: Vec::new(),
@@ -122,42 +141,37 @@ impl ServerSession {
         lock(&self.outbox)
     }
 
-    /// Moves the session to another connection; the previous one ends. Notices are kept or repeated.
-    pub fn take_over(&self, attached: Attached) {
+    /// Gives the session to a connection; the previous one ends. Notices are kept or repeated.
+    pub fn take_over(&self, link: &Arc<Link>) {
+        self.cut();
         let mut outbox = self.outbox();
-        std::mem::replace(&mut outbox.attached, attached)
-            .lost
-            .cancel();
+        outbox.link = Arc::downgrade(link);
         outbox.unsent = Vec::new();
         outbox.dropped = None;
     }
 
-    /// Returns the user at the other end, if its connection is a Unix socket.
-    pub fn user(&self) -> Option<u32> {
-        self.outbox().attached.user
-    }
-
-    /// Returns the count of its connection, if it has one.
-    pub fn counted(&self) -> Option<Arc<Counted>> {
-        self.outbox().attached.counted.upgrade()
+    /// Returns its connection, if it has one.
+    pub fn link(&self) -> Option<Arc<Link>> {
+        self.outbox().link.upgrade()
     }
 
     /// Ends the connection. The peer may resume the session.
     pub fn cut(&self) {
-        self.outbox().attached.lost.cancel();
+        if let Some(link) = self.link() {
+            link.lost.cancel();
+        }
     }
 
     /// As [`cut`](Self::cut), because of the peer: the connection reports the reason and counts it.
     pub fn drop_connection(&self, why: &'static str) {
-        let mut outbox = self.outbox();
-        outbox.dropped = Some(why);
-        outbox.attached.lost.cancel();
+        self.outbox().dropped = Some(why);
+        self.cut();
     }
 
     /// Returns why the server has ended this connection, if its peer was the cause.
-    pub fn dropped(&self, connection: u64) -> Option<&'static str> {
+    pub fn dropped(&self, link: &Link) -> Option<&'static str> {
         let outbox = self.outbox();
-        outbox.dropped.filter(|_| outbox.attached.id == connection)
+        outbox.dropped.filter(|_| outbox.is_of(link))
     }
 
     /// Ends the session. Its connection sends the peer the reason, and nothing after that.
@@ -172,8 +186,8 @@ impl ServerSession {
     }
 
     /// Returns whether that connection has the session.
-    pub fn is_of(&self, connection: u64) -> bool {
-        self.outbox().attached.id == connection
+    pub fn is_of(&self, link: &Link) -> bool {
+        self.outbox().is_of(link)
     }
 
     /// Keeps notices about a lease back until [`granted`](Self::granted): its connection is about to send the grant.
@@ -204,16 +218,22 @@ impl ServerSession {
         self.wake.notify_one();
     }
 
+    /// Takes the next notice.
+    #[cfg(test)]
+    pub fn notice(&self) -> Option<Event> {
+        self.outbox().pop()
+    }
+
     /// Returns how many notices wait to be sent.
     #[cfg(test)]
     pub fn waiting(&self) -> usize {
         self.outbox().notices.len()
     }
 
-    /// Returns the next step of `connection`.
-    pub fn next(&self, connection: u64) -> Next {
+    /// Returns the next step of a connection.
+    pub fn next(&self, link: &Link) -> Next {
         let mut outbox = self.outbox();
-        if outbox.attached.id != connection {
+        if !outbox.is_of(link) {
             return Next::Nothing;
         }
         if let Some(why) = &outbox.dismissed {
@@ -236,18 +256,24 @@ mod tests {
         Quota::new(&Limits::default(), 1 << 20)
     }
 
-    fn attached(id: u64) -> Attached {
-        Attached {
-            id,
-            user: None,
-            counted: Weak::new(),
-            lost: CancellationToken::new(),
-        }
+    fn session() -> Arc<ServerSession> {
+        let counted = quota().none(&PEER, What::Session);
+        Arc::new(ServerSession::new(1, PEER, counted).unwrap())
     }
 
-    fn session(id: u64) -> ServerSession {
-        let counted = quota().none(&PEER, What::Session);
-        ServerSession::new(id, PEER, attached(10), counted).unwrap()
+    /// Gives the session to a new connection.
+    fn take_over(session: &Arc<ServerSession>) -> Arc<Link> {
+        let link = Arc::new(Link {
+            session: Arc::clone(session),
+            user: None,
+            large: LargeFrames::new(1),
+            process: None,
+            boot: BootId::from_bytes([0; 16]),
+            lost: CancellationToken::new(),
+            counted: Arc::new(quota().none(&PEER, What::Connection)),
+        });
+        session.take_over(&link);
+        link
     }
 
     fn withdrawing(lease: u64, ms: u64) -> Event {
@@ -260,7 +286,8 @@ mod tests {
 
     #[test]
     fn only_the_newest_notice_of_a_lease_comes_and_the_servers_end_first() {
-        let session = session(1);
+        let session = session();
+        let link = take_over(&session);
         session.notify(2, withdrawing(2, 1), None);
         session.notify(1, withdrawing(1, 1), None);
         session.notify_closing(Closing { ms: 1 });
@@ -268,51 +295,52 @@ mod tests {
         session.notify_closing(Closing { ms: 2 });
         let closing = Event::Closing(Closing { ms: 2 });
         for notice in [closing, withdrawing(1, 1), withdrawing(2, 9)] {
-            assert_eq!(session.next(10), Next::Notice(notice));
+            assert_eq!(session.next(&link), Next::Notice(notice));
         }
-        assert_eq!(session.next(10), Next::Nothing);
+        assert_eq!(session.next(&link), Next::Nothing);
     }
 
     #[test]
     fn a_notice_of_an_ended_lease_is_counted_until_it_is_sent() {
-        let (session, quota) = (session(1), quota());
+        let (session, quota) = (session(), quota());
         let counted = quota.count(&PEER, What::Record, 1).unwrap();
         session.notify(1, withdrawing(1, 1), Some(counted));
-        session.take_over(attached(11));
+        let other = take_over(&session);
         assert_eq!(quota.used(What::Record), 1);
-        assert_eq!(session.next(11), Next::Notice(withdrawing(1, 1)));
+        assert_eq!(session.next(&other), Next::Notice(withdrawing(1, 1)));
         assert_eq!(quota.used(What::Record), 0);
     }
 
     #[test]
     fn notices_wait_for_the_grants_of_their_leases_alone() {
-        let session = session(1);
+        let session = session();
+        let link = take_over(&session);
         session.grants(1);
         session.grants(2);
         for lease in [1, 2, 3] {
             withdraw(&session, lease);
         }
-        assert_eq!(session.next(10), Next::Notice(withdrawing(3, 1)));
-        assert_eq!(session.next(10), Next::Nothing, "no grant was sent");
+        assert_eq!(session.next(&link), Next::Notice(withdrawing(3, 1)));
+        assert_eq!(session.next(&link), Next::Nothing, "no grant was sent");
         session.granted(2);
-        assert_eq!(session.next(10), Next::Notice(withdrawing(2, 1)));
-        assert_eq!(session.next(10), Next::Nothing);
-        session.take_over(attached(11));
-        assert_eq!(session.next(11), Next::Notice(withdrawing(1, 1)));
+        assert_eq!(session.next(&link), Next::Notice(withdrawing(2, 1)));
+        assert_eq!(session.next(&link), Next::Nothing);
+        let other = take_over(&session);
+        assert_eq!(session.next(&other), Next::Notice(withdrawing(1, 1)));
     }
 
     #[test]
     fn another_connection_takes_over() {
-        let session = session(1);
-        let lost = session.outbox().attached.lost.clone();
+        let session = session();
+        let link = take_over(&session);
         withdraw(&session, 1);
-        session.take_over(attached(11));
-        assert!(lost.is_cancelled());
-        assert_eq!(session.next(10), Next::Nothing);
-        assert!(session.is_of(11) && !session.is_of(10));
-        assert_eq!(session.next(11), Next::Notice(withdrawing(1, 1)));
+        let other = take_over(&session);
+        assert!(link.lost.is_cancelled());
+        assert_eq!(session.next(&link), Next::Nothing);
+        assert!(session.is_of(&other) && !session.is_of(&link));
+        assert_eq!(session.next(&other), Next::Notice(withdrawing(1, 1)));
         withdraw(&session, 2);
-        session.take_over(attached(12));
-        assert_eq!(session.next(12), Next::Notice(withdrawing(2, 1)));
+        let third = take_over(&session);
+        assert_eq!(session.next(&third), Next::Notice(withdrawing(2, 1)));
     }
 }

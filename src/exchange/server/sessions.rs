@@ -9,14 +9,13 @@ use super::ServerCore;
 use super::audit::audit;
 use super::leases::SessionRecord;
 use super::process::HolderProcess;
-use super::quota::{Counted, Refused, What};
+use super::quota::{Refused, What};
 use super::registry::ServerState;
-use super::session::{Attached, ServerSession};
+use super::session::{Link, ServerSession};
 use crate::limits::millis;
 use crate::per_driver::lock;
 use crate::protocol::{self, Event, Hello, VERSION, Welcome, Withdrawing};
-use crate::share::BootId;
-use crate::transport::{Connection, LargeFrames};
+use crate::transport::Connection;
 use crate::{PeerName, Refusal};
 
 /// How many leases are looked at while all others wait for the lock.
@@ -24,33 +23,6 @@ const AT_ONCE: usize = 256;
 
 /// Why a user's sessions end.
 pub(super) const NO_USER: &str = "this user may no longer connect";
-
-/// A connection's properties, besides its two ends.
-#[derive(Debug)]
-pub(super) struct Link {
-    /// Unique among a server's connections.
-    pub id: u64,
-    pub session: Arc<ServerSession>,
-    /// A Unix socket: frames may carry fds.
-    pub local: bool,
-    /// The permits for large answers.
-    pub large: LargeFrames,
-    /// Over a Unix socket, the process that connected.
-    pub process: Option<HolderProcess>,
-    /// The client's machine, as the client claims.
-    pub boot: BootId,
-    /// Cancelled when the connection has lost its session.
-    pub lost: CancellationToken,
-    /// Counts the connection.
-    pub _counted: Arc<Counted>,
-}
-
-impl Link {
-    /// Returns the process that connected over a Unix socket.
-    pub fn pid(&self) -> Option<u32> {
-        self.process.as_ref().map(|process| process.pid)
-    }
-}
 
 impl ServerCore {
     /// Returns a session for a connection: the one that the client names, if it belongs to that peer, or a new one. A connection to
@@ -61,8 +33,8 @@ impl ServerCore {
         connection: &mut Connection,
         hello: &Hello,
         own: bool,
-    ) -> Result<(Link, Welcome), Refused> {
-        let mut resumed = false;
+    ) -> Result<(Arc<Link>, Welcome), Refused> {
+        let process = HolderProcess::of_peer(connection);
         let mut state = self.state();
         // The user may have been taken off the list since the handshake. From here on the lock of the state keeps
         // `Server::set_peers` from missing the session.
@@ -77,7 +49,7 @@ impl ServerCore {
             let session = named.as_ref().ok_or_else(cannot_move)?;
             // Only then: a refusal is put down to the peer that the connection has.
             connection.peer = session.peer.clone();
-            counted = session.counted();
+            counted = session.link().map(|link| Arc::clone(&link.counted));
         } else if own {
             let why = "sessions move to this socket, and none begins here";
             return Err((Refusal::Unsupported, why.into()));
@@ -87,45 +59,34 @@ impl ServerCore {
             Some(counted) => counted,
             None => Arc::new(self.quota.count(peer, What::Connection, 1)?),
         };
-        let id = state.next_number();
-        let named = named.filter(|session| session.peer == *peer);
-        let lost = CancellationToken::new();
-        let attached = Attached {
-            id,
-            user: connection.user,
-            counted: Arc::downgrade(&counted),
-            lost: lost.clone(),
-        };
+        let named = named.filter(|session| session.peer == *peer && state.attach(session.id));
+        let resumed = named.is_some();
         let session = match named {
-            Some(session) if state.attach(session.id) => {
-                session.take_over(attached);
-                resumed = true;
-                session
-            }
-            _ => self.new_session(&mut state, attached, peer)?,
+            Some(session) => session,
+            None => self.new_session(&mut state, peer)?,
         };
         if let Some(credential) = connection.credential.take() {
             // It stays with a session that moves to the Unix socket. Under the state's lock: of two connections the one that
             // has the session sets it last.
             *lock(&session.credential) = Some(credential);
         }
-        drop(state);
-        if resumed {
-            self.repeat_withdrawals(&session);
-        }
-        let welcome = self.welcome(&session, hello, resumed);
         let [read, large] = self.quota.large(peer);
         connection.reader.limit_large(read);
-        let link = Link {
-            id,
+        let link = Arc::new(Link {
             session,
-            local: connection.local,
+            user: connection.user,
             large,
-            process: HolderProcess::of_peer(connection),
+            process,
             boot: hello.boot,
-            lost,
-            _counted: counted,
-        };
+            lost: CancellationToken::new(),
+            counted,
+        });
+        link.session.take_over(&link);
+        drop(state);
+        if resumed {
+            self.repeat_withdrawals(&link.session);
+        }
+        let welcome = self.welcome(&link.session, hello, resumed);
         self.report_begun(&link, hello, resumed);
         Ok((link, welcome))
     }
@@ -161,11 +122,10 @@ impl ServerCore {
         audit!(self.audit, Session, Some(peer), event, session, pid);
     }
 
-    /// Creates a session of a peer for a connection.
+    /// Creates a session of a peer, for a connection that takes it over.
     fn new_session(
         &self,
         state: &mut ServerState,
-        attached: Attached,
         peer: &PeerName,
     ) -> Result<Arc<ServerSession>, Refused> {
         if state.closing {
@@ -173,7 +133,7 @@ impl ServerCore {
         }
         let counted = self.quota.count(peer, What::Session, 1)?;
         let number = state.next_session();
-        let session = ServerSession::new(number, peer.clone(), attached, counted);
+        let session = ServerSession::new(number, peer.clone(), counted);
         let session = Arc::new(session.map_err(|e| (Refusal::Internal, e.to_string()))?);
         state.open(Arc::clone(&session));
         Ok(session)
@@ -183,7 +143,7 @@ impl ServerCore {
     pub(super) fn held(&self, link: &Link, held: &[u64]) -> Result<Vec<u64>, Refused> {
         let (session, mut last) = (&link.session, None);
         while let Some((mut state, leases)) = self.next_leases(session.id, &mut last) {
-            if !session.is_of(link.id) {
+            if !session.is_of(link) {
                 // For those of earlier turns.
                 self.released.notify_waiters();
                 return Err(elsewhere());
@@ -234,7 +194,7 @@ impl ServerCore {
     pub(super) fn detach(&self, link: &Link, last_word: Instant) {
         let session = &link.session;
         let mut state = self.state();
-        if session.is_of(link.id) && !state.detach(session.id, last_word + self.options.lease) {
+        if session.is_of(link) && !state.detach(session.id, last_word + self.options.lease) {
             drop(state);
             self.followed.notify_one();
         }
@@ -256,10 +216,7 @@ impl ServerCore {
             let Some(SessionRecord { session, .. }) = state.sessions.get(&id) else {
                 continue;
             };
-            session.dismiss(protocol::Refused {
-                reason: reason.word().into(),
-                detail: detail.into(),
-            });
+            session.dismiss(protocol::Refused::new(&reason, detail));
             let (peer, session) = (&session.peer, id);
             tracing::warn!(%peer, session, %reason, detail, "session dismissed");
             let word = reason.word();
@@ -276,7 +233,7 @@ impl ServerCore {
     /// Ends the session of a connection, unless another connection has taken it over.
     pub(super) fn dismiss_link(&self, link: &Link, reason: Refusal, detail: &str) {
         let state = self.state();
-        if link.session.is_of(link.id) {
+        if link.session.is_of(link) {
             self.dismiss(state, &[link.session.id], reason, detail);
         }
     }
@@ -285,7 +242,8 @@ impl ServerCore {
 /// Returns whether a session may move to this connection. A thief of its token cannot move it while its peer is not connected, or is
 /// connected over a Unix socket.
 fn can_move(state: &ServerState, connection: &Connection, session: &ServerSession) -> bool {
-    connection.user.is_some() && session.user().is_none() && state.is_attached(session.id)
+    let is_tcp = session.link().is_some_and(|link| link.user.is_none());
+    connection.user.is_some() && is_tcp && state.is_attached(session.id)
 }
 
 fn cannot_move() -> Refused {

@@ -25,6 +25,12 @@ const LINGER: (usize, Duration) = (64 << 10, Duration::from_millis(500));
 #[derive(Debug)]
 pub(crate) struct Listening {
     socket: Socket,
+    terms: Arc<Terms>,
+}
+
+/// What is asked of each connection.
+#[derive(Debug)]
+struct Terms {
     address: Address,
     security: Security,
     peers: SharedPeers,
@@ -57,10 +63,16 @@ impl Listening {
         peers: &SharedPeers,
         limits: &Limits,
     ) -> Result<Self> {
-        let (socket, address) = match address {
+        let mut terms = Terms {
+            address: address.clone(),
+            security: security.clone(),
+            peers: Arc::clone(peers),
+            limits: limits.clone(),
+        };
+        let socket = match &mut terms.address {
             Address::Unix(path) => {
                 let admitted = lock(peers).clone();
-                (bind_unix(path.clone(), admitted).await?, address.clone())
+                bind_unix(path.clone(), admitted).await?
             }
             Address::Tcp { host, port } => {
                 if let Security::Tls(tls) = security {
@@ -68,20 +80,12 @@ impl Listening {
                 }
                 let (listener, real) =
                     net::listen(address, (host, *port), security, limits).await?;
-                let address = Address::Tcp {
-                    host: host.clone(),
-                    port: real.port(),
-                };
-                (Socket::Tcp(listener), address)
+                *port = real.port();
+                Socket::Tcp(listener)
             }
         };
-        Ok(Self {
-            socket,
-            address,
-            security: security.clone(),
-            peers: Arc::clone(peers),
-            limits: limits.clone(),
-        })
+        let terms = terms.into();
+        Ok(Self { socket, terms })
     }
 
     /// Listens at an abstract name, which every user of the machine can reach in the same network namespace: the
@@ -95,18 +99,21 @@ impl Listening {
         };
         let listener =
             bind().map_err(|error| Error::system(format!("listening at @{name}"), &error))?;
-        Ok(Self {
-            socket: Socket::Unix(listener, None),
+        let terms = Terms {
             address: Address::Unix(format!("@{name}").into()),
             security: Security::Plain,
             peers: Arc::clone(peers),
             limits: limits.clone(),
+        };
+        Ok(Self {
+            socket: Socket::Unix(listener, None),
+            terms: terms.into(),
         })
     }
 
     /// Returns the address that it listens at, with the port that the kernel chose.
     pub(crate) fn address(&self) -> &Address {
-        &self.address
+        &self.terms.address
     }
 
     /// Returns the next connection, or `None` if there is no fd or memory for it: call again later.
@@ -117,44 +124,46 @@ impl Listening {
     /// # Cancel safety
     /// Cancel safe: no connection is lost.
     pub(crate) async fn accept(&self) -> Result<Option<Incoming>> {
+        let Terms {
+            address, limits, ..
+        } = &*self.terms;
         loop {
             let accepted = match &self.socket {
                 Socket::Tcp(listener) => listener.accept().await.map(|(stream, from)| {
-                    net::tune(&stream, &self.limits);
+                    net::tune(&stream, limits);
                     (Stream::Tcp(stream), format!("tcp://{from}"))
                 }),
                 Socket::Unix(listener, _) => listener
                     .accept()
                     .await
-                    .map(|(stream, _)| (Stream::Unix(stream), self.address.to_string())),
+                    .map(|(stream, _)| (Stream::Unix(stream), address.to_string())),
             };
             match accepted {
                 Ok((stream, remote)) => {
+                    let terms = Arc::clone(&self.terms);
                     return Ok(Some(Incoming {
                         stream,
                         remote,
-                        security: self.security.clone(),
-                        peers: self.peers.clone(),
-                        limits: self.limits.clone(),
+                        terms,
                     }));
                 }
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
                         tracing::debug!(
                             target: "egmem_exchange",
-                            address = %self.address, %error, "a connection must wait"
+                            %address, %error, "a connection must wait"
                         );
                         return Ok(None);
                     }
                     Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK | libc::EOPNOTSUPP) => {
-                        let what = format!("accepting at {}", self.address);
+                        let what = format!("accepting at {address}");
                         return Err(Error::system(what, &error));
                     }
                     // Faults of that one connection, which is closed already. Source: accept(2).
                     _ => {
                         tracing::debug!(
                             target: "egmem_exchange",
-                            address = %self.address, %error, "a connection is gone"
+                            %address, %error, "a connection is gone"
                         );
                         tokio::task::yield_now().await;
                     }
@@ -184,9 +193,7 @@ async fn bind_unix(path: PathBuf, peers: Peers) -> Result<Socket> {
 pub(crate) struct Incoming {
     stream: Stream,
     remote: String,
-    security: Security,
-    peers: SharedPeers,
-    limits: Limits,
+    terms: Arc<Terms>,
 }
 
 #[derive(Debug)]
@@ -212,19 +219,18 @@ impl Incoming {
         let Self {
             stream,
             remote,
-            security,
-            peers,
-            limits,
+            terms,
         } = self;
+        let limits = &terms.limits;
         let stream = match stream {
             Stream::Unix(stream) => {
-                let peers = lock(&peers).clone();
-                return Connection::unix(stream, &peers, &remote, &limits);
+                let peers = lock(&terms.peers).clone();
+                return Connection::unix(stream, &peers, &remote, limits);
             }
             Stream::Tcp(stream) => stream,
         };
-        let Security::Tls(tls) = &security else {
-            return Ok(Connection::tcp(stream, &remote, &limits));
+        let Security::Tls(tls) = &terms.security else {
+            return Ok(Connection::tcp(stream, &remote, limits));
         };
         let loaded = tls.loaded();
         let acceptor = TlsAcceptor::from(loaded.server.clone()?);
@@ -235,7 +241,7 @@ impl Incoming {
                 return Err(tls::explain(&remote, "TLS handshake", &error));
             }
         };
-        Connection::tls(stream.into(), (tls::End::Client, &loaded), &remote, &limits)
+        Connection::tls(stream.into(), (tls::End::Client, &loaded), &remote, limits)
     }
 }
 

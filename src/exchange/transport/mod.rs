@@ -50,9 +50,7 @@ pub(crate) struct Connection {
     pub reader: FrameReader,
     pub writer: FrameWriter,
     pub peer: PeerName,
-    /// Whether fds can be passed: a Unix socket.
-    pub local: bool,
-    /// For a Unix socket, the user at the other end.
+    /// For a Unix socket, over which fds can be passed, the user at the other end.
     pub user: Option<u32>,
     /// For a Unix socket, the process that made the other end, if this process can see it.
     pub pid: Option<u32>,
@@ -78,7 +76,6 @@ impl Connection {
             _ => remote.into(),
         };
         Self {
-            local: matches!(reading, Reading::Unix(_)),
             user: None,
             pid: None,
             process: None,

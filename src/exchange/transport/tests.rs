@@ -95,11 +95,11 @@ const FIRST_ROOM: usize = 16 << 10;
 async fn peers_have_names() {
     let (a, b) = tcp().await;
     assert_eq!((a.peer, b.peer), (PeerName::Local, PeerName::Local));
-    assert!(!a.local);
+    assert!(a.user.is_none());
     let (a, b) = unix().await;
     let own = PeerName::User(rustix::process::geteuid().as_raw());
     assert_eq!((a.peer, b.peer), (own.clone(), own));
-    assert!(a.local && b.local);
+    assert!(a.user.is_some() && b.user.is_some());
 }
 
 #[tokio::test]
@@ -160,7 +160,11 @@ async fn too_many_fds_are_an_error() {
 async fn a_read_that_is_cancelled_loses_nothing() {
     for (mut a, mut b) in [tcp().await, unix().await] {
         let null = std::fs::File::open("/dev/null").unwrap();
-        let fds: &[_] = if a.local { &[null.as_fd()] } else { &[] };
+        let fds: &[_] = if a.user.is_some() {
+            &[null.as_fd()]
+        } else {
+            &[]
+        };
         let message = vec![7; 300_000];
         let write = a.writer.write(&message, fds);
         let read = async {

@@ -1,22 +1,17 @@
 mod random;
 
-use std::sync::{Mutex, Weak};
+use std::sync::Mutex;
 use std::time::Duration;
-
-use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::driver::{Access, HandleTypes};
 use crate::protocol::{Hello, Secret};
 use crate::server::publication::{ProbeSlots, Publication};
 use crate::server::quota::Quota;
-use crate::server::session::{Attached, Next};
 use crate::share::{BootId, Description};
 use crate::{Limits, Owner};
 
 const LIFE: Duration = Duration::from_secs(30);
-/// The connection of each session.
-const CONNECTION: u64 = 1;
 
 fn peer(n: u32) -> PeerName {
     PeerName::User(n)
@@ -62,14 +57,8 @@ fn publish(state: &mut ServerState, id: u64) {
 }
 
 fn session(state: &ServerState, id: u64, peer: PeerName) -> Arc<ServerSession> {
-    let attached = Attached {
-        id: CONNECTION,
-        user: None,
-        counted: Weak::new(),
-        lost: CancellationToken::new(),
-    };
     let counted = state.quota.none(&peer, What::Session);
-    Arc::new(ServerSession::new(id, peer, attached, counted).unwrap())
+    Arc::new(ServerSession::new(id, peer, counted).unwrap())
 }
 
 fn open(state: &mut ServerState, id: u64, peer: PeerName) -> Arc<ServerSession> {
@@ -288,7 +277,7 @@ fn a_publication_ends_with_all_its_leases() {
         (0, 0, 0)
     );
     // In place of the recall.
-    let Next::Notice(Event::Ended(ended)) = sessions[0].next(CONNECTION) else {
+    let Some(Event::Ended(ended)) = sessions[0].notice() else {
         panic!("it is not told")
     };
     assert_eq!(ended.why.reason, Refusal::Closing.word());

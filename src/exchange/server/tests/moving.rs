@@ -186,7 +186,7 @@ async fn a_connection_that_is_blocked_ends_when_its_session_moves() {
     let mut connection = Connection::over(near, &limits());
     let begun = core.begin(&mut connection, &hello(), false);
     let (link, welcome) = begun.unwrap();
-    let serving = async move { connection::serve(&core, connection, link).await };
+    let serving = async move { connection::serve(&core, connection, &link).await };
     let serving = tokio::spawn(serving);
     // The answer has no room.
     let leases = (0..1000).collect();

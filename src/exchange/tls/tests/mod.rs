@@ -180,7 +180,7 @@ async fn both_ends_know_their_peer() {
     let (server, client) = (server.unwrap(), client.unwrap());
     assert_eq!(server.peer.to_string(), "client.test");
     assert_eq!(client.peer.to_string(), "node.test");
-    assert!(!server.local && server.label.contains("client.test"));
+    assert!(server.user.is_none() && server.label.contains("client.test"));
 }
 
 #[tokio::test]

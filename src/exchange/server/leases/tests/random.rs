@@ -62,7 +62,7 @@ impl Naive {
 fn notices(sessions: &[Arc<ServerSession>]) -> Vec<(u64, u64)> {
     let mut told = Vec::new();
     for session in sessions {
-        while let Next::Notice(notice) = session.next(CONNECTION) {
+        while let Some(notice) = session.notice() {
             told.push(match notice {
                 Event::Withdrawing(notice) => (session.id, notice.lease),
                 Event::Ended(notice) => (session.id, notice.lease),
