@@ -8,13 +8,14 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::audit::Audit;
+use super::audit::{Audit, audit};
 use super::newcomers::Newcomers;
 use super::options::{Allocate, ServerOptions};
 use super::process::{HolderProcess, HolderState, describe};
 use super::publication::Registered;
 use super::quota::{Quota, Refused, What};
 use super::registry::ServerState;
+use super::session::ServerSession;
 use crate::per_driver::lock;
 use crate::share::{BootId, InstanceId};
 use crate::transport::SharedPeers;
@@ -198,17 +199,21 @@ impl ServerCore {
                 () = self.janitor.notified() => {}
                 () = sleep, if deadline.is_some() => {
                     let now = Instant::now();
-                    if self.state().expire(now) {
-                        self.leases_ended();
-                    }
+                    let ended = self.state().expire(now);
+                    self.report_ended(ended);
                     self.audit.report_suppressed(now);
                 }
             }
         }
     }
 
-    /// Wakes the tasks that look after leases, when some may have ended.
-    pub(super) fn leases_ended(&self) {
+    /// Reports sessions that have ended, and wakes the tasks that look after leases: some may have ended.
+    pub(super) fn report_ended(&self, sessions: impl IntoIterator<Item = Arc<ServerSession>>) {
+        for session in sessions {
+            let (peer, session) = (&session.peer, session.id);
+            tracing::info!(%peer, session, "session ended");
+            audit!(self.audit, Session, Some(peer), "session_ended", session);
+        }
         self.released.notify_waiters();
         self.followed.notify_one();
         // It also reports suppressed events, even if their peer does not return.

@@ -152,12 +152,10 @@ impl ServerState {
         true
     }
 
-    /// Detaches the session's connection: it ends at `until`, or at once if it holds nothing. Returns
-    /// whether it has ended.
-    pub fn detach(&mut self, session: u64, until: Instant) -> bool {
-        let Some(record) = self.sessions.get_mut(&session) else {
-            return false;
-        };
+    /// Detaches the session's connection: the session ends at `until`, or at once if it holds nothing. Returns it if it has
+    /// ended.
+    pub fn detach(&mut self, session: u64, until: Instant) -> Option<Arc<ServerSession>> {
+        let record = self.sessions.get_mut(&session)?;
         if record.leases.is_empty() {
             return self.end_session(session);
         }
@@ -166,24 +164,19 @@ impl ServerState {
         for lease in record.leases.iter().filter_map(|id| self.leases.get(id)) {
             follow(&mut self.followed, lease);
         }
-        false
+        None
     }
 
-    /// Ends a session: its leases expire. Returns whether it was there.
-    pub fn end_session(&mut self, session: u64) -> bool {
-        let Some(mut record) = self.sessions.remove(&session) else {
-            return false;
-        };
+    /// Ends a session: its leases expire. Returns it if it was there.
+    pub fn end_session(&mut self, session: u64) -> Option<Arc<ServerSession>> {
+        let mut record = self.sessions.remove(&session)?;
         shrink(&mut self.sessions);
         self.deadlines
             .set(Due::Session(session), &mut record.ends, None);
         for lease in record.leases {
             self.lapse(lease, "expired");
         }
-        let peer = &record.session.peer;
-        tracing::info!(%peer, session, "session ended");
-        audit!(self.audit, Session, Some(peer), "session_ended", session);
-        true
+        Some(record.session)
     }
 
     /// Returns the live leases of the session that come after one of them, in ascending order.
@@ -194,18 +187,14 @@ impl ServerState {
         leases.into_iter().flatten().copied()
     }
 
-    /// Ends the leases that were recalled and not released in time, and the sessions that have expired. Returns whether
-    /// there were any.
-    pub fn expire(&mut self, now: Instant) -> bool {
-        let mut any = false;
+    /// Ends the leases that were recalled and not released in time, and the sessions that have expired. Returns those.
+    pub fn expire(&mut self, now: Instant) -> Vec<Arc<ServerSession>> {
+        let mut ended = Vec::new();
         while let Some(&(time, due)) = self.deadlines.0.first()
             && time <= now
         {
-            any = true;
             match due {
-                Due::Session(session) => {
-                    self.end_session(session);
-                }
+                Due::Session(session) => ended.extend(self.end_session(session)),
                 Due::Lease(lease) => {
                     if let Some(record) = self.leases.get(&lease) {
                         let why = "this peer is no longer on the name's access list";
@@ -215,7 +204,7 @@ impl ServerState {
                 }
             }
         }
-        any
+        ended
     }
 }
 

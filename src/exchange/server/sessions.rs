@@ -194,12 +194,11 @@ impl ServerCore {
     pub(super) fn detach(&self, link: &Link, last_word: Instant) {
         let session = &link.session;
         let mut state = self.state();
-        if session.is_of(link) && !state.detach(session.id, last_word + self.options.lease) {
+        if session.is_of(link) {
+            let ended = state.detach(session.id, last_word + self.options.lease);
             drop(state);
-            self.followed.notify_one();
+            self.report_ended(ended);
         }
-        // It also reports suppressed events, even if the peer does not return.
-        self.janitor.notify_one();
     }
 
     /// Ends sessions at once. Their connections send the reason and end; their leases expire, because the
@@ -211,7 +210,7 @@ impl ServerCore {
         reason: Refusal,
         detail: &str,
     ) -> usize {
-        let mut count = 0;
+        let mut ended = Vec::new();
         for &id in sessions {
             let Some(SessionRecord { session, .. }) = state.sessions.get(&id) else {
                 continue;
@@ -223,10 +222,11 @@ impl ServerCore {
             audit! {
                 self.audit, Memory, Some(peer), "session_dismissed", session, reason = word
             }
-            count += usize::from(state.end_session(id));
+            ended.extend(state.end_session(id));
         }
         drop(state);
-        self.leases_ended();
+        let count = ended.len();
+        self.report_ended(ended);
         count
     }
 

@@ -122,10 +122,11 @@ fn a_lease_lives_while_its_session_does() {
     assert_eq!(state.lease(1, lease).unwrap().probe, place);
     assert!(state.lease(2, lease).is_none());
     assert!(state.is_attached(1) && !state.is_attached(2));
-    assert!(!state.detach(1, now + LIFE) && !state.is_attached(1));
-    assert!(!state.expire(now + LIFE / 2));
+    assert!(state.detach(1, now + LIFE).is_none() && !state.is_attached(1));
+    assert!(state.expire(now + LIFE / 2).is_empty());
     assert!(state.attach(1));
-    assert!(!state.expire(now + 2 * LIFE), "it is connected");
+    let ended = state.expire(now + 2 * LIFE);
+    assert!(ended.is_empty(), "it is connected");
     assert_eq!(state.count(7), 1);
 }
 
@@ -137,7 +138,8 @@ fn a_silent_holders_release_is_unconfirmed_until_it_speaks() {
     let lease = grant(&mut state, &one, 7, now).unwrap();
     state.detach(1, now + LIFE);
     assert_eq!(state.deadlines.first(), Some(now + LIFE));
-    assert!(state.expire(now + LIFE) && state.sessions.is_empty());
+    assert_eq!(state.expire(now + LIFE).len(), 1);
+    assert!(state.sessions.is_empty());
     assert_eq!((state.count(7), state.deadlines.first()), (0, None));
     assert_eq!(
         (states(&state, 7), state.expired),
@@ -204,7 +206,7 @@ fn only_its_session_releases_a_live_lease() {
 fn a_session_that_holds_nothing_ends_with_its_connection() {
     let mut state = state(usize::MAX);
     open(&mut state, 1, peer(1));
-    assert!(state.detach(1, Instant::now() + LIFE));
+    assert!(state.detach(1, Instant::now() + LIFE).is_some());
     assert!(state.sessions.is_empty());
 }
 
@@ -348,14 +350,15 @@ fn leases_that_are_recalled_alone_end_in_the_order_of_their_times() {
         state.recall(leases[lease], LIFE, Some(at(seconds)));
     }
     assert_eq!(state.deadlines.first(), Some(at(20)));
-    assert!(!state.expire(at(19)));
+    state.expire(at(19));
     let live = |state: &ServerState| leases.map(|lease| state.lease(1, lease).is_some());
-    assert!(state.expire(at(20)));
+    assert_eq!(live(&state), [true; 3]);
+    state.expire(at(20));
     assert_eq!(live(&state), [true, true, false]);
-    assert!(state.expire(at(25)));
+    state.expire(at(25));
     assert_eq!(live(&state), [true, false, false]);
     assert!(state.release(&one, leases[0]));
-    assert!(state.deadlines.0.is_empty() && !state.expire(at(99)));
+    assert!(state.deadlines.0.is_empty());
 }
 
 #[test]
@@ -371,7 +374,7 @@ fn an_earlier_recall_stands_and_a_peer_on_the_list_again_keeps_its_lease() {
     assert!(state.recalled(leases[0]).unwrap() <= LIFE);
     state.set_peers(7, PeerList::only(peer(2)), LIFE);
     assert_eq!(state.recalled(leases[1]), None);
-    assert!(state.expire(first));
+    state.expire(first);
     use HolderState::*;
     assert_eq!(states(&state, 7), [Withdrawing, Expired]);
 }
