@@ -14,12 +14,12 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use zeroize::Zeroizing;
 
 use super::buffer::{ClientLease, Held, LeaseState};
-use super::connect::{Established, UNASKED, decode_from, establish, refused};
+use super::connect::{Terms, UNASKED, decode_from, establish, refused};
 use super::session::{ClientSession, Link, RELEASES, Reply, Request, SessionState, SessionUser};
 use crate::limits::deadline;
 use crate::protocol::{Answer, Ask, Ended, Event, FromServer, MAX_LISTED, Withdrawing, encode};
 use crate::tls::{Credential, WALL_CLOCK, reloaded};
-use crate::transport::{FrameReader, FrameWriter};
+use crate::transport::{Connection, FrameReader, FrameWriter};
 use crate::{Distrust, Error, Refusal, Result, Security};
 
 /// The most requests that are written at once.
@@ -36,13 +36,13 @@ impl Drop for Running {
 }
 
 /// Runs a session until its last user is gone.
-pub(super) async fn run(session: Arc<ClientSession>, first: Established) {
+pub(super) async fn run(session: Arc<ClientSession>, first: (Connection, Terms)) {
     let running = Running(session);
     let session = &running.0;
     let mut next = Some(first);
     let why = loop {
         let served = match next.take() {
-            Some(established) => serve(session, established).await,
+            Some((connection, terms)) => serve(session, connection, &terms).await,
             None => Ok(()),
         };
         let Err(why) = served else {
@@ -61,13 +61,13 @@ pub(super) async fn run(session: Arc<ClientSession>, first: Established) {
 }
 
 /// Serves one connection until it breaks; `Ok` when it is no longer needed.
-async fn serve(session: &Arc<ClientSession>, established: Established) -> Result<()> {
-    let Established {
+async fn serve(session: &Arc<ClientSession>, connection: Connection, terms: &Terms) -> Result<()> {
+    let Connection {
         mut reader,
         mut writer,
-        terms,
         credential,
-    } = established;
+        ..
+    } = connection;
     let mut reading = pin!(read(session, &mut reader));
     let done = tokio::select! {
         // Biased: received data is read before the server counts as silent.
@@ -174,11 +174,11 @@ async fn watch_trust(session: &ClientSession, server: Option<Credential>) -> Err
     };
     let mut reloads = Some(tls.reloads());
     loop {
-        if let Err(why) = tls.check(&mut server, SystemTime::now()) {
+        if let Err(why) = server.check(&tls.loaded(), SystemTime::now()) {
             return Error::not_trusted(session.peer(), Distrust::Certificate, why);
         }
         // The server ends the session when the certificate that it has seen expires.
-        let renews = !session.dial.options.reconnect.is_never() && tls.is_renewed(&server);
+        let renews = !session.dial.options.reconnect.is_never() && tls.loaded().own != server.own;
         let is_user = |request: &Request| request.user.is_some();
         if renews && !session.lock().pending.values().any(is_user) {
             let why = "this process connects anew with its new certificate";
@@ -193,7 +193,7 @@ async fn watch_trust(session: &ClientSession, server: Option<Credential>) -> Err
 }
 
 /// Reconnects until there is a connection; `None` when no user needs one.
-async fn reconnect(session: &ClientSession) -> Option<Established> {
+async fn reconnect(session: &ClientSession) -> Option<(Connection, Terms)> {
     let terms = session.terms();
     let tick = terms.heartbeat / 2;
     let work = async {
@@ -220,7 +220,7 @@ async fn reconnect(session: &ClientSession) -> Option<Established> {
         tokio::select! {
             biased;
             established = &mut work => {
-                session.resumed(&established.terms);
+                session.resumed(&established.1);
                 return Some(established);
             }
             _ = ticks.tick() => {

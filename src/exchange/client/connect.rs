@@ -13,8 +13,7 @@ use crate::protocol::{
 };
 use crate::share::{BootId, Peers};
 use crate::text::bounded;
-use crate::tls::Credential;
-use crate::transport::{self, Frame, FrameReader, FrameWriter};
+use crate::transport::{self, Connection, Frame, FrameWriter};
 use crate::{
     Address, Driver, DriverError, Error, Limits, MemoryError, Owner, PeerName, Refusal, Result,
     Security, ShareError,
@@ -181,15 +180,6 @@ pub(super) struct Terms {
     pub(super) welcome: Welcome,
 }
 
-/// A connection, greeted.
-pub(super) struct Established {
-    pub(super) reader: FrameReader,
-    pub(super) writer: FrameWriter,
-    pub(super) terms: Terms,
-    /// Over TLS, the certificates that the server was verified with.
-    pub(super) credential: Option<Credential>,
-}
-
 /// Returns whether a client is not let in until a list, a certificate or a program changes.
 pub(super) fn is_final(error: &Error) -> bool {
     use crate::Refusal::{Forbidden, NotTrusted, Version};
@@ -202,22 +192,22 @@ pub(super) async fn establish(
     dial: &Dial,
     session: Option<(&Terms, &(dyn Fn() + Sync))>,
     deadline: Instant,
-) -> Result<Established> {
+) -> Result<(Connection, Terms)> {
     let before = session.map(|(terms, _)| terms);
     let left = deadline.saturating_duration_since(Instant::now());
     let greeted = timeout_at(deadline, greet(dial, before, None, left)).await;
-    let mut established = greeted.unwrap_or_else(|_| {
+    let (mut connection, mut terms) = greeted.unwrap_or_else(|_| {
         let what = format!("connecting to {}", dial.options.address);
         Err(Error::timed_out(what, left))
     })?;
     if let Some((_, resumed)) = session
-        && established.terms.welcome.resumed
+        && terms.welcome.resumed
     {
         // The leases live on, however long the move takes.
         resumed();
     }
-    move_to_unix(dial, &mut established, deadline).await;
-    Ok(established)
+    move_to_unix(dial, &mut connection, &mut terms, deadline).await;
+    Ok((connection, terms))
 }
 
 /// Moves a session over TCP to the Unix socket of a server on this machine, because only that passes fds. Where the
@@ -226,8 +216,12 @@ pub(super) async fn establish(
 ///
 /// A greeting there may take all of the time for a client that needs fds. For another one a socket at which nobody answers
 /// takes a quarter of it.
-async fn move_to_unix(dial: &Dial, established: &mut Established, deadline: Instant) {
-    let (terms, writer) = (&mut established.terms, &mut established.writer);
+async fn move_to_unix(
+    dial: &Dial,
+    connection: &mut Connection,
+    terms: &mut Terms,
+    deadline: Instant,
+) {
     let Some(local) = &terms.welcome.local else {
         return;
     };
@@ -251,11 +245,14 @@ async fn move_to_unix(dial: &Dial, established: &mut Established, deadline: Inst
         over.notify_one();
         moved.unwrap_or_else(|_| Err(Error::timed_out("its greeting", left)))
     };
-    let (moved, ()) = tokio::join!(moving, keep_alive(writer, terms.heartbeat, &over));
+    let (moved, ()) = tokio::join!(
+        moving,
+        keep_alive(&mut connection.writer, terms.heartbeat, &over)
+    );
     let why = match moved {
-        Ok(moved) if moved.terms.welcome.instance == terms.welcome.instance => {
-            (terms.unix, terms.pid) = (true, moved.terms.pid);
-            (established.reader, established.writer) = (moved.reader, moved.writer);
+        Ok((moved, to)) if to.welcome.instance == terms.welcome.instance => {
+            (terms.unix, terms.pid) = (true, to.pid);
+            (connection.reader, connection.writer) = (moved.reader, moved.writer);
             return;
         }
         Ok(_) => "another server listens there".into(),
@@ -287,7 +284,7 @@ async fn greet(
     before: Option<&Terms>,
     to: Option<&Address>,
     left: Duration,
-) -> Result<Established> {
+) -> Result<(Connection, Terms)> {
     let options = &dial.options;
     let mut limits = options.limits.clone();
     limits.handshake = left;
@@ -325,21 +322,17 @@ async fn greet(
         return Err(Error::protocol(peer, why));
     }
     let heartbeat = Duration::from_millis(welcome.heartbeat_ms).clamp(LEAST, MOST);
-    Ok(Established {
-        terms: Terms {
-            heartbeat,
-            lease: Duration::from_millis(welcome.lease_ms).clamp(heartbeat, MOST),
-            unix: connection.user.is_some(),
-            no_unix: None,
-            pid: connection.pid,
-            server: connection.peer,
-            peer,
-            welcome,
-        },
-        credential: connection.credential,
-        reader: connection.reader,
-        writer: connection.writer,
-    })
+    let terms = Terms {
+        heartbeat,
+        lease: Duration::from_millis(welcome.lease_ms).clamp(heartbeat, MOST),
+        unix: connection.user.is_some(),
+        no_unix: None,
+        pid: connection.pid,
+        server: connection.peer.clone(),
+        peer,
+        welcome,
+    };
+    Ok((connection, terms))
 }
 
 /// Converts a peer's refusal to an error.

@@ -392,7 +392,7 @@ impl ClientOptions {
         loop {
             let error = match establish(&dial, None, deadline).await {
                 Ok(established) => {
-                    let session = ClientSession::new(dial, &established.terms, driver);
+                    let session = ClientSession::new(dial, &established.1, driver);
                     let client = Client(SessionUser::new(&session));
                     tokio::spawn(actor::run(session, established));
                     return Ok(client);

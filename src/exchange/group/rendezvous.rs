@@ -22,7 +22,7 @@ use crate::limits::{LONGEST, deadline};
 use crate::protocol::{Secret, decode, encode};
 use crate::share::Peers;
 use crate::text::bounded;
-use crate::transport::{self, Connection, FrameReader, Incoming, Listening, append};
+use crate::transport::{self, Connection, FrameReader, Incoming, Listening, together};
 use crate::{Address, Error, Limits, Result, Security, ShareError, Unreachable};
 
 /// The most bytes of a frame. A sealed contribution is a little longer than its contents.
@@ -219,11 +219,11 @@ async fn collect(
         tell_missing(links, &missing).await;
         return Err(Error::RanksMissing { missing, size });
     }
-    let mut message = Vec::new();
-    append(&mut message, &encode(&Reply::All))?;
-    for bytes in &all {
-        append(&mut message, bytes)?;
-    }
+    let reply = encode(&Reply::All);
+    let frames: Vec<&[u8]> = std::iter::once(&reply[..])
+        .chain(all.iter().map(Vec::as_slice))
+        .collect();
+    let message = together(&frames)?;
     for (rank, link) in (1..).zip(links) {
         if let Err(error) = by(until + SLACK, link.writer.send(&message, &[])).await {
             tracing::debug!(rank, %error, "rank missing");

@@ -199,7 +199,7 @@ impl Conversation<'_> {
             return;
         };
         let verified = match &mut *lock(&self.link.session.credential) {
-            Some(peer) => tls.check(peer, (self.core.options.wall_clock)()),
+            Some(peer) => peer.check(&tls.loaded(), (self.core.options.wall_clock)()),
             None => Ok(()),
         };
         if let Err(why) = verified {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::process::{Holder, describe};
-use super::publication::{HolderEvents, Holders, ProbeSlots, Publication, Registered};
+use super::publication::{Holders, ProbeSlots, Publication, Registered};
 use super::quota::What;
 use super::registry::ServerState;
 use super::{Server, ServerCore};
@@ -223,13 +223,14 @@ impl Published {
     /// listening to them.
     pub fn leave(&self) -> UnconfirmedRelease {
         let id = self.publication.id;
+        let publication = Arc::new(self.publication.without_memory());
         let mut state = self.inner.state();
         if (state.publications.get(&id)).is_some_and(|registered| !registered.closing) {
             state.withdraw(id, Duration::ZERO);
         }
         let is_named = state.take_name(id);
         if let Some(registered) = state.publications.get_mut(&id) {
-            registered.publication = Arc::new(self.publication.without_memory());
+            registered.publication = Arc::clone(&publication);
         }
         drop(state);
         if is_named {
@@ -237,8 +238,7 @@ impl Published {
         }
         UnconfirmedRelease {
             inner: Arc::clone(&self.inner),
-            id,
-            events: Arc::clone(&self.publication.events),
+            publication,
         }
     }
 
@@ -321,9 +321,7 @@ const WITHDRAWN: &str = "the exporter has withdrawn it";
 /// It does not keep the memory itself.
 pub struct UnconfirmedRelease {
     inner: Arc<ServerCore>,
-    /// The publication's number.
-    id: u64,
-    events: Arc<HolderEvents>,
+    publication: Arc<Publication>,
 }
 
 impl UnconfirmedRelease {
@@ -334,8 +332,8 @@ impl UnconfirmedRelease {
     /// It may be dropped and called again.
     pub async fn resolved(&self) -> bool {
         loop {
-            let changed = self.events.changed.notified();
-            if !self.inner.state().is_held(self.id) {
+            let changed = self.publication.events.changed.notified();
+            if !self.inner.state().is_held(self.publication.id) {
                 // A server that has ended knows of no holders.
                 return !self.inner.ended.is_cancelled();
             }
@@ -349,13 +347,13 @@ impl UnconfirmedRelease {
 
     /// Returns the peers of the holders that are remembered: live ones first, then in the order of their grants.
     pub fn peers(&self) -> Vec<PeerName> {
-        let (holders, _) = self.inner.state().holders(self.id);
+        let (holders, _) = self.inner.state().holders(self.publication.id);
         holders.into_iter().map(|holder| holder.peer).collect()
     }
 }
 
 impl Drop for UnconfirmedRelease {
     fn drop(&mut self) {
-        (self.inner.state()).unpublish(self.id, WITHDRAWN);
+        (self.inner.state()).unpublish(self.publication.id, WITHDRAWN);
     }
 }

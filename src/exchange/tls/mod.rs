@@ -13,7 +13,7 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use rustls::crypto::CryptoProvider;
 use rustls::server::NoServerSessionStorage;
@@ -170,20 +170,6 @@ impl Tls {
     /// Returns a receiver of reloads.
     pub(crate) fn reloads(&self) -> Reloads {
         self.shared.loaded.subscribe()
-    }
-
-    /// Verifies a peer again, with the certificates loaded now, if there was a reload or one of its certificates has
-    /// expired since it was verified last.
-    ///
-    /// # Errors
-    /// The reason why it is no longer trusted.
-    pub(crate) fn check(&self, peer: &mut Credential, now: SystemTime) -> Result<(), String> {
-        peer.check(&self.loaded(), now)
-    }
-
-    /// Returns whether this process presents another certificate now than in the handshake.
-    pub(crate) fn is_renewed(&self, since: &Credential) -> bool {
-        self.loaded().own != since.own
     }
 
     /// Returns the configuration for one connection of a client.

@@ -40,7 +40,7 @@ pub(crate) struct Loaded {
     pub(super) name: PeerName,
     pub(super) verifiers: Verifiers,
     /// The process's own certificate.
-    pub(super) own: Arc<[u8]>,
+    pub(crate) own: Arc<[u8]>,
     /// Counts the loads of a [`Tls`](super::Tls).
     pub(super) number: u64,
 }
@@ -286,7 +286,7 @@ pub(crate) struct Credential {
     /// The number of the load that the chain was verified against last.
     number: u64,
     /// The certificate that this process presented in the handshake.
-    pub(super) own: Arc<[u8]>,
+    pub(crate) own: Arc<[u8]>,
 }
 
 impl Credential {
@@ -327,9 +327,11 @@ impl Credential {
         Some(due.duration_since(now).unwrap_or_default())
     }
 
-    /// Verifies the chain again, if these are other certificates than before or one of the chain has expired since.
+    /// Verifies the chain again, if these are other certificates than before or one of the chain has expired since. An
+    /// error says why the peer is no longer trusted.
+    ///
     /// A peer may send certificates that its trust does not depend on, so each expiry counts once.
-    pub(super) fn check(&mut self, loaded: &Loaded, now: SystemTime) -> Result<(), String> {
+    pub(crate) fn check(&mut self, loaded: &Loaded, now: SystemTime) -> Result<(), String> {
         if self.number == loaded.number && self.due.is_none_or(|due| due > now) {
             return Ok(());
         }

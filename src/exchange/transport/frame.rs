@@ -324,25 +324,17 @@ impl FrameWriter {
     /// # Cancel safety
     /// Not cancel safe: after a partial write every later one fails.
     pub(crate) async fn write(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let mut whole = Zeroizing::new(Vec::with_capacity(HEADER + bytes.len()));
-        append(&mut whole, bytes)?;
         if !fds.is_empty() && !matches!(self.stream, Writing::Unix(_)) {
-            return Err(Error::invalid(
-                "frame",
-                "fds can be sent only over Unix sockets",
-            ));
+            let why = "fds can be sent only over Unix sockets";
+            return Err(Error::invalid("frame", why));
         }
-        self.send(&whole, fds).await
+        self.send(&together(&[bytes])?, fds).await
     }
 
     /// Writes short frames in one piece: a peer gets all of them even if this end closes right afterwards. Errors and
     /// cancel safety are those of [`write`](Self::write).
     pub(crate) async fn write_together(&mut self, frames: &[Zeroizing<Vec<u8>>]) -> Result<()> {
-        let mut whole = Zeroizing::new(Vec::new());
-        for frame in frames {
-            append(&mut whole, frame)?;
-        }
-        self.send(&whole, &[]).await
+        self.send(&together(frames)?, &[]).await
     }
 
     /// Writes whole frames, in one write: one segment, one TLS record, one wakeup at the other end.
@@ -369,15 +361,19 @@ impl FrameWriter {
     }
 }
 
-/// Appends a frame: its length and its bytes.
-pub(crate) fn append(whole: &mut Vec<u8>, bytes: &[u8]) -> Result<()> {
-    let length = u32::try_from(bytes.len())
-        .ok()
-        .filter(|&length| length > 0)
-        .ok_or_else(|| Error::invalid("frame", "it is empty or has more than 4 GiB"))?;
-    whole.extend_from_slice(&length.to_be_bytes());
-    whole.extend_from_slice(bytes);
-    Ok(())
+/// Returns frames, each with its length before its bytes.
+pub(crate) fn together(frames: &[impl AsRef<[u8]>]) -> Result<Zeroizing<Vec<u8>>> {
+    let frames = frames.iter().map(AsRef::as_ref);
+    // A vector that grows leaves its bytes behind.
+    let size = frames.clone().map(|bytes| HEADER + bytes.len()).sum();
+    let mut whole = Zeroizing::new(Vec::with_capacity(size));
+    for bytes in frames {
+        let length = u32::try_from(bytes.len()).ok().filter(|length| *length > 0);
+        let wrong = || Error::invalid("frame", "it is empty or has more than 4 GiB");
+        whole.extend_from_slice(&length.ok_or_else(wrong)?.to_be_bytes());
+        whole.extend_from_slice(bytes);
+    }
+    Ok(whole)
 }
 
 opaque!(FrameReader FrameWriter);
