@@ -165,7 +165,7 @@ impl Directory {
             .with_keep_alive_while_idle(true)
             .with_auto_token_refresh(true);
         if let Some((user, password)) = &self.0.options.user {
-            options = options.with_user(user, password.as_str());
+            options = options.with_user(user, password.0.as_str());
         }
         if let Some(tls) = self.0.options.tls()? {
             options = options.with_tls(tls);
@@ -219,11 +219,11 @@ impl fmt::Debug for Directory {
 /// let directory = Directory::etcd(options)?;
 /// # Ok::<(), egmem::exchange::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "options do nothing until `Directory::etcd`"]
 pub struct EtcdOptions {
     endpoints: Vec<String>,
-    user: Option<(String, Zeroizing<String>)>,
+    user: Option<(String, Password)>,
     ca: Option<PathBuf>,
     identity: Option<(PathBuf, PathBuf)>,
     prefix: String,
@@ -249,7 +249,7 @@ impl EtcdOptions {
 
     /// Sets etcd's user and the password, which is wiped from this process's own copies.
     pub fn user(mut self, name: impl Into<String>, password: impl Into<String>) -> Self {
-        self.user = Some((name.into(), Zeroizing::new(password.into())));
+        self.user = Some((name.into(), Password(password.into().into())));
         self
     }
 
@@ -338,18 +338,11 @@ impl EtcdOptions {
     }
 }
 
-impl fmt::Debug for EtcdOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EtcdOptions")
-            .field("endpoints", &self.endpoints)
-            .field("user", &self.user.as_ref().map(|(name, _)| name))
-            .field("tls", &self.has_tls())
-            .field("prefix", &self.prefix)
-            .field("lease", &self.lease)
-            .field("timeout", &self.timeout)
-            .finish_non_exhaustive()
-    }
-}
+/// A password, wiped when dropped and never shown.
+#[derive(Clone)]
+struct Password(Zeroizing<String>);
+
+opaque!(Password);
 
 /// The task that keeps an exporter and its names in etcd.
 struct Task {

@@ -42,7 +42,7 @@ async fn accept(core: &Arc<ServerCore>, listening: &Listening, own: bool) -> Err
         };
         let open = Arc::clone(&core.open);
         let newcomer = core.newcomers.enter().await;
-        core.counters.count(|stats| &mut stats.accepted);
+        core.count(|stats| &mut stats.accepted);
         let serving = serve(Arc::clone(core), open, incoming, newcomer, own);
         core.tasks.spawn(serving);
     }
@@ -81,7 +81,7 @@ async fn serve(
     match greeted {
         Ok((connection, link)) => connection::serve(&core, connection, &link).await,
         Err(error) => {
-            core.counters.count(|stats| &mut stats.failed_handshakes);
+            core.count(|stats| &mut stats.failed_handshakes);
             if matches!(error, Error::Share(ShareError::NotTrusted { .. })) {
                 let (request, reason) = ("handshake", "not_trusted");
                 audit!(core.audit, Refusal, None, "refused", request, reason);
@@ -120,7 +120,7 @@ async fn greet(
 
 /// Returns the error of a connection that was closed for a newer one.
 fn made_room(core: &ServerCore) -> Error {
-    core.counters.count(|stats| &mut stats.dropped_handshakes);
+    core.count(|stats| &mut stats.dropped_handshakes);
     let limit = core.options.limits.handshakes;
     Error::peer_lost(
         "a connection without a hello",
@@ -202,7 +202,7 @@ async fn refuse(
     detail: String,
     until: Instant,
 ) -> Error {
-    core.counters.refused(&reason);
+    core.count_refusal(&reason);
     let (peer, pid) = (&connection.peer, connection.pid);
     let (request, word) = ("session", reason.word());
     audit! { core.audit, Refusal, Some(peer), "refused", request, pid, reason = word }

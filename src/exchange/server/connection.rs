@@ -87,7 +87,7 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
             let _ = tokio::time::timeout(core.options.limits.write, last).await;
         }
         Err(End::Dropped(why)) => {
-            core.counters.count(|stats| &mut stats.dropped_peers);
+            core.count(|stats| &mut stats.dropped_peers);
             tracing::warn!(%peer, session, why, "connection dropped");
         }
         Err(End::Failed(error)) => {
@@ -96,13 +96,12 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
                 // Bounded, because the client may go on writing.
                 let _ = tokio::time::timeout(core.options.limits.write, reading).await;
             }
-            let counters = &core.counters;
             match error {
                 Error::Share(ShareError::Protocol { .. }) => {
-                    counters.count(|stats| &mut stats.protocol_errors);
+                    core.count(|stats| &mut stats.protocol_errors);
                 }
                 Error::Share(ShareError::TimedOut { .. }) => {
-                    counters.count(|stats| &mut stats.dropped_peers);
+                    core.count(|stats| &mut stats.dropped_peers);
                 }
                 _ => {}
             }
@@ -217,7 +216,7 @@ impl Conversation<'_> {
         drop(bytes);
         // Other requests that are long once decoded are refused at once.
         let permit = permit.filter(|_| matches!(request.1, Ask::Held(_)));
-        self.core.counters.count(|stats| &mut stats.requests);
+        self.core.count(|stats| &mut stats.requests);
         let (core, link) = (Arc::clone(self.core), Arc::clone(self.link));
         // If the allocator panics, only a task of the request's own ends.
         let asks_allocator = matches!(request.1, Ask::Create(_) | Ask::Delete(_));
@@ -323,7 +322,7 @@ async fn last_releases(core: &Arc<ServerCore>, reader: &mut FrameReader, link: &
         if let Ask::Release(release) = ask
             && !link.session.is_dismissed()
         {
-            core.counters.count(|stats| &mut stats.requests);
+            core.count(|stats| &mut stats.requests);
             let _unanswered = core.release(link, release.lease);
         }
     }

@@ -193,7 +193,7 @@ impl ServerCore {
             let name = peer.to_string();
             shared.sent_to(&Party { pid, name });
         }
-        self.counters.count(|stats| &mut stats.fetches);
+        self.count(|stats| &mut stats.fetches);
         let (name, owner) = (&*publication.name, &publication.owner);
         let (session, bytes) = (session.id, publication.description.len);
         audit! {

@@ -43,7 +43,7 @@ pub(super) struct ServerCore {
     pub(super) allocator: Mutex<Option<Arc<dyn Allocate>>>,
     pub(super) state: Mutex<ServerState>,
     pub(super) audit: Arc<Audit>,
-    pub(super) counters: Counters,
+    counters: Mutex<ServerStats>,
     /// Running tasks and blocking calls. The server's end waits for the last one.
     pub(super) tasks: TaskTracker,
     /// Woken when the process of a silent holder is to be waited for.
@@ -79,7 +79,7 @@ impl ServerCore {
             allocator: Mutex::new(options.allocator.take()),
             options,
             audit,
-            counters: Counters::default(),
+            counters: Mutex::default(),
             tasks: TaskTracker::new(),
             followed: Notify::new(),
             janitor: Notify::new(),
@@ -181,8 +181,24 @@ impl ServerCore {
             handshakes: self.newcomers.count() as u64,
             tasks: self.tasks.len() as u64,
             expired: state.expired,
-            ..self.counters.read()
+            ..lock(&self.counters).clone()
         }
+    }
+
+    /// Increments a counter.
+    pub(super) fn count(&self, count: fn(&mut ServerStats) -> &mut u64) {
+        *count(&mut lock(&self.counters)) += 1;
+    }
+
+    /// Counts a refusal.
+    pub(super) fn count_refusal(&self, reason: &Refusal) {
+        let refusals = &mut lock(&self.counters).refusals;
+        // An allocator may have reasons of its own, but only so many are counted.
+        let word = match reason.word() {
+            word if refusals.contains_key(word) || refusals.len() < 64 => word,
+            _ => "other",
+        };
+        *refusals.entry(word.to_owned()).or_default() += 1;
     }
 
     /// Ends sessions and leases at their deadlines, until the server ends.
@@ -294,34 +310,4 @@ pub struct ServerStats {
     pub moved: u64,
     /// Refusals, by reason.
     pub refusals: BTreeMap<String, u64>,
-}
-
-/// The counts.
-#[derive(Debug, Default)]
-pub(super) struct Counters(Mutex<ServerStats>);
-
-/// A function that returns one of the counters.
-pub(super) type Count = fn(&mut ServerStats) -> &mut u64;
-
-impl Counters {
-    /// Increments a counter.
-    pub fn count(&self, count: Count) {
-        *count(&mut lock(&self.0)) += 1;
-    }
-
-    /// Counts a refusal.
-    pub fn refused(&self, reason: &Refusal) {
-        let refusals = &mut lock(&self.0).refusals;
-        // An allocator may have reasons of its own, but only so many are counted.
-        let word = match reason.word() {
-            word if refusals.contains_key(word) || refusals.len() < 64 => word,
-            _ => "other",
-        };
-        *refusals.entry(word.to_owned()).or_default() += 1;
-    }
-
-    /// Returns them, with the gauges left at 0.
-    pub fn read(&self) -> ServerStats {
-        lock(&self.0).clone()
-    }
 }

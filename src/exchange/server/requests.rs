@@ -135,7 +135,7 @@ impl Drop for Deletion<'_> {
 impl ServerCore {
     /// Reports a refusal.
     fn refused(&self, link: &Link, (request, name): Subject, (reason, detail): Refused) -> Reply {
-        self.counters.refused(&reason);
+        self.count_refusal(&reason);
         let (peer, session) = (&link.session.peer, link.session.id);
         let (pid, word) = (link.pid(), bounded(reason.word(), 64));
         audit! {
@@ -194,10 +194,17 @@ impl ServerCore {
             Ask::Create(ask) => 1 + ask.peers.len() / REQUEST,
             _ => 1,
         };
-        self.count(link, waiting, amount).map(Arc::new).map(Some)
+        self.count_requests(link, waiting, amount)
+            .map(Arc::new)
+            .map(Some)
     }
 
-    fn count(&self, link: &Link, waiting: usize, amount: usize) -> Result<Counted, Refused> {
+    fn count_requests(
+        &self,
+        link: &Link,
+        waiting: usize,
+        amount: usize,
+    ) -> Result<Counted, Refused> {
         let limit = self.options.limits.requests_in_flight;
         if waiting >= limit {
             return Err((Refusal::Limit, format!("{limit} requests at once")));
@@ -244,7 +251,7 @@ impl ServerCore {
         if !small.more || !small.entries.is_empty() {
             return Ok(Answer::Names(small).into());
         }
-        let _counted = self.count(link, waiting, 1)?;
+        let _counted = self.count_requests(link, waiting, 1)?;
         let large = self.permit(link, true).await?;
         Ok(Reply::new(Answer::Names(page(1)), large))
     }
@@ -255,7 +262,7 @@ impl ServerCore {
             return Err(not_found());
         }
         self.released.notify_waiters();
-        self.counters.count(|stats| &mut stats.released);
+        self.count(|stats| &mut stats.released);
         Ok(Answer::Done.into())
     }
 

@@ -109,10 +109,10 @@ impl ServerCore {
     fn report_begun(&self, link: &Link, hello: &Hello, resumed: bool) {
         let (peer, session) = (&link.session.peer, link.session.id);
         let event = if hello.moves {
-            self.counters.count(|stats| &mut stats.moved);
+            self.count(|stats| &mut stats.moved);
             "session_moved"
         } else if resumed {
-            self.counters.count(|stats| &mut stats.resumed);
+            self.count(|stats| &mut stats.resumed);
             "session_resumed"
         } else {
             "session_begun"

@@ -1,6 +1,5 @@
 //! Frames: a length of four bytes, big-endian, and that many bytes of CBOR.
 
-use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -131,13 +130,6 @@ pub(crate) struct Frame {
     pub fds: Vec<OwnedFd>,
     /// The permit for a large frame, if it needs one.
     pub permit: Option<Permit>,
-}
-
-impl fmt::Debug for Frame {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { bytes, fds, .. } = self;
-        write!(f, "Frame({} bytes, {} fds)", bytes.len(), fds.len())
-    }
 }
 
 /// Reads frames.
@@ -376,7 +368,7 @@ pub(crate) fn together(frames: &[impl AsRef<[u8]>]) -> Result<Zeroizing<Vec<u8>>
     Ok(whole)
 }
 
-opaque!(FrameReader FrameWriter);
+opaque!(Frame FrameReader FrameWriter);
 
 /// Returns the frames in the bytes if they arrive in pieces of `piece` bytes, and the most room allocated for
 /// one. An error or a cut-off frame ends the list.
