@@ -1,12 +1,13 @@
 //! Accepts connections: handshake and hello.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::audit::audit;
-use super::newcomers::{Closing, Newcomer, Newcomers};
+use super::newcomers::{Closing, Newcomer};
 use super::session::Link;
 use super::{ServerCore, connection};
 use crate::limits::deadline;
@@ -22,47 +23,35 @@ const BACK_OFF: Duration = Duration::from_millis(100);
 /// refusal. Closing a connection with unread bytes resets it, and a reset overtakes the bytes before it.
 const FIRST_VERSION: (u32, Duration) = (256 << 10, Duration::from_millis(500));
 
-/// Accepts connections until the server ends. At its `own` socket sessions move, and none begins.
+/// Accepts connections until the server ends. At its `own` socket sessions move, and none begins. If the process has no fd
+/// for a connection, the oldest one without a greeting is closed.
 pub(super) async fn run(core: Arc<ServerCore>, listening: Listening, own: bool) {
-    tokio::select! {
-        () = core.ended.cancelled() => {}
-        error = accept(&core, &listening, own) => {
-            let address = listening.address();
-            tracing::error!(%error, %address, "no client can connect any more");
+    let address = listening.address();
+    let accepting = async {
+        let mut told = false;
+        loop {
+            if let Some(incoming) = listening.accept().await? {
+                told = false;
+                let open = Arc::clone(&core.open);
+                let newcomer = core.newcomers.enter().await;
+                core.count(|stats| &mut stats.accepted);
+                let serving = serve(Arc::clone(&core), open, incoming, newcomer, own);
+                core.tasks.spawn(serving);
+                continue;
+            }
+            if !std::mem::replace(&mut told, true) {
+                tracing::warn!(%address, "a connection must wait: no file descriptor or memory for it");
+            }
+            let _ = core.newcomers.close_oldest();
+            tokio::time::sleep(BACK_OFF).await;
         }
-    }
-}
-
-/// Accepts connections until the socket is unusable; returns why.
-async fn accept(core: &Arc<ServerCore>, listening: &Listening, own: bool) -> Error {
-    loop {
-        let incoming = match incoming(&core.newcomers, listening).await {
-            Ok(incoming) => incoming,
-            Err(error) => return error,
-        };
-        let open = Arc::clone(&core.open);
-        let newcomer = core.newcomers.enter().await;
-        core.count(|stats| &mut stats.accepted);
-        let serving = serve(Arc::clone(core), open, incoming, newcomer, own);
-        core.tasks.spawn(serving);
-    }
-}
-
-/// Accepts a connection; if the process has no fd for it, the oldest one without a greeting is closed.
-async fn incoming(newcomers: &Newcomers, listening: &Listening) -> Result<Incoming> {
-    let mut told = false;
-    loop {
-        if let Some(incoming) = listening.accept().await? {
-            return Ok(incoming);
-        }
-        if !told {
-            let address = listening.address();
-            tracing::warn!(%address, "a connection must wait: no file descriptor or memory for it");
-            told = true;
-        }
-        let _ = newcomers.close_oldest();
-        tokio::time::sleep(BACK_OFF).await;
-    }
+    };
+    let result: Result<Infallible> = tokio::select! {
+        () = core.ended.cancelled() => return,
+        result = accepting => result,
+    };
+    let Err(error) = result;
+    tracing::error!(%error, %address, "no client can connect any more");
 }
 
 /// Serves one connection from its first byte to its last.
