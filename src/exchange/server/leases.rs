@@ -1,5 +1,5 @@
 //! Sessions and leases in the server's state: which peers hold which memory, and when that ends. The caller passes the
-//! time; this module does no I/O.
+//! time; this module does no I/O but events of `tracing`.
 //!
 //! A session without a connection ends at a given time, and its leases with it. Such a holder may still have
 //! the memory mapped (a stopped process cannot unmap), so it stays on the list of holders as
