@@ -11,8 +11,8 @@ use super::leases::{Deadlines, Followed, LeaseRecord, SessionRecord};
 use super::publication::{Publication, Registered};
 use super::quota::{Quota, shrink};
 use super::session::ServerSession;
-use crate::limits::LONGEST;
 use crate::driver::Numbers;
+use crate::limits::LONGEST;
 use crate::protocol::{Closing, Entry, Hello};
 use crate::{PeerList, PeerName};
 
