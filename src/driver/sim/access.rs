@@ -9,7 +9,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::fault::{Answer, fail};
 use super::memory::{FAULT, Memory};
-use super::space::GRANULARITY;
+use super::space::{GRANULARITY, is_covered};
 use super::state::{Allocator, Kind, Mapping, Region, State};
 use crate::*;
 
@@ -282,6 +282,7 @@ impl State {
         let is_by = |this| matches!(found.region.kind, Kind::Allocation { by, .. } if by == this);
         // For a mapping, the reservation around it.
         let mapping = found.region.mapping();
+        let is_open = mapping.is_none_or(|mapping| mapping.host != Access::None);
         let reservation = mapping.and_then(|_| self.reservation(ptr.0, 1));
         Ok(match attribute {
             PointerAttribute::MemoryType => 2 - u64::from(host),
@@ -290,7 +291,7 @@ impl State {
             }
             PointerAttribute::DevicePointer => ptr.0,
             PointerAttribute::HostPointer if is_by(Allocator::Managed) => ptr.0,
-            PointerAttribute::HostPointer if host && self.host_reaches(found.region) => ptr.0,
+            PointerAttribute::HostPointer if host && is_open => ptr.0,
             PointerAttribute::HostPointer => return fail(Code::INVALID_VALUE),
             PointerAttribute::DeviceOrdinal => match (&found.region.kind, found.location) {
                 (&Kind::Allocation { device, .. }, _) | (_, Location::Device(device)) => {
@@ -368,28 +369,17 @@ impl State {
 
     /// Returns whether device memory is mapped everywhere in a range, in one reservation.
     fn is_device_memory(&self, start: u64, end: u64) -> bool {
-        let mut at = start;
-        while at < end {
-            let Some((start, region)) = self.region(at) else {
-                return false;
-            };
-            let mapping = region.mapping();
-            if mapping.is_none_or(|it| it.physical.props.location.is_host()) {
-                return false;
-            }
-            at = start + region.len;
-        }
-        self.reservation(start, end - start).is_some()
+        let after = |at| {
+            let (begin, region) = self.region(at)?;
+            let is_host = region.mapping()?.physical.props.location.is_host();
+            (!is_host).then_some(begin + region.len)
+        };
+        is_covered(start, end, after) && self.reservation(start, end - start).is_some()
     }
 
     /// Returns whether GPU 0 may access a region: the trait queries pointers in its context.
     fn first_gpu_reaches(&self, region: &Region) -> bool {
         !self.machine.gpus.is_empty() && self.access(region, 0) != Access::None
-    }
-
-    fn host_reaches(&self, region: &Region) -> bool {
-        let mapping = region.mapping();
-        mapping.is_none_or(|mapping| mapping.host != Access::None)
     }
 }
 

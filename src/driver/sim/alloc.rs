@@ -2,7 +2,7 @@
 
 use super::fault::{Answer, fail};
 use super::memory::Purpose;
-use super::space::Range;
+use super::space::{Range, is_covered};
 use super::state::{Allocator, Kind, Region, Registered, State};
 use crate::*;
 
@@ -11,40 +11,29 @@ const UNIT: u64 = 64 << 10;
 
 impl State {
     pub fn mem_alloc(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
-        self.allocate(Allocator::Device, device, Location::Device(device), size)
+        self.allocate(Allocator::Device, device, size)
     }
 
     /// The memory is the GPU's, as if nothing migrated.
     pub fn mem_alloc_managed(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
-        self.allocate(Allocator::Managed, device, Location::Device(device), size)
+        self.allocate(Allocator::Managed, device, size)
     }
 
     pub fn mem_host_alloc(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
-        self.context(device)?;
-        if size == 0 {
-            return Ok(DevicePtr(0)); // freed like any other
-        }
-        let location = match self.machine.gpu(device) {
-            Some(gpu) if gpu.host_numa >= 0 => Location::HostNuma(gpu.host_numa),
-            _ => Location::Host,
-        };
-        self.allocate(Allocator::Host, device, location, size)
+        self.allocate(Allocator::Host, device, size)
     }
 
-    fn allocate(
-        &mut self,
-        by: Allocator,
-        device: i32,
-        location: Location,
-        size: u64,
-    ) -> Answer<DevicePtr> {
-        self.context(device)?;
-        if size == 0 {
-            return fail(Code::INVALID_VALUE);
-        }
-        let host = match by {
-            Allocator::Device => Access::None,
-            Allocator::Managed | Allocator::Host => Access::ReadWrite,
+    fn allocate(&mut self, by: Allocator, device: i32, size: u64) -> Answer<DevicePtr> {
+        let gpu = &self.machine.gpus[self.context(device)?];
+        let (location, host) = match by {
+            Allocator::Host if size == 0 => return Ok(DevicePtr(0)), // freed like any other
+            _ if size == 0 => return fail(Code::INVALID_VALUE),
+            Allocator::Host if gpu.host_numa >= 0 => {
+                (Location::HostNuma(gpu.host_numa), Access::ReadWrite)
+            }
+            Allocator::Host => (Location::Host, Access::ReadWrite),
+            Allocator::Managed => (Location::Device(device), Access::ReadWrite),
+            Allocator::Device => (Location::Device(device), Access::None),
         };
         let len = size.checked_next_multiple_of(UNIT);
         let len = len.ok_or(Code::OUT_OF_MEMORY)?;
@@ -175,17 +164,12 @@ impl State {
     /// Returns whether registrations that lie side by side contain a whole range: kernels reach over their borders, copies
     /// and fills do not.
     pub fn is_registered(&self, start: u64, len: u64) -> bool {
-        let Some(end) = start.checked_add(len) else {
-            return false;
+        let after = |at| {
+            let (first, range) = self.registration(at, 1)?;
+            Some(first + range.len)
         };
-        let mut at = start;
-        while at < end {
-            let Some((first, range)) = self.registration(at, 1) else {
-                return false;
-            };
-            at = first + range.len;
-        }
-        true
+        let end = start.checked_add(len);
+        end.is_some_and(|end| is_covered(start, end, after))
     }
 }
 
@@ -194,15 +178,10 @@ fn is_mapped(start: u64, end: u64) -> bool {
     // SAFETY: `sysconf` has no preconditions.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
     let mut resident = vec![0_u8; STEP.div_ceil(page) as usize];
-    let mut at = start - start % page;
-    while at < end {
+    is_covered(start - start % page, end, |at| {
         let len = (end - at).min(STEP);
         // SAFETY: the kernel checks the range, and writes a byte for each of its pages, for which there is room.
         let answer = unsafe { libc::mincore(at as *mut _, len as usize, resident.as_mut_ptr()) };
-        if answer != 0 {
-            return false;
-        }
-        at += len;
-    }
-    true
+        (answer == 0).then_some(at + len)
+    })
 }

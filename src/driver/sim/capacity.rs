@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use super::Machine;
-use super::memory::Memory;
+use super::memory::{Memory, open_again};
 use crate::{Location, random};
 
 /// The machine's memories. Counters are independent of the simulator's lock, so that memory that dies late (a
@@ -150,7 +150,7 @@ impl Drop for Counted {
 /// Returns whether a memory has more than `limit` references.
 fn exceeds(memory: &Memory, limit: u64) -> io::Result<bool> {
     // The query omits an open file's own locks, so a fresh open file asks.
-    let asker = memory.open_again()?;
+    let asker = open_again(memory.file())?;
     let mut open = vec![(FIRST, i64::MAX)];
     let mut found = 0;
     while let Some((start, end)) = open.pop() {

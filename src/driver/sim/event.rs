@@ -243,13 +243,12 @@ impl State {
         }
     }
 
-    /// Refuses a wait for a device's whole context while one of its streams is captured, in every mode of the thread.
-    pub fn expect_no_capture_on(&mut self, device: i32) -> Answer {
-        self.invalidate(Code::STREAM_CAPTURE_UNSUPPORTED, |key, _| key.0 == device)
-    }
-
     /// Makes some captures invalid, and refuses the call with `code` if there are any.
-    fn invalidate(&mut self, code: Code, which: impl Fn(&StreamKey, &Capture) -> bool) -> Answer {
+    pub fn invalidate(
+        &mut self,
+        code: Code,
+        which: impl Fn(&StreamKey, &Capture) -> bool,
+    ) -> Answer {
         let mut refused = Ok(());
         for (_, capture) in self.captures.iter_mut().filter(|(key, it)| which(key, it)) {
             capture.valid = false;

@@ -123,14 +123,9 @@ impl Memory {
         })
     }
 
-    /// Opens the memory as a new open file, not a duplicate: its locks are separate.
-    pub fn open_again(&self) -> io::Result<File> {
-        open_again(&self.file)
-    }
-
     /// Returns an fd for others: one reference until its last duplicate is closed, in any process.
     pub fn export(&self) -> io::Result<OwnedFd> {
-        let file = self.open_again()?;
+        let file = open_again(&self.file)?;
         Bytes::new()?.lock(&file);
         Ok(file.into())
     }
@@ -180,14 +175,15 @@ impl Memory {
 
 pub(super) const FAULT: Code = Code::ILLEGAL_ADDRESS;
 
-fn open_again(file: &File) -> io::Result<File> {
+/// Opens a file as a new open file, not a duplicate: its locks are separate.
+pub(super) fn open_again(file: &File) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     File::options().read(true).write(true).open(path)
 }
 
 /// What handles of memory and of events begin with.
-const MAGIC: &[u8; 8] = b"egmemsim";
-const EVENT_MAGIC: &[u8; 8] = b"egmemevt";
+const MAGIC: &str = "egmemsim";
+const EVENT_MAGIC: &str = "egmemevt";
 
 /// A process's fd of a file, as a handle has it.
 struct Origin {
@@ -206,23 +202,21 @@ impl Origin {
         }
     }
 
-    fn to_bytes(&self, magic: &[u8; 8]) -> [u8; 64] {
+    fn to_bytes(&self, magic: &str) -> [u8; 64] {
         let mut bytes = [0; 64];
-        bytes[..8].copy_from_slice(magic);
-        bytes[8..12].copy_from_slice(&self.process.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.fd.to_le_bytes());
-        bytes[16..32].copy_from_slice(&self.id.to_le_bytes());
+        let text = format!("{magic} {} {} {:x}", self.process, self.fd, self.id);
+        bytes[..text.len()].copy_from_slice(text.as_bytes());
         bytes
     }
 
     /// Returns `None` for bytes that are not of such a handle.
-    fn from_bytes(bytes: &[u8; 64], magic: &[u8; 8]) -> Option<Self> {
-        let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        let is_one = bytes[..8] == *magic && bytes[32..] == [0; 32];
-        is_one.then(|| Self {
-            process: number(8),
-            fd: number(12),
-            id: u128::from_le_bytes(std::array::from_fn(|i| bytes[16 + i])),
+    fn from_bytes(bytes: &[u8; 64], magic: &str) -> Option<Self> {
+        let text = std::str::from_utf8(bytes).ok()?.trim_end_matches('\0');
+        let mut words = text.strip_prefix(magic)?.split(' ').skip(1);
+        Some(Self {
+            process: words.next()?.parse().ok()?,
+            fd: words.next()?.parse().ok()?,
+            id: u128::from_str_radix(words.next()?, 16).ok()?,
         })
     }
 

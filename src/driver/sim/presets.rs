@@ -292,14 +292,12 @@ fn is_pci_bus_id(text: &str) -> bool {
 }
 
 fn is_cpu_list(text: &str) -> bool {
-    text.is_empty()
-        || text.split(',').all(|part| match part.split_once('-') {
-            Some((first, last)) => match (first.parse::<u32>(), last.parse::<u32>()) {
-                (Ok(first), Ok(last)) => first <= last,
-                _ => false,
-            },
-            None => part.parse::<u32>().is_ok(),
-        })
+    let is_range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let ends = (first.parse::<u32>(), last.parse::<u32>());
+        matches!(ends, (Ok(first), Ok(last)) if first <= last)
+    };
+    text.is_empty() || text.split(',').all(is_range)
 }
 
 #[cfg(test)]

@@ -208,6 +208,16 @@ fn done(result: i32) -> io::Result<()> {
     }
 }
 
+/// Returns whether parts that `next` finds cover a range without a gap: it returns the end of the part at an address.
+pub(super) fn is_covered(start: u64, end: u64, mut next: impl FnMut(u64) -> Option<u64>) -> bool {
+    let mut at = start;
+    while at < end {
+        let Some(after) = next(at) else { return false };
+        at = after;
+    }
+    true
+}
+
 const fn protection(access: Access) -> i32 {
     match access {
         Access::None => libc::PROT_NONE,

@@ -3,7 +3,7 @@
 //! Work runs at the latest moment that CUDA allows: when a thread waits for it or queries it. A program that
 //! forgets to wait always sees stale bytes here; on a GPU it sees them only sometimes.
 
-use super::access::{self, Engine};
+use super::access::{self, Engine, Piece};
 use super::fault::{Answer, fail};
 use super::state::{Point, State, Stream, StreamKey, Work};
 use crate::*;
@@ -156,7 +156,11 @@ impl State {
                 self.free_reached(pool, point);
                 Ok(())
             }
-            Work::Copy { dst, src, bytes } => self.copy(device, dst, src, bytes),
+            Work::Copy { dst, src, bytes } => {
+                let (to, from) = self.ends(device, dst, src, bytes)?;
+                // SAFETY: the caller that submitted the copy guarantees the range.
+                unsafe { access::copy(to, from) }
+            }
             Work::Fill { dst, value, bytes } => {
                 let pieces = self.pieces(device, Engine::Copy, dst, bytes, Access::ReadWrite)?;
                 pieces.into_iter().try_for_each(|piece| {
@@ -168,11 +172,17 @@ impl State {
         }
     }
 
-    fn copy(&self, device: i32, dst: u64, src: u64, bytes: u64) -> Result<(), Code> {
+    /// Returns the pieces of a copy's destination and source, or the GPU's fault.
+    fn ends(
+        &self,
+        device: i32,
+        dst: u64,
+        src: u64,
+        bytes: u64,
+    ) -> Result<(Vec<Piece>, Vec<Piece>), Code> {
         let from = self.pieces(device, Engine::Copy, src, bytes, Access::Read)?;
         let to = self.pieces(device, Engine::Copy, dst, bytes, Access::ReadWrite)?;
-        // SAFETY: the caller that submitted the copy guarantees the range.
-        unsafe { access::copy(to, from) }
+        Ok((to, from))
     }
 
     /// Handles a fault: the device's context is lost with all pending work.
@@ -198,7 +208,8 @@ impl State {
 
     pub fn ctx_synchronize(&mut self, device: i32) -> Answer {
         self.context(device)?;
-        self.expect_no_capture_on(device)?;
+        // In every mode of the thread.
+        self.invalidate(Code::STREAM_CAPTURE_UNSUPPORTED, |key, _| key.0 == device)?;
         self.synchronize_device(device);
         self.context(device).map(drop)
     }
@@ -223,13 +234,13 @@ impl State {
         // Copies of pageable memory finish before the call returns, after the stream's earlier work.
         self.run_all(key);
         self.context(stream.device)?;
-        match self.copy(stream.device, dst, src, bytes) {
-            Ok(()) => Ok(()),
-            Err(_) if self.pieces_fault(stream.device, dst, src, bytes) => {
-                self.lose(stream.device, Code::ILLEGAL_ADDRESS);
+        match self.ends(stream.device, dst, src, bytes) {
+            // SAFETY: the caller guarantees the range.
+            Ok((to, from)) => Ok(unsafe { access::copy(to, from) }.or(Err(Code::INVALID_VALUE))?),
+            Err(code) => {
+                self.lose(stream.device, code);
                 self.context(stream.device).map(drop)
             }
-            Err(_) => fail(Code::INVALID_VALUE),
         }
     }
 
@@ -250,12 +261,6 @@ impl State {
         }
         let mut copies = copies.iter();
         copies.try_for_each(|copy| self.memcpy_async(copy.dst, copy.src, copy.bytes, stream))
-    }
-
-    /// Returns whether the GPU lacks the access that a copy needs.
-    fn pieces_fault(&self, device: i32, dst: u64, src: u64, bytes: u64) -> bool {
-        let pieces = |at, need| self.pieces(device, Engine::Copy, at, bytes, need);
-        pieces(src, Access::Read).is_err() || pieces(dst, Access::ReadWrite).is_err()
     }
 
     pub fn memset_d8_async(
