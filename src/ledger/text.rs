@@ -92,38 +92,27 @@ fn others(entry: &Allocation) -> String {
     escaped(&words.join(", "))
 }
 
-/// Allocations that differ in size, age and address alone: one line of a table.
-struct Alike<'a> {
-    first: &'a Allocation,
-    count: u64,
-    bytes: u64,
-    age_ms: u64,
-    /// The cells that they share: from the place to the line.
-    cells: [String; 6],
-}
-
-/// Returns groups of allocations that are alike, the largest first.
-fn alike(entries: &[Allocation]) -> Vec<Alike<'_>> {
-    let mut groups = BTreeMap::new();
+/// Returns groups of allocations that differ in size, age and address alone, one for each line of a table, the largest first,
+/// with the cells that they share.
+fn alike(entries: &[Allocation]) -> Vec<([String; 6], Vec<&Allocation>)> {
+    let mut groups: BTreeMap<_, Vec<&Allocation>> = BTreeMap::new();
     for entry in entries {
-        let cells = cells(entry);
-        let key = (cells.clone(), entry.mapped.is_empty());
-        let group = groups.entry(key).or_insert(Alike {
-            first: entry,
-            count: 0,
-            bytes: 0,
-            age_ms: 0,
-            cells,
-        });
-        group.count += 1;
-        group.bytes = group.bytes.saturating_add(entry.bytes);
-        group.age_ms = group.age_ms.max(entry.age_ms);
+        let key = (cells(entry), entry.mapped.is_empty());
+        groups.entry(key).or_default().push(entry);
     }
-    let mut groups: Vec<Alike<'_>> = groups.into_values().collect();
-    groups.sort_by_key(|group| (Reverse(group.bytes), group.first.number));
+    let groups = groups.into_iter().map(|((cells, _), all)| (cells, all));
+    let mut groups: Vec<_> = groups.collect();
+    let number = |all: &[&Allocation]| all.first().map(|first| first.number);
+    groups.sort_by_cached_key(|(_, all)| (Reverse(sum(all)), number(all)));
     groups
 }
 
+fn sum(entries: &[&Allocation]) -> u64 {
+    let bytes = entries.iter().map(|entry| entry.bytes);
+    bytes.fold(0, u64::saturating_add)
+}
+
+/// Returns the cells from the place to the line, but for the age and the address.
 fn cells(entry: &Allocation) -> [String; 6] {
     let granted = entry.mapped.first();
     let lost = if entry.lost { " LOST" } else { "" };
@@ -139,28 +128,26 @@ fn cells(entry: &Allocation) -> [String; 6] {
     ]
 }
 
-impl Alike<'_> {
-    /// Returns the cells; number and address only if the table is `wide`, the count if it has `counts`.
-    fn row(self, wide: bool, counts: bool) -> Vec<String> {
-        let address = match self.first.mapped.as_slice() {
-            [] => "not mapped".into(),
-            [at, ..] => format!("{:#x}", at.start),
-        };
-        let [location, path, label, access, others, site] = self.cells;
-        vec![
-            only_if(wide, self.first.number.to_string()),
-            only_if(counts, self.count.to_string()),
-            Bytes(self.bytes).to_string(),
-            location,
-            path,
-            age(self.age_ms),
-            label,
-            only_if(wide, address),
-            access,
-            others,
-            site,
-        ]
-    }
+/// Returns all cells of a group; number and address only if the table is `wide`, the count if it has `counts`.
+fn row(shared: [String; 6], all: &[&Allocation], wide: bool, counts: bool) -> Vec<String> {
+    let number = all.first().map(|first| first.number.to_string());
+    let at = all.first().and_then(|first| first.mapped.first());
+    let address = at.map_or("not mapped".into(), |at| format!("{:#x}", at.start));
+    let oldest = all.iter().map(|entry| entry.age_ms).max();
+    let [location, path, label, access, others, site] = shared;
+    vec![
+        only_if(wide, number.unwrap_or_default()),
+        only_if(counts, all.len().to_string()),
+        Bytes(sum(all)).to_string(),
+        location,
+        path,
+        age(oldest.unwrap_or(0)),
+        label,
+        only_if(wide, address),
+        access,
+        others,
+        site,
+    ]
 }
 
 /// Returns a text, or none, so that a column without any is left out.
@@ -260,9 +247,9 @@ pub(crate) fn ledger(ledger: &Ledger, most: Option<usize>) -> String {
         ">NUMBER, >COUNT, >SIZE, WHERE, KIND, >AGE, ~LABEL, ADDRESS, ~ACCESS, ~SHARED, /ALLOCATED AT",
     );
     let groups = alike(&ledger.allocations);
-    let any_of_several = groups.iter().any(|group| group.count > 1);
-    for group in groups {
-        table.row(group.row(most.is_none(), any_of_several));
+    let any_of_several = groups.iter().any(|(_, all)| all.len() > 1);
+    for (cells, all) in groups {
+        table.row(row(cells, &all, most.is_none(), any_of_several));
     }
     text += &table.lines(most);
     if ledger.omitted > 0 {

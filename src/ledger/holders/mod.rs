@@ -18,7 +18,7 @@ use crate::procs::{Late, Unanswered};
 
 use files::Tmpfs;
 pub use holder::{Holder, OnGpu, Why};
-use walk::Walk;
+use walk::{LIMITS, Walk};
 
 /// The most processes in a report: those with the most memory.
 pub const MAX_HOLDERS: usize = 256;
@@ -64,7 +64,13 @@ impl Holders {
             Unanswered::NotAsked => Err("there is no thread to ask NVML".into()),
         });
         let tmpfs = Tmpfs::of_this_process();
-        let walk = Walk::of(Path::new("/"), &first(&nvml, &pids), several_nodes, tmpfs);
+        let walk = Walk::of(
+            Path::new("/"),
+            &first(&nvml, &pids),
+            several_nodes,
+            tmpfs,
+            LIMITS,
+        );
         Self::judged(walk, nvml, &pids)
     }
 
@@ -89,7 +95,7 @@ impl Holders {
     ) -> Self {
         let ledgers: Vec<u32> = with_ledgers.into_iter().collect();
         let first = first(&nvml, &ledgers);
-        let walk = Walk::of(root, &first, several_nodes, Tmpfs::below(root));
+        let walk = Walk::of(root, &first, several_nodes, Tmpfs::below(root), LIMITS);
         Self::judged(walk, nvml, &ledgers)
     }
 

@@ -51,7 +51,7 @@ impl Tree {
             pages: |_| LONG,
             walk: LONG,
         };
-        Walk::within(self.0.path(), first, false, tmpfs, limits)
+        Walk::of(self.0.path(), first, false, tmpfs, limits)
     }
 }
 
@@ -145,7 +145,7 @@ fn a_process_whose_mappings_do_not_come_is_kept_and_the_next_one_is_looked_at() 
         pages: |_| LONG,
         walk: LONG,
     };
-    let found = Walk::within(tree.0.path(), &[], false, Tmpfs::default(), limits);
+    let found = Walk::of(tree.0.path(), &[], false, Tmpfs::default(), limits);
     let holders = Holders::judged(found, Ok(Vec::new()), &[]);
     assert_eq!(why(&holders, 30), [Why::Waiting]);
     assert_eq!(why(&holders, 31), [Why::OpenAlone]);
@@ -174,7 +174,7 @@ fn a_process_whose_pages_by_node_do_not_come_is_looked_at_and_says_so() {
         pages: |pid| if pid == 30 { Duration::ZERO } else { LONG },
         walk: LONG,
     };
-    let found = Walk::within(tree.0.path(), &[], true, Tmpfs::default(), limits);
+    let found = Walk::of(tree.0.path(), &[], true, Tmpfs::default(), limits);
     let holders = Holders::judged(found, Ok(Vec::new()), &[]);
     let reasons = [
         Why::NodesUnknown,
@@ -215,7 +215,7 @@ fn processes_that_are_left_when_a_walk_takes_too_long_are_not_looked_at() {
         pages: |_| LONG,
         walk: Duration::ZERO,
     };
-    let found = Walk::within(tree.0.path(), &[], false, Tmpfs::default(), limits);
+    let found = Walk::of(tree.0.path(), &[], false, Tmpfs::default(), limits);
     let gpu = NvmlGpu {
         processes: vec![NvmlProcess::new(30, Some(1))],
         ..NvmlGpu::default()

@@ -34,7 +34,7 @@ pub(super) struct Limits {
     pub walk: Duration,
 }
 
-const LIMITS: Limits = Limits {
+pub(super) const LIMITS: Limits = Limits {
     process: |_| Duration::from_secs(5),
     pages: |_| Duration::from_secs(10),
     walk: Duration::from_secs(60),
@@ -67,13 +67,8 @@ pub(super) struct Walk {
 
 impl Walk {
     /// Looks at the processes below `root`, those of `first` before the others; shared memory in one of `tmpfs` is not in
-    /// [`Holder::files`].
-    pub(super) fn of(root: &Path, first: &[u32], several_nodes: bool, tmpfs: Tmpfs) -> Self {
-        Self::within(root, first, several_nodes, tmpfs, LIMITS)
-    }
-
-    /// As [`Walk::of`], in the time that `limits` say.
-    pub(super) fn within(
+    /// [`Holder::files`]. It ends in the time that `limits` say.
+    pub(super) fn of(
         root: &Path,
         first: &[u32],
         several_nodes: bool,
