@@ -142,10 +142,11 @@ impl Report {
         let working = gpus().filter(|&gpu| capabilities.iter().any(|tried| works(tried, gpu)));
         let working_gpus: Vec<i32> = working.collect();
         let hints = |driver: &Driver| {
-            let of_gpu = |gpu| (gpu, capability::hints(driver, gpu));
-            let hints = gpus().map(of_gpu);
-            let hints = hints.map(|(gpu, attributes)| GpuHints { gpu, attributes });
-            hints.collect()
+            let of_gpu = |gpu| GpuHints {
+                gpu,
+                attributes: capability::hints(driver, gpu),
+            };
+            gpus().map(of_gpu).collect()
         };
         let mut report = Self {
             simulated: simulated.map(|(name, _)| name.to_owned()),

@@ -93,13 +93,18 @@ fn facts(report: &Report) -> String {
     text
 }
 
+/// Joins the texts that are known.
+fn joined(texts: impl IntoIterator<Item = Option<String>>, between: &str) -> Option<String> {
+    let known: Vec<String> = texts.into_iter().flatten().collect();
+    (!known.is_empty()).then(|| known.join(between))
+}
+
 fn driver_rows(report: &Report) -> Vec<(&'static str, String)> {
     let driver = &report.driver;
     let problem = driver.problem.iter();
     let problem = problem.flat_map(|why| [why.message.clone(), format!("→ {}", why.remedy)]);
     let module = report.host.driver_module.as_ref();
-    let module = module.filter(|_| report.simulated.is_none());
-    let module = module.map(|module| {
+    let module = module.filter(|_| report.simulated.is_none()).map(|module| {
         let kind = if module.open { "open" } else { "closed" };
         format!("kernel module {} ({kind})", module.version)
     });
@@ -109,8 +114,7 @@ fn driver_rows(report: &Report) -> Vec<(&'static str, String)> {
         module,
         driver.libraries.driver.clone(),
     ];
-    let words: Vec<String> = words.into_iter().flatten().collect();
-    let rows = problem.chain([words.join(", ")]);
+    let rows = problem.chain([joined(words, ", ").unwrap_or_default()]);
     rows.map(|text| ("Driver", text)).collect()
 }
 
@@ -141,16 +145,12 @@ fn topology_rows(report: &Report) -> Vec<(&'static str, String)> {
 
 /// Returns a label and a text for each known fact of the host.
 fn host_rows(host: &HostFacts) -> Vec<(&'static str, String)> {
-    let kernel = host.kernel.as_ref().map(|kernel| {
-        let pages = host
-            .page_size
-            .map(|bytes| format!(", {} pages", Bytes(bytes)));
-        format!(
-            "{kernel} {}{}",
-            host.architecture,
-            pages.unwrap_or_default()
-        )
-    });
+    let pages = host
+        .page_size
+        .map(|bytes| format!("{} pages", Bytes(bytes)));
+    let kernel = host.kernel.as_ref();
+    let kernel = kernel.map(|kernel| format!("{kernel} {}", host.architecture));
+    let kernel = kernel.and_then(|kernel| joined([Some(kernel), pages], ", "));
     let nice = match host.cap_sys_nice {
         Some(true) => ", with CAP_SYS_NICE",
         Some(false) => ", without CAP_SYS_NICE",
@@ -181,8 +181,8 @@ fn host_rows(host: &HostFacts) -> Vec<(&'static str, String)> {
         ("Kernel", kernel),
         ("Container", Some(container)),
         ("Control group", Some(group)),
-        ("NUMA", Some(numa(host)).filter(|numa| !numa.is_empty())),
-        ("Huge pages", Some(huge_pages(host))),
+        ("NUMA", numa(host)),
+        ("Huge pages", huge_pages(host)),
         ("Memlock", memlock),
         ("Mappings", most),
         ("Environment", visible),
@@ -191,7 +191,7 @@ fn host_rows(host: &HostFacts) -> Vec<(&'static str, String)> {
     rows.into_iter().filter_map(known).collect()
 }
 
-fn numa(host: &HostFacts) -> String {
+fn numa(host: &HostFacts) -> Option<String> {
     let cpus = host.allowed_cpus.as_ref();
     let cpus = cpus.map(|cpus| format!("CPUs {cpus}"));
     let nodes = host.allowed_nodes.as_ref().map(|nodes| {
@@ -199,35 +199,28 @@ fn numa(host: &HostFacts) -> String {
         let s = if ids.len() == 1 { "" } else { "s" };
         format!("node{s} {}", ranges(&ids))
     });
-    let allowed: Vec<String> = cpus.into_iter().chain(nodes).collect();
-    let allowed = (!allowed.is_empty()).then(|| format!("allowed: {}", allowed.join(" and ")));
+    let allowed = joined([cpus, nodes], " and ").map(|all| format!("allowed: {all}"));
     let balancing = host.numa_balancing.map(|is_on| {
         let state = if is_on { "on" } else { "off" };
         format!("balancing {state}")
     });
-    let words: Vec<String> = allowed.into_iter().chain(balancing).collect();
-    words.join("; ")
+    joined([allowed, balancing], "; ")
 }
 
-fn huge_pages(host: &HostFacts) -> String {
+fn huge_pages(host: &HostFacts) -> Option<String> {
     let pools = host.huge_pages.iter().filter(|pool| pool.total > 0);
-    let mut words: Vec<String> = pools
-        .map(|pool| {
-            let (free, total) = (pool.free, pool.total);
-            format!("{free} of {total} free ({})", Bytes(pool.page_bytes))
-        })
-        .collect();
-    if words.is_empty() {
-        words.push("none reserved".into());
-    }
-    let settings = [
-        ("transparent", &host.transparent_huge_pages),
-        ("shared", &host.shared_huge_pages),
-    ];
-    let known =
-        |(name, setting): (_, &Option<String>)| Some(format!("{name}: {}", setting.as_ref()?));
-    words.extend(settings.into_iter().filter_map(known));
-    words.join(", ")
+    let pools = pools.map(|pool| {
+        let (free, total) = (pool.free, pool.total);
+        Some(format!(
+            "{free} of {total} free ({})",
+            Bytes(pool.page_bytes)
+        ))
+    });
+    let pools = joined(pools, ", ").unwrap_or("none reserved".into());
+    let setting = |name, setting: &Option<String>| Some(format!("{name}: {}", setting.as_ref()?));
+    let transparent = setting("transparent", &host.transparent_huge_pages);
+    let shared = setting("shared", &host.shared_huge_pages);
+    joined([Some(pools), transparent, shared], ", ")
 }
 
 /// Returns a row for each kind, with the ids that are of it.

@@ -190,23 +190,17 @@ impl<'a> Bench<'a> {
         let multiprocessors = driver
             .device_attribute(gpu, DeviceAttribute::MULTIPROCESSOR_COUNT)?
             .max(1);
-        let memory = DeviceMemory::new(driver, gpu, bytes)?;
-        let report = DeviceMemory::new(driver, gpu, 8)?;
-        let back = PinnedHost::new(driver, gpu, 8)?;
-        let stream = Stream::new(driver, gpu)?;
-        let start = Event::new(driver, gpu, true)?;
-        let end = Event::new(driver, gpu, true)?;
         let bench = Self {
             driver,
             gpu,
             bytes,
             expected: (0..bytes / 8).fold(0, |sum, i| sum ^ pattern(SEED, i)),
-            memory,
-            report,
-            back,
-            stream,
-            start,
-            end,
+            memory: DeviceMemory::new(driver, gpu, bytes)?,
+            report: DeviceMemory::new(driver, gpu, 8)?,
+            back: PinnedHost::new(driver, gpu, 8)?,
+            stream: Stream::new(driver, gpu)?,
+            start: Event::new(driver, gpu, true)?,
+            end: Event::new(driver, gpu, true)?,
             kernels: Kernels::load(driver, gpu)?,
             // Twice as many as can run at once, so that the link has requests in flight to the end.
             dims: LaunchDims {
