@@ -5,7 +5,7 @@ use std::mem::{self, MaybeUninit};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use egmem::driver::{Access, DevicePtr, Location};
+use egmem::driver::{Access, Location};
 use egmem::exchange::blocking::RemoteBuffer;
 use egmem::memory::CpuView;
 use egmem::share::ImportedBuffer;
@@ -62,10 +62,6 @@ impl Kind {
             Self::Fetched(buffer) => buffer,
             Self::Pool(buffer) => buffer,
         }
-    }
-
-    fn start(&self) -> DevicePtr {
-        self.memory().device_ptr()
     }
 
     fn cpu_at(&self, offset: u64, len: u64) -> Outcome<CpuView<'_>> {
@@ -179,7 +175,7 @@ pub unsafe extern "C" fn egm_buffer_ptr(
     out: Option<&mut MaybeUninit<*mut c_void>>,
 ) -> egm_status {
     ask(buffer, "buffer", out, |buffer| {
-        Ok(pointer(buffer.memory.start().0))
+        Ok(pointer(buffer.memory.memory().device_ptr().0))
     })
 }
 
@@ -297,10 +293,8 @@ pub unsafe extern "C" fn egm_buffer_write(
     on(buffer, "buffer", |buffer| {
         // SAFETY: the caller's promise.
         let from = unsafe { args::values(from.cast::<u8>(), len, "from")? };
-        Ok(buffer
-            .memory
-            .cpu_at(offset, len as u64)?
-            .write_at(0, from)?)
+        let view = buffer.memory.cpu_at(offset, len as u64)?;
+        Ok(view.write_at(0, from)?)
     })
 }
 

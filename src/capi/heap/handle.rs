@@ -113,15 +113,14 @@ impl egm_heap {
         } else {
             align
         };
-        let layout = Layout::from_size_align(size, align).map_err(|_| wrong_layout(size, align))?;
+        let layout = |size| Layout::from_size_align(size, align);
+        let asked = layout(size).map_err(|_| wrong_layout(size, align))?;
         if size as u64 > RawBlock::PAGE || size == 0 || self.blocks.is_debug() {
-            return Ok(layout);
+            return Ok(asked);
         }
-        let usable = Heap::usable_size(layout);
-        match usable <= RawBlock::PAGE {
-            true => Layout::from_size_align(usable as usize, align)
-                .map_err(|_| wrong_layout(size, align)),
-            false => Ok(layout),
+        match Heap::usable_size(asked) {
+            usable @ ..=RawBlock::PAGE => Ok(layout(usable as usize).unwrap_or(asked)),
+            _ => Ok(asked),
         }
     }
 
@@ -129,9 +128,10 @@ impl egm_heap {
     #[inline]
     fn keep(&self, block: Block) -> Outcome<*mut c_void> {
         let raw = block.into_raw();
-        match self.blocks.put(raw) {
-            true => Ok(pointer(self.start + raw.offset)),
-            false => Err(beyond_the_limit()),
+        if self.blocks.put(raw) {
+            Ok(pointer(self.start + raw.offset))
+        } else {
+            Err(beyond_the_limit())
         }
     }
 
