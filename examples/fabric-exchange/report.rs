@@ -61,8 +61,9 @@ impl Report {
         } else {
             self.text()
         };
-        writeln!(std::io::stdout(), "{text}")
-            .map_err(|error| Error::system("writing to standard output", &error))
+        // In one piece: the other end may write to the same pipe meanwhile.
+        let written = std::io::stdout().write_all((text + "\n").as_bytes());
+        written.map_err(|error| Error::system("writing to standard output", &error))
     }
 
     fn text(&self) -> String {
