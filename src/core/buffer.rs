@@ -3,7 +3,6 @@
 mod access;
 mod allocate;
 mod growing;
-mod plan;
 
 use crate::Result;
 use crate::backing::{Backing, Chosen};

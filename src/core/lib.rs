@@ -20,8 +20,8 @@
 //! `vmm::MappedPart`, and a `MappedRange` has several side by side. It keeps mappings and memories apart, because its interface
 //! lends a slice of each; so does a ring, because it maps its records twice.
 //!
-//! **Buffers** are planned first (`core/buffer/plan.rs`): the granularity and the access of each location, and the list of chunks.
-//! Each chunk is then created, mapped and granted (`core/buffer/allocate.rs`), and the ledger has one entry for those of a part. Memory that grows in the
+//! **Buffers** (`core/buffer/allocate.rs`) are planned first: the granularity and the access of each location, and the list of
+//! chunks. Each chunk is then created, mapped and granted, and the ledger has one entry for those of a part. Memory that grows in the
 //! background (`core/buffer/growing.rs`) has the same plan. All addresses are reserved at once, and one thread adds chunks. A
 //! reader of the front needs no lock: the count of granted bytes is stored after the access to them, and only grows. The list of
 //! mappings has a lock, which is held for one query of the driver at a time, so that readers do not wait for each other behind a

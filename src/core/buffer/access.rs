@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 
 use super::Buffer;
 use crate::driver::{Access, AccessDesc, Code, Driver, Location};
+use crate::explain::name_missing;
 use crate::memory::{AccessChecks, Memory, check_range};
 use crate::vmm::{Mapping, PhysicalMemory};
 use crate::{Error, Result};
@@ -61,11 +62,19 @@ impl RequestedAccess {
 
 /// Returns the GPUs that can reach memory at `location`: all for host memory, itself and its peers for a
 /// GPU's.
+///
+/// # Errors
+/// [`Error::NoSuchGpu`]; the driver's.
 pub fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<AccessDesc>> {
     let mut reachable = Vec::new();
     for gpu in 0..driver.device_count()? {
         let reaches = match location {
-            Location::Device(owner) => owner == gpu || driver.device_can_access_peer(gpu, owner)?,
+            Location::Device(owner) => {
+                owner == gpu
+                    || driver
+                        .device_can_access_peer(gpu, owner)
+                        .map_err(|error| name_missing(driver, error, location))?
+            }
             _ => true,
         };
         if reaches {

@@ -1,18 +1,27 @@
-//! How a buffer's memory is created: chunk after chunk, each mapped and granted before the next.
+//! How a buffer's memory is created. A plan has the chunks of all parts, and each location's granularity and access; then
+//! each chunk is created, mapped and granted before the next.
 
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::plan::{Made, Plan, Site};
 use super::{Buffer, BufferOptions};
-use crate::backing::Backing;
-use crate::driver::{Driver, Location};
-use crate::growth::{Pace, Progress};
+use crate::backing::choose::choose_for_all;
+use crate::backing::{Backing, Chosen, Why};
+use crate::capability::shareable::handle_types_of;
+use crate::driver::{AccessDesc, Driver, HandleTypes, Location};
+use crate::growth::{Growth, Pace, Progress};
+use crate::guard::check_free;
+use crate::ledger::{self, Entry};
+use crate::size::{Granularity, PaddedSize};
 use crate::topology::free_now;
-use crate::vmm::{MappedPart, MappedRange, Reservation};
-use crate::{Error, Result, ledger};
+use crate::vmm::{MappedPart, MappedRange, PhysicalMemory, PhysicalOptions, Reservation};
+use crate::{Error, Result};
+
+/// The most parts of a buffer.
+const MOST: u64 = Buffer::MAX_PARTS as u64;
 
 /// Bytes of registered chunks between two looks at the node's free memory: a look takes a good part of the time of a chunk.
 const CHECK_EVERY: u64 = 1 << 30;
@@ -67,44 +76,275 @@ impl BufferOptions {
             thread::sleep(time);
             ControlFlow::Continue(())
         };
-        let mut pace = Pace::new(plan.options.growth, plan.padded, progress, rest);
+        let mut pace = Pace::new(plan.growth, plan.padded, progress, rest);
         let mut range = MappedRange::with_capacity(plan.chunks.len());
-        loop {
-            match plan.add(driver, &mut pace, |part| range.push(part)) {
-                Ok(true) => {}
-                Ok(false) => break,
-                Err(error) => {
-                    // Given back first: the error reports the free memory without it.
-                    drop(range);
-                    return Err(plan.with_all_requested(driver, error));
-                }
-            }
+        let made = plan.grow(driver, plan.padded, &mut pace, |part| range.push(part));
+        if let Err(error) = made {
+            // Given back first: the error reports the free memory without it.
+            drop(range);
+            return Err(plan.with_all_requested(driver, error));
         }
         Ok(Buffer {
             range,
-            len: plan.len(),
+            len: plan.len,
             chosen: plan.chosen,
         })
     }
+
+    /// Checks the options, and decides which chunks there are to be.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate); nothing has been created.
+    pub(super) fn plan(mut self, driver: &Driver, caller: ledger::Site) -> Result<Plan> {
+        let caller = self.site.take().unwrap_or(caller);
+        let mut sites = self.sites(caller);
+        // Before the first trial, which takes time and memory.
+        let pieces = self.check(driver, &sites)?;
+        if self.shareable {
+            for site in &mut sites {
+                let props = &mut site.memory.props;
+                props.handle_types |=
+                    handle_types_of(driver, props.location, self.backing)?.handle_types;
+            }
+        }
+        let has_host = sites.iter().any(|site| site.location().is_host());
+        for site in &mut sites {
+            site.access = self.access.grants(driver, site.location())?;
+            // Beside parts on the host, a GPU's is not the CPU's.
+            if has_host && !site.location().is_host() {
+                site.access.retain(|grant| !grant.location.is_host());
+            }
+        }
+        let chosen = self.choose(driver, &sites)?;
+        let shareable = sites.iter();
+        let shareable = shareable.filter(|at| at.is_shareable() && at.location().is_host());
+        let shareable = shareable.fold(0, |sum: u64, at| sum.saturating_add(at.bytes));
+        for site in &mut sites {
+            site.memory.chosen = Some(chosen.clone());
+            site.memory.fork = chosen.fork_of_buffers();
+            site.granularity = site.memory.granularity_of(driver)?;
+            // Memory of GPUs is not divided.
+            if site.location().is_host() {
+                let shareable = site.is_shareable().then_some(shareable);
+                site.chunk = self.growth.chunk_for(site.granularity, shareable);
+            }
+        }
+        let chunks = self.chunks(&sites, pieces)?;
+        let mut sizes = chunks.iter().map(|chunk| chunk.size.padded());
+        let padded = sizes
+            .try_fold(0_u64, u64::checked_add)
+            .filter(|&sum| sum <= isize::MAX as u64)
+            .ok_or_else(|| Error::invalid("parts", "their sum exceeds the address space"))?;
+        Ok(Plan {
+            growth: self.growth,
+            overcommit: self.overcommit,
+            len: self.parts.iter().map(|&(_, bytes)| bytes).sum(),
+            padded,
+            chosen,
+            sites,
+            chunks,
+            reservation: None,
+            next: 0,
+            begun: 0,
+            done: 0,
+            entry: None,
+            ahead: VecDeque::new(),
+        })
+    }
+
+    /// Returns the locations, and what is requested of each.
+    fn sites(&self, caller: ledger::Site) -> Vec<Site> {
+        let mut sites: Vec<Site> = Vec::with_capacity(1);
+        for &(location, bytes) in &self.parts {
+            match sites.iter_mut().find(|site| site.location() == location) {
+                Some(site) => site.bytes = site.bytes.saturating_add(bytes),
+                None => sites.push(Site {
+                    bytes,
+                    memory: PhysicalMemory::options(location)
+                        .handle_types(self.handle_types)
+                        .recorded_as(self.path, self.label.clone(), caller.clone()),
+                    granularity: Granularity::TWO_MIB,
+                    chunk: u64::MAX,
+                    access: Vec::new(),
+                }),
+            }
+        }
+        sites
+    }
+
+    /// Returns the number of pieces that were asked for, each of which is divided further as it grows.
+    ///
+    /// # Errors
+    /// [`Error::NodeTooFull`]; [`Error::InvalidArgument`] for chunks of a wrong size, and for more pieces than a buffer can
+    /// have.
+    fn check(&self, driver: &Driver, sites: &[Site]) -> Result<u64> {
+        let last = self.parts.last().map(|&(location, _)| location);
+        for site in sites.iter().filter(|_| !self.overcommit) {
+            let is_last = Some(site.location()) == last;
+            let bytes = site
+                .bytes
+                .saturating_add(if is_last { self.room } else { 0 });
+            let bytes = bytes.checked_next_multiple_of(Granularity::TWO_MIB.bytes());
+            check_free(driver, site.location(), bytes.unwrap_or(u64::MAX), || 0)?;
+        }
+        self.growth.checked_chunk()?;
+        if let Some(cut) = self.chunk
+            && (cut == 0 || !Granularity::TWO_MIB.divides(cut))
+        {
+            let why = format!("{cut} bytes");
+            return Err(Error::invalid_of("chunk", why, "a multiple of 2 MiB"));
+        }
+        let cut = self.chunk.unwrap_or(u64::MAX);
+        let pieces = self.parts.iter();
+        let pieces = pieces.map(|(_, bytes)| bytes.div_ceil(cut).max(1));
+        let pieces = pieces.fold(0, u64::saturating_add);
+        if pieces > MOST {
+            let what = self.chunk.map_or("parts", |_| "chunk");
+            let why = format!("it makes {pieces} parts");
+            let valid = format!("at most {MOST} parts in one buffer");
+            return Err(Error::invalid_of(what, why, valid));
+        }
+        Ok(pieces)
+    }
+
+    /// Decides what all parts are.
+    fn choose(&self, driver: &Driver, sites: &[Site]) -> Result<Chosen> {
+        if self.backing == Backing::Driver {
+            return Ok(Chosen::DRIVER);
+        }
+        let is_one_chunk = match self.parts[..] {
+            [(_, bytes)] if self.chunk.is_none() => {
+                self.growth.is_one_chunk(bytes.saturating_add(self.room))
+            }
+            _ => false,
+        };
+        if self.backing == Backing::Auto && self.one_copy && !is_one_chunk {
+            return Ok(Chosen::driver(Why::Chunks));
+        }
+        let sites = sites.iter();
+        let sites = sites.map(|at| {
+            (
+                (at.location(), at.memory.props.handle_types),
+                &at.access[..],
+            )
+        });
+        choose_for_all(driver, self.backing, sites)
+    }
+
+    /// Divides the parts into pieces, and those into chunks.
+    fn chunks(&self, sites: &[Site], pieces: u64) -> Result<Vec<Chunk>> {
+        let cut = self.chunk.unwrap_or(u64::MAX);
+        // More chunks than a buffer can have are more memory than a machine has, which the driver shall say.
+        let more = sites.iter().map(|site| site.bytes / site.chunk);
+        let is_divided = more.fold(pieces, u64::saturating_add) <= MOST;
+        let mut chunks = Vec::with_capacity(self.parts.len());
+        for (index, &(location, bytes)) in self.parts.iter().enumerate() {
+            // Every location has a site.
+            let site = sites.iter().position(|site| site.location() == location);
+            let site = site.unwrap_or_default();
+            let most = if is_divided {
+                sites[site].chunk
+            } else {
+                u64::MAX
+            };
+            let is_last = index + 1 == self.parts.len();
+            // No bytes at all are refused, room or not.
+            let room = if is_last && bytes > 0 { self.room } else { 0 };
+            let all = bytes.saturating_add(room);
+            let mut at = 0;
+            loop {
+                let next = (at / cut + 1).saturating_mul(cut);
+                // The room belongs to the last piece.
+                let end = if next < bytes { next } else { all };
+                let size = PaddedSize::new((end - at).min(most), sites[site].granularity)?;
+                let begins = at == 0 || (at < bytes && at % cut == 0);
+                chunks.push(Chunk { site, size, begins });
+                at += size.requested();
+                let is_end = at == all;
+                if !(is_end && is_last) && size.padded() != size.requested() {
+                    let why = "bytes in the middle are not a multiple of the granularity";
+                    let why = format!("{} {why}", size.requested());
+                    return Err(Error::invalid("share", why));
+                }
+                if is_end {
+                    break;
+                }
+            }
+        }
+        if chunks.is_empty() {
+            return Err(Error::invalid("shares", "the list is empty"));
+        }
+        Ok(chunks)
+    }
+}
+
+/// What all parts at one location share.
+#[derive(Debug)]
+struct Site {
+    /// The bytes requested there.
+    bytes: u64,
+    memory: PhysicalOptions,
+    granularity: Granularity,
+    /// The most bytes of a chunk, in whole granules.
+    chunk: u64,
+    access: Vec<AccessDesc>,
+}
+
+impl Site {
+    const fn location(&self) -> Location {
+        self.memory.props.location
+    }
+
+    fn is_shareable(&self) -> bool {
+        self.memory.props.handle_types != HandleTypes::NONE
+    }
+}
+
+/// A chunk that is to be created.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    /// The index of its site.
+    site: usize,
+    /// The bytes requested and padded; the last one's include the room that was asked for behind the buffer.
+    size: PaddedSize,
+    /// Whether it begins a part, whose chunks share an entry of the ledger.
+    begins: bool,
+}
+
+/// The memory of a buffer that is to be created, and how far it has come.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) growth: Growth,
+    overcommit: bool,
+    /// The bytes requested.
+    pub(super) len: u64,
+    /// The bytes of all parts, in whole granules.
+    pub(super) padded: u64,
+    pub(super) chosen: Chosen,
+    sites: Vec<Site>,
+    /// In the order of addresses; at least one.
+    pub(super) chunks: Vec<Chunk>,
+    reservation: Option<Arc<Reservation>>,
+    /// The index of the next chunk.
+    next: usize,
+    /// Bytes of chunks that are mapped.
+    begun: u64,
+    /// Bytes of chunks that are granted too.
+    done: u64,
+    /// The ledger's entry of the chunks of one part.
+    entry: Option<Arc<Entry>>,
+    /// Chunks that are mapped and not granted yet, and behind them why the next one was not made.
+    ahead: VecDeque<Result<(usize, MappedPart)>>,
 }
 
 impl Plan {
-    /// Returns the number of bytes requested.
-    pub(super) fn len(&self) -> u64 {
-        self.options.parts.iter().map(|&(_, bytes)| bytes).sum()
-    }
-
     /// Returns the location of the first part.
     pub(super) fn location(&self) -> Location {
-        self.sites[self.chunks[0].site].location
+        self.sites[self.chunks[0].site].location()
     }
 
-    /// Reserves the addresses, unless they are. If they are for registered memory, threads for the first chunk's pages start
-    /// meanwhile.
-    pub(super) fn reserve(&mut self, driver: &Driver) -> Result<Arc<Reservation>> {
-        if let Some(known) = &self.reservation {
-            return Ok(Arc::clone(known));
-        }
+    /// Reserves the addresses. If they are for registered memory, threads for the first chunk's pages start meanwhile.
+    fn reserve(&self, driver: &Driver) -> Result<Arc<Reservation>> {
         let options = Reservation::options().backing(self.chosen.backing);
         let all = options.reserve(driver, self.padded)?;
         if let Some(addresses) = all.addresses() {
@@ -115,48 +355,76 @@ impl Plan {
                 addresses.start_threads(driver, node, self.chunks[0].size.padded());
             }
         }
-        Ok(Arc::clone(self.reservation.insert(Arc::new(all))))
+        Ok(Arc::new(all))
     }
 
-    /// Creates, maps and grants the next chunk, has `push` keep it, and rests. Returns `false` after the last.
+    /// Reserves the addresses before the first chunk is created, for memory that is used before it is complete.
+    pub(super) fn addresses(&mut self, driver: &Driver) -> Result<Arc<Reservation>> {
+        let addresses = self.reserve(driver)?;
+        Ok(Arc::clone(self.reservation.insert(addresses)))
+    }
+
+    /// Creates, maps and grants chunks until `until` bytes exist, has `push` keep each, and rests.
     ///
     /// # Errors
     /// As [`allocate_with`](BufferOptions::allocate_with).
-    pub(super) fn add(
+    pub(super) fn grow(
         &mut self,
         driver: &Driver,
+        until: u64,
         pace: &mut Pace<
             impl FnMut(Progress) -> ControlFlow<()>,
             impl FnMut(Duration) -> ControlFlow<()>,
         >,
-        push: impl FnOnce(MappedPart),
-    ) -> Result<bool> {
-        let Some((site, mut part)) = self.take(driver)? else {
-            return Ok(false);
-        };
-        let site = &mut self.sites[site];
-        let access = match &site.access {
-            Some(access) => access,
-            None => {
-                let access = self.options.grants_at(driver, site.location)?;
-                site.access.insert(access)
-            }
-        };
-        part.mapping_mut().set_access(access)?;
-        let bytes = part.memory().size().padded();
-        push(part);
-        pace.made(bytes)?;
-        Ok(true)
+        mut push: impl FnMut(MappedPart),
+    ) -> Result<()> {
+        while self.done < until {
+            let made = match self.chosen.backing {
+                Backing::Registered => self.make_ahead(driver)?,
+                _ => self.make(driver)?,
+            };
+            let Some((site, mut part)) = made else { break };
+            part.mapping_mut().set_access(&self.sites[site].access)?;
+            let bytes = part.memory().size().padded();
+            push(part);
+            self.done += bytes;
+            pace.made(bytes)?;
+        }
+        Ok(())
     }
 
-    /// Returns the next chunk, and makes those that are to be ahead of it; `None` after the last.
+    /// Creates and maps a chunk; `None` after the last.
+    fn make(&mut self, driver: &Driver) -> Result<Option<(usize, MappedPart)>> {
+        let Some(chunk) = self.chunks.get(self.next) else {
+            return Ok(None);
+        };
+        let (site, bytes) = (&self.sites[chunk.site], chunk.size.padded());
+        // Before the first chunk, all of the memory was looked at.
+        let is_due = self.chosen.backing != Backing::Registered || self.begun % CHECK_EVERY < bytes;
+        let check = !self.overcommit && self.next > 0 && is_due;
+        // Importers know each chunk by its own identity, of which an entry of the ledger has one.
+        if chunk.begins || site.is_shareable() {
+            self.entry = None;
+        }
+        let entry = self.entry.as_ref();
+        let memory = site.memory.create_chunk(driver, chunk.size, check, entry)?;
+        self.entry.get_or_insert_with(|| memory.entry());
+        let site = chunk.site;
+        let addresses = match &self.reservation {
+            Some(known) => known,
+            None => &*self.reservation.insert(self.reserve(driver)?),
+        };
+        let mapping = addresses.map(self.begun, &memory)?;
+        self.next += 1;
+        self.begun += bytes;
+        Ok(Some((site, MappedPart::new(mapping, memory))))
+    }
+
+    /// As [`make`](Self::make), for registered memory: also begins the chunks behind that one.
     ///
     /// # Errors
     /// Those of creating and mapping, after the chunks before.
-    fn take(&mut self, driver: &Driver) -> Result<Option<Made>> {
-        if self.chosen.backing != Backing::Registered {
-            return self.make(driver);
-        }
+    fn make_ahead(&mut self, driver: &Driver) -> Result<Option<(usize, MappedPart)>> {
         while self.ahead.len() < AHEAD && !matches!(self.ahead.back(), Some(Err(_))) {
             let Some(made) = self.make(driver).transpose() else {
                 break;
@@ -164,32 +432,6 @@ impl Plan {
             self.ahead.push_back(made);
         }
         self.ahead.pop_front().transpose()
-    }
-
-    /// Creates and maps a chunk; `None` after the last.
-    fn make(&mut self, driver: &Driver) -> Result<Option<Made>> {
-        let (index, at) = self.next;
-        let Some(chunk) = self.chunks.get(index) else {
-            return Ok(None);
-        };
-        let (site, bytes) = (&self.sites[chunk.site], chunk.size.padded());
-        // Registered memory is looked at once in a while, and before the first of several chunks all of it was.
-        let is_due = self.chunks.len() == 1 || (at > 0 && at % CHECK_EVERY < bytes);
-        let check =
-            !self.options.overcommit && (self.chosen.backing != Backing::Registered || is_due);
-        // Importers know each chunk by its own identity, of which an entry of the ledger has one.
-        if chunk.begins || site.is_shareable() {
-            self.entry = None;
-        }
-        let entry = self.entry.as_ref();
-        let memory = site
-            .options
-            .create_chunk(driver, chunk.size, check, entry)?;
-        self.entry.get_or_insert_with(|| memory.entry());
-        let site = chunk.site;
-        let mapping = self.reserve(driver)?.map(at, &memory)?;
-        self.next = (index + 1, at + bytes);
-        Ok(Some((site, MappedPart::new(mapping, memory))))
     }
 
     /// Gives back what was made ahead, and rewrites a shortage of one chunk to the shortage of all that is requested at its
@@ -201,7 +443,7 @@ impl Plan {
         }
         let all = |at: Location| {
             let here = self.chunks.iter();
-            let here = here.filter(|chunk| self.sites[chunk.site].location == at);
+            let here = here.filter(|chunk| self.sites[chunk.site].location() == at);
             here.map(|chunk| chunk.size.padded()).sum::<u64>()
         };
         match error {

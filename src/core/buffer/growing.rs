@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::BufferOptions;
-use super::plan::Plan;
+use super::allocate::Plan;
 use crate::backing::Chosen;
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::growth::{GrowthState, Pace, Progress};
@@ -51,22 +51,20 @@ impl BufferOptions {
         progress: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
     ) -> Result<GrowingBuffer> {
         let mut plan = self.plan(driver, ledger::Site::here())?;
-        let shared = Arc::new(Shared::new(plan.reserve(driver)?, plan.chunks.len()));
+        let shared = Arc::new(Shared::new(plan.addresses(driver)?, plan.chunks.len()));
         let resting = Arc::clone(&shared);
         let rest = move |time| resting.rest(time);
-        let mut pace = Pace::new(plan.options.growth, plan.padded, progress, rest);
-        while shared.done() < front.min(plan.padded) {
-            let push = |part| shared.push(part);
-            if let Err(error) = plan.add(driver, &mut pace, push) {
-                // Given back first, as by `allocate_with`.
-                drop((pace, shared));
-                return Err(plan.with_all_requested(driver, error));
-            }
+        let mut pace = Pace::new(plan.growth, plan.padded, progress, rest);
+        let front = front.min(plan.padded);
+        if let Err(error) = plan.grow(driver, front, &mut pace, |part| shared.push(part)) {
+            // Given back first, as by `allocate_with`.
+            drop((pace, shared));
+            return Err(plan.with_all_requested(driver, error));
         }
         let mut buffer = GrowingBuffer {
             driver: driver.clone(),
             location: plan.location(),
-            len: plan.len(),
+            len: plan.len,
             padded: plan.padded,
             shared,
             chosen: plan.chosen.clone(),
@@ -204,14 +202,8 @@ impl GrowingBuffer {
         let driver = self.driver.clone();
         let grow = move || {
             let Ending(shared) = &ending;
-            let push = |part| shared.push(part);
-            let result = loop {
-                match plan.add(&driver, &mut pace, push) {
-                    Ok(true) => {}
-                    Ok(false) => break Ok(()),
-                    Err(error) => break Err(error),
-                }
-            };
+            let all = plan.padded;
+            let result = plan.grow(&driver, all, &mut pace, |part| shared.push(part));
             // A break after the last chunk leaves nothing out.
             let is_complete = shared.done() == plan.padded;
             // The chunks that were made ahead are given back before waiting callers return.

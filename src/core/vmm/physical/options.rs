@@ -17,16 +17,16 @@ use crate::vmm::pages::{self, Fork, Pages};
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `create`"]
 pub struct PhysicalOptions {
-    props: AllocationProps,
+    pub(crate) props: AllocationProps,
     kind: GranularityKind,
     /// The driver's answer, if the caller knows it.
     granularity: Option<Granularity>,
     overcommit: bool,
     backing: Backing,
     /// The decision, if the caller has made it.
-    chosen: Option<Chosen>,
+    pub(crate) chosen: Option<Chosen>,
     /// What a forked child has of registered pages that cannot be shared.
-    fork: Fork,
+    pub(crate) fork: Fork,
     path: AllocPath,
     label: Option<Label>,
     /// The program's call; `None`: the caller of [`PhysicalOptions::create`].
@@ -76,12 +76,6 @@ impl PhysicalOptions {
     /// Passes on a decision about the [`backing`](Self::backing) that the caller has made, for memory of several parts.
     pub fn chosen(mut self, chosen: Chosen) -> Self {
         self.chosen = Some(chosen);
-        self
-    }
-
-    /// Sets what a forked child has of registered memory that cannot be shared.
-    pub(crate) const fn fork(mut self, fork: Fork) -> Self {
-        self.fork = fork;
         self
     }
 
