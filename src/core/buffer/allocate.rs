@@ -408,8 +408,14 @@ impl Plan {
         }
         let entry = self.entry.as_ref();
         let memory = site.memory.create_chunk(driver, chunk.size, check, entry)?;
-        self.entry.get_or_insert_with(|| memory.entry());
         let site = chunk.site;
+        if self
+            .chunks
+            .get(self.next + 1)
+            .is_some_and(|next| !next.begins)
+        {
+            self.entry.get_or_insert_with(|| memory.entry());
+        }
         let addresses = match &self.reservation {
             Some(known) => known,
             None => &*self.reservation.insert(self.reserve(driver)?),

@@ -1,5 +1,6 @@
 //! The ledger's report of an allocation, as plain values.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Mutex;
 
@@ -236,31 +237,37 @@ impl Grants {
         Self(Mutex::new(list))
     }
 
-    /// Notes the access of locations from now on. Every name of the host is [`Location::Host`].
-    pub fn set(&self, changes: &[AccessDesc]) {
+    /// Notes the access of locations from now on.
+    pub fn set(&self, mut changes: Vec<AccessDesc>) {
         let mut list = lock(&self.0);
-        list.reserve_exact(changes.len());
-        for change in changes {
-            let location = if change.location.is_host() {
-                Location::Host
-            } else {
-                change.location
-            };
-            list.retain(|desc| desc.location != location);
-            if change.access != Access::None {
-                list.push(AccessDesc::new(location, change.access));
-            }
+        list.retain(|known| changes.iter().all(|new| owner(new) != owner(known)));
+        if list.is_empty() {
+            *list = changes;
+        } else {
+            list.append(&mut changes);
         }
     }
 
-    /// Returns all locations that may do something, the host first, then GPUs by ordinals.
+    /// Returns all locations that may do something: the host first, as [`Location::Host`], then GPUs by ordinals.
     pub fn list(&self) -> Vec<AccessDesc> {
-        let mut list = lock(&self.0).clone();
-        list.sort_by_key(|desc| match desc.location {
-            Location::Device(gpu) => (1, gpu),
-            _ => (0, 0),
-        });
-        list
+        let list = lock(&self.0);
+        // The last of each location counts.
+        let all: BTreeMap<_, _> = list.iter().map(|desc| (owner(desc), desc.access)).collect();
+        let all = all
+            .into_iter()
+            .filter(|(_, access)| *access != Access::None);
+        all.map(|(gpu, access)| {
+            AccessDesc::new(gpu.map_or(Location::Host, Location::Device), access)
+        })
+        .collect()
+    }
+}
+
+/// Returns the GPU that has the access; `None` for every name of the host.
+const fn owner(desc: &AccessDesc) -> Option<i32> {
+    match desc.location {
+        Location::Device(gpu) => Some(gpu),
+        _ => None,
     }
 }
 
@@ -276,12 +283,12 @@ mod tests {
             Location::Device(1),
             Location::Device(2),
         ];
-        grants.set(&[
+        grants.set(vec![
             AccessDesc::new(two, Access::Read),
             AccessDesc::new(one, Access::ReadWrite),
             AccessDesc::new(host, Access::Read),
         ]);
-        grants.set(&[
+        grants.set(vec![
             AccessDesc::new(Location::Host, Access::ReadWrite),
             AccessDesc::new(two, Access::None),
         ]);

@@ -11,7 +11,7 @@ use crate::explain::explain_pool;
 use crate::guard::check_free;
 use crate::ledger::{AllocPath, Entry, Label, NewEntry, Party, Site};
 use crate::memory::{
-    AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory, impl_memory,
+    AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory, impl_memory, memory_through,
 };
 use crate::size::not_empty;
 use crate::stream::Stream;
@@ -44,6 +44,8 @@ pub(super) struct Allocation {
     pub(super) len: u64,
     pub(super) stream: Stream,
     pub(super) entry: Entry,
+    /// Whether another process allocated it.
+    is_imported: bool,
 }
 
 impl Pool {
@@ -206,6 +208,7 @@ impl Allocation {
         };
         Self {
             entry: Entry::mapped(new, start, Arc::clone(&pool.0.grants)),
+            is_imported: path == AllocPath::ImportedPool,
             pool: pool.clone(),
             start,
             len,
@@ -262,14 +265,17 @@ impl Allocation {
 
 impl_cpu_memory!(PoolBuffer);
 
-// SAFETY: the pool's grants answer, and it is freed when this is dropped.
-unsafe impl AccessChecks for PoolBuffer {
+memory_through!(unsafe impl for PoolBuffer, |this| *this.memory);
+
+// SAFETY: the pool's grants answer. The values that lend this free the memory when they are dropped, and not before.
+unsafe impl AccessChecks for Allocation {
     fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
-        self.memory.pool.access(Location::Device(gpu))
+        self.pool.access(Location::Device(gpu))
     }
 
     fn may_be_on_host(&self, _: u64, _: u64) -> bool {
-        self.location().is_host()
+        // Another process's pool lies where that process says.
+        self.is_imported || self.location().is_host()
     }
 
     fn of_one_mapping(&self, _offset: u64, len: u64) -> Option<u64> {
@@ -277,16 +283,20 @@ unsafe impl AccessChecks for PoolBuffer {
     }
 
     fn hold_grants(&self) -> Option<GrantUse> {
-        Some(self.memory.pool.0.uses.begin())
+        Some(self.pool.0.uses.begin())
     }
 
     unsafe fn ready_on(&self, stream: StreamHandle) -> Result<()> {
+        if self.is_imported {
+            // It was allocated before it was lent.
+            return Ok(());
+        }
         // SAFETY: the caller promises that the stream is live.
-        unsafe { self.stream().order_use(stream, POOL_MEMORY) }
+        unsafe { self.stream.order_use(stream, POOL_MEMORY) }
     }
 }
 
-impl_memory! { for PoolBuffer, |this| this.memory.pool.driver(), this.memory.start, this.memory.len, this.memory.pool.props().location }
+impl_memory! { for Allocation, |this| this.pool.driver(), this.start, this.len, this.pool.props().location }
 
 impl Drop for PoolBuffer {
     fn drop(&mut self) {

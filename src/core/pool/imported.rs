@@ -15,9 +15,7 @@ use crate::driver::{
     PointerAttribute, PoolApi, PoolHandle, PoolProps, PoolPtrExport, ShareableHandle,
 };
 use crate::ledger::{AllocPath, Imported as From, Party, Site};
-use crate::memory::{
-    AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory, impl_memory,
-};
+use crate::memory::{CpuView, Memory, impl_cpu_memory, memory_through};
 use crate::per_driver::lock;
 use crate::stream::Stream;
 use crate::stream::{after_captures, run_due};
@@ -223,7 +221,7 @@ impl ImportedPool {
         buffer.cpu = self.cpu_reaches(start);
         if buffer.cpu {
             let host = AccessDesc::new(Location::Host, Access::ReadWrite);
-            self.0.0.grants.set(&[host]);
+            self.0.0.grants.set(vec![host]);
         }
         Ok(buffer)
     }
@@ -362,22 +360,7 @@ fn free(memory: Arc<Allocation>, tether: OwnedFd) -> Result<()> {
 
 impl_cpu_memory!(ImportedPoolBuffer);
 
-// SAFETY: the pool's grants answer, and it is freed when this is dropped.
-unsafe impl AccessChecks for ImportedPoolBuffer {
-    fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
-        self.memory.pool.access(Location::Device(gpu))
-    }
-
-    fn of_one_mapping(&self, _offset: u64, len: u64) -> Option<u64> {
-        Some(len)
-    }
-
-    fn hold_grants(&self) -> Option<GrantUse> {
-        Some(self.memory.pool.0.uses.begin())
-    }
-}
-
-impl_memory! { for ImportedPoolBuffer, |this| this.memory.pool.driver(), this.memory.start, this.memory.len, this.memory.pool.props().location }
+memory_through!(unsafe impl for ImportedPoolBuffer, |this| *this.memory);
 
 impl Drop for ImportedPoolBuffer {
     fn drop(&mut self) {

@@ -143,7 +143,7 @@ impl Pool {
             // safe calls counts among the uses.
             unsafe { calls.pool_set_access(*handle, access) }
                 .map_err(|error| explain_access(driver, error, self.props().location, access))?;
-            self.0.grants.set(access);
+            self.0.grants.set(access.to_vec());
             Ok(())
         })
     }

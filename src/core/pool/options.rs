@@ -126,8 +126,6 @@ impl PoolOptions {
             .map_err(|error| explain_pool(driver, error, &self.props, 0))?;
         // The owner's access, which is never revoked.
         let owner = AccessDesc::read_write(self.props.location);
-        let grants = Grants::default();
-        grants.set(&[owner]);
         let pool = Pool(Arc::new(Inner {
             driver: driver.clone(),
             api: self.api,
@@ -135,7 +133,7 @@ impl PoolOptions {
             props: self.props,
             overcommit: self.overcommit,
             uses: Arc::default(),
-            grants: Arc::new(grants),
+            grants: Arc::new(Grants::of(vec![owner])),
             label: self.label,
             owned: 1.into(),
         }));

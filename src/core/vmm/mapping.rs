@@ -167,40 +167,38 @@ impl Mapping {
                     Some(pages) => pages.grant(mapping.driver(), &own),
                     None => Ok(()),
                 };
-                mapping.note_grants(&own, granted.is_ok());
+                mapping.note_grants(own.clone(), granted.is_ok());
                 granted
             });
         }
         // SAFETY: the mappings are exclusively borrowed, so they have no views; as just checked they are the whole range.
         let result = unsafe { driver.mem_set_access(start, size, &own) };
         for mapping in mappings {
-            mapping.note_grants(&own, result.is_ok());
+            mapping.note_grants(own.clone(), result.is_ok());
         }
         result
     }
 
     /// Notes the access after a call to change it, here and in the ledger.
-    fn note_grants(&mut self, own: &[AccessDesc], granted: bool) {
-        for desc in own {
+    fn note_grants(&mut self, mut own: Vec<AccessDesc>, granted: bool) {
+        let is_of_host = |desc: &&AccessDesc| desc.location.is_host();
+        let names_host = own.iter().any(|desc| is_of_host(&desc));
+        let mut gpus = own.iter().filter(|desc| !is_of_host(desc));
+        self.granted_to_gpus |= gpus.any(|desc| desc.access != Access::None);
+        if !granted {
             // CUDA does not document the access after a failed call.
-            let has = match granted {
-                true => Ok(desc.access),
-                false => self.access(desc.location),
-            };
-            if desc.location.is_host() {
-                self.host = has.clone().unwrap_or(Access::None);
-            } else {
-                self.granted_to_gpus |= desc.access != Access::None;
-            }
-            if let (false, Ok(has)) = (granted, has) {
-                self.grants.set(&[AccessDesc::new(desc.location, has)]);
-            }
+            own.retain_mut(|desc| {
+                let has = self.access(desc.location);
+                has.map(|has| desc.access = has).is_ok()
+            });
         }
-        if granted {
-            self.grants.set(own);
+        if names_host {
+            let host = own.iter().find(is_of_host);
+            self.host = host.map_or(Access::None, |desc| desc.access);
         }
+        self.grants.set(own);
         if let Some(pages) = &self.pages {
-            self.grants.set(&pages.gpus());
+            self.grants.set(pages.gpus());
         }
     }
 
