@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::cache::Cached;
 use super::import::PartKey;
 use super::{Description, ImportOptions, Offer, Origin, PartHandles};
-use crate::driver::{Access, DevicePtr, Driver, Location, ShareableHandle};
-use crate::memory::{AccessChecks, CpuView, Engine, check_range, impl_cpu_memory, impl_memory};
+use crate::driver::{DevicePtr, Driver, Location, ShareableHandle};
+use crate::memory::{CpuView, access_checks, check_range, impl_cpu_memory, impl_memory};
 use crate::vmm::{Adjacent, Mapped, MappedPart, PhysicalMemory, Reservation};
 use egmem_core::{Error, Result};
 
@@ -169,35 +169,14 @@ impl GrowingImport {
     }
 
     fn all(&self) -> Adjacent<'_, Arc<Part>> {
-        Adjacent(&self.parts)
+        // SAFETY: each part is mapped behind those before it.
+        unsafe { Adjacent::new(&self.parts) }
     }
 }
 
 impl_cpu_memory!(GrowingImport);
 
-// SAFETY: the mappings live as long, and answer; their access never changes.
-unsafe impl AccessChecks for GrowingImport {
-    fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
-        check_range(offset, len, self.mapped)?;
-        self.all().gpu_access(gpu, offset, len)
-    }
-
-    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
-        self.all().may_be_on_host(offset, len)
-    }
-
-    fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
-        self.all().of_one_copy(offset, len)
-    }
-
-    fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
-        Some(self.all().of_one_mapping(offset, len))
-    }
-
-    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        self.all().is_read_only_for_cpu(offset, len)
-    }
-}
+access_checks!(unsafe impl for GrowingImport, |this| this.all());
 
 impl_memory! {
     /// Returns the location of the first part; the host while there is none.
@@ -210,7 +189,7 @@ mod tests {
     use egmem_core::{Buffer, Machine};
 
     use super::*;
-    use crate::driver::{Call, Code, HandleType, NodeId};
+    use crate::driver::{Access, Call, Code, HandleType, NodeId};
     use crate::{Memory, Shared};
 
     const MIB: u64 = 1 << 20;

@@ -349,15 +349,15 @@ impl_memory! {
 // - Safe code reaches the bytes by a `CpuView` alone.
 // - A forked child takes no lock, and its answers allow nothing.
 unsafe impl AccessChecks for GrowingBuffer {
-    fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
+    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
         self.driver.expect_this_process("growing memory")?;
         check_range(offset, len, self.shared.done())?;
         let (mut at, end, mut least) = (offset, offset + len, Access::ReadWrite);
         while at < end {
             // One at a time: the thread can add a chunk in between.
             let (have, bytes) = self.shared.look(|parts| {
-                let bytes = Adjacent(parts.0).of_one_mapping(at, end - at);
-                (parts.gpu_access(gpu, at, bytes), bytes)
+                let bytes = parts.of_one_mapping(at, end - at).unwrap_or(end - at);
+                (parts.gpu_access(gpu, engine, at, bytes), bytes)
             });
             least = least.min(have?);
             at += bytes.max(1);
@@ -381,7 +381,7 @@ unsafe impl AccessChecks for GrowingBuffer {
     }
 
     fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
-        self.look(|parts| parts.of_one_mapping(offset, len))
+        self.look(|parts| parts.of_one_mapping(offset, len))?
     }
 }
 

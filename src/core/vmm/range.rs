@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use super::{Mapping, PhysicalMemory, Reservation};
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
-use crate::memory::{AccessChecks, CpuView, Engine, Memory, check_range, overlapping};
+use crate::memory::{
+    AccessChecks, CpuView, Engine, Memory, access_checks, check_range, overlapping,
+};
 use crate::{Error, Result};
 
 /// Physical memory, or a share in some, mapped at its place in a reservation. When dropped, it is unmapped first and then
@@ -91,18 +93,25 @@ impl<M: Mapped> Mapped for Arc<M> {
     }
 }
 
-/// Mappings of one reservation, and their answers together. They lie side by side from its start on, without gaps and in the
-/// order of addresses; the answers for other mappings are wrong.
-#[derive(Clone, Copy, Debug)]
-pub struct Adjacent<'a, M>(pub &'a [M]);
+/// Mappings that lie side by side in one reservation, and their answers together.
+#[derive(Debug)]
+pub struct Adjacent<'a, M>(&'a [M]);
 
 impl<'a, M: Mapped> Adjacent<'a, M> {
+    /// Takes mappings together.
+    ///
+    /// # Safety
+    /// The mappings lie side by side from the start of their reservation on, in the order of addresses and without gaps.
+    pub const unsafe fn new(mappings: &'a [M]) -> Self {
+        Self(mappings)
+    }
+
     /// Returns those that contain some of `len` bytes from `offset` on.
-    pub fn holding(self, offset: u64, len: u64) -> &'a [M] {
+    pub fn holding(&self, offset: u64, len: u64) -> &'a [M] {
         overlapping(self.0, |part| part.mapping().range(), offset, len)
     }
 
-    fn mappings(self, offset: u64, len: u64) -> impl Iterator<Item = &'a Mapping> {
+    fn mappings(&self, offset: u64, len: u64) -> impl Iterator<Item = &'a Mapping> + use<'a, M> {
         self.holding(offset, len).iter().map(Mapped::mapping)
     }
 
@@ -113,42 +122,40 @@ impl<'a, M: Mapped> Adjacent<'a, M> {
     /// [`Error::NotAccessible`] unless the host may at least read these.
     ///
     /// # Safety
-    /// `start` is the start of the mappings' reservation. The mappings lie side by side from `start` on, in the order of
-    /// addresses and without gaps, and have these bytes. While the view lives, none of them is unmapped and their access
-    /// does not change. Any other access to these bytes in this process keeps the rules of [`CpuView::new`].
-    pub unsafe fn cpu(self, start: DevicePtr, offset: u64, len: u64) -> Result<CpuView<'a>> {
+    /// `start` is the start of the mappings' reservation, and the mappings have these bytes. While the view lives, none of
+    /// them is unmapped and their access does not change. Any other access to these bytes in this process keeps the rules
+    /// of [`CpuView::new`].
+    pub unsafe fn cpu(&self, start: DevicePtr, offset: u64, len: u64) -> Result<CpuView<'a>> {
         let have = self.mappings(offset, len).map(Mapping::host).min();
         let have = have.unwrap_or(Access::ReadWrite);
         // SAFETY: the caller's promise; mappings are whole pages, so the range may be widened to multiples of 8.
         unsafe { CpuView::granted(start.add(offset), len, have) }
     }
+}
 
-    /// Returns the least access of GPU `gpu` to the mappings that contain `len` bytes from `offset` on, as the driver
-    /// reports it.
-    ///
-    /// # Errors
-    /// As [`Mapping::access`].
-    pub fn gpu_access(self, gpu: i32, offset: u64, len: u64) -> Result<Access> {
+// SAFETY: the mappings live as long as the borrow, and one that is forgotten stays mapped. The driver answers for each of
+// them, and grants change only through `&mut`. By the promise of `new` they are all of the range, which lends no bytes itself.
+unsafe impl<M: Mapped> AccessChecks for Adjacent<'_, M> {
+    fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
+        let end = self.0.last().map_or(0, |last| last.mapping().range().end);
+        check_range(offset, len, end)?;
         let mut mappings = self.mappings(offset, len);
         mappings.try_fold(Access::ReadWrite, |least, mapping| {
             Ok(least.min(mapping.access(Location::Device(gpu))?))
         })
     }
 
-    /// Returns whether the CPU may read, but not write, some of the `len` bytes from `offset` on.
-    pub fn is_read_only_for_cpu(self, offset: u64, len: u64) -> bool {
+    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         let mut mappings = self.mappings(offset, len);
         mappings.any(|mapping| mapping.host() == Access::Read)
     }
 
-    /// Returns whether some of the `len` bytes from `offset` on are the CPU's memory.
-    pub fn may_be_on_host(self, offset: u64, len: u64) -> bool {
+    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
         let mut mappings = self.mappings(offset, len);
         mappings.any(|mapping| mapping.location().is_host())
     }
 
-    /// Returns how many of `len` bytes from `offset` on one copy may take; see [`AccessChecks::of_one_copy`](crate::memory::AccessChecks::of_one_copy).
-    pub fn of_one_copy(self, offset: u64, len: u64) -> u64 {
+    fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
         let mut mappings = self.mappings(offset, len);
         let Some(first) = mappings.next() else {
             return len;
@@ -159,10 +166,9 @@ impl<'a, M: Mapped> Adjacent<'a, M> {
         other.map_or(len, |mapping| up_to(mapping, offset))
     }
 
-    /// Returns how many of `len` bytes from `offset` on lie in the mapping of the first one.
-    pub fn of_one_mapping(self, offset: u64, len: u64) -> u64 {
+    fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
         let next = self.mappings(offset, len).nth(1);
-        next.map_or(len, |mapping| up_to(mapping, offset))
+        Some(next.map_or(len, |mapping| up_to(mapping, offset)))
     }
 }
 
@@ -382,34 +388,12 @@ impl<P> MappedRange<P> {
 
     /// Returns the mappings, to be asked together.
     pub(crate) fn all(&self) -> Adjacent<'_, Mapping> {
-        Adjacent(&self.mappings)
+        // SAFETY: `push` adds only mappings that lie so, and nothing removes one.
+        unsafe { Adjacent::new(&self.mappings) }
     }
 }
 
-// SAFETY: the mappings live as long as this, and a range that is forgotten stays mapped. The driver answers for them, and
-// grants change only through `&mut self`. Safe code reaches the bytes by a `CpuView` alone.
-unsafe impl<P> AccessChecks for MappedRange<P> {
-    fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
-        check_range(offset, len, self.padded)?;
-        self.all().gpu_access(gpu, offset, len)
-    }
-
-    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        self.all().is_read_only_for_cpu(offset, len)
-    }
-
-    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
-        self.all().may_be_on_host(offset, len)
-    }
-
-    fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
-        self.all().of_one_copy(offset, len)
-    }
-
-    fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
-        Some(self.all().of_one_mapping(offset, len))
-    }
-}
+access_checks!(unsafe impl [P] for MappedRange<P>, |this| this.all());
 
 impl<P> Drop for MappedRange<P> {
     fn drop(&mut self) {

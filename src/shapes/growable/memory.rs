@@ -10,11 +10,9 @@ use egmem_core::backing::choose::choose;
 use egmem_core::capability::shareable::handle_types_of;
 
 use super::Growable;
-use crate::driver::{
-    Access, AccessDesc, DevicePtr, Driver, HandleTypes, Location, NodeId, setters,
-};
+use crate::driver::{AccessDesc, DevicePtr, Driver, HandleTypes, Location, NodeId, setters};
 use crate::ledger::{Label, Site};
-use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, check_range, impl_memory};
+use crate::memory::{CpuMemory, CpuView, access_checks, check_range, impl_memory};
 use crate::size::PaddedSize;
 use crate::topology::Topology;
 use crate::vmm::{Adjacent, Mapped, MappedPart, Reservation};
@@ -173,30 +171,14 @@ macro_rules! impl_checks {
             }
         }
 
-        // SAFETY: the chunks answer for themselves. They stay mapped at their addresses while the value lives, and for
-        // ever if it is forgotten; taking access away needs each exclusively. No slices are lent.
-        unsafe impl<T> AccessChecks for $name<T> {
-            fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
-                check_range(offset, len, self.bytes())?;
-                Adjacent(&self.chunks).gpu_access(gpu, offset, len)
-            }
-
-            fn may_be_on_host(&self, _: u64, _: u64) -> bool {
-                self.location.is_host()
-            }
-
-            fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
-                Adjacent(&self.chunks).of_one_copy(offset, len)
-            }
-
-            fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
-                Some(Adjacent(&self.chunks).of_one_mapping(offset, len))
-            }
-
-            fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-                Adjacent(&self.chunks).is_read_only_for_cpu(offset, len)
+        impl<T> $name<T> {
+            pub(super) fn all(&self) -> Adjacent<'_, Arc<MappedPart>> {
+                // SAFETY: each chunk is mapped behind those before it, and only the last ones are removed.
+                unsafe { Adjacent::new(&self.chunks) }
             }
         }
+
+        access_checks!(unsafe impl [T] for $name<T>, |this| this.all());
 
         impl_memory! {
             [T] for $name<T>, |this| &this.driver, $name::device_ptr(this), this.bytes(), this.location
@@ -352,7 +334,7 @@ impl<T> Prefix<T> {
     pub fn cpu(&self) -> Result<CpuView<'_>> {
         // SAFETY: the chunks are the vector's first ones, and this keeps them; the access of a chunk that is shared
         // does not change.
-        unsafe { Adjacent(&self.chunks).cpu(self.start, 0, self.bytes()) }
+        unsafe { self.all().cpu(self.start, 0, self.bytes()) }
     }
 
     pub(super) const fn bytes(&self) -> u64 {
@@ -370,7 +352,7 @@ impl<T: AnyBitPattern + NoUninit> Prefix<T> {
         let offset = (index as u64).saturating_mul(element);
         check_range(offset, element, self.bytes())?;
         // SAFETY: as in `cpu`; the range is inside the elements.
-        unsafe { Adjacent(&self.chunks).cpu(self.start, offset, element)? }.get(0)
+        unsafe { self.all().cpu(self.start, offset, element)? }.get(0)
     }
 }
 

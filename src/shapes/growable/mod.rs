@@ -13,7 +13,7 @@ use crate::driver::{AccessDesc, DevicePtr, Location};
 use crate::guard::{WORTH_ASKING, check_free_now};
 use crate::memory::{CpuView, check_range};
 use crate::size::Granularity;
-use crate::vmm::{Adjacent, Mapped, MappedPart, PhysicalOptions, Reservation};
+use crate::vmm::{Mapped, MappedPart, PhysicalOptions, Reservation};
 use crate::{Driver, Error, Growth, Result};
 
 pub use memory::{GrowableOptions, Prefix};
@@ -278,7 +278,7 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
     /// Returns the present elements, kept mapped for a GPU or another thread while this vector grows.
     pub fn prefix(&self) -> Prefix<T> {
         Prefix {
-            chunks: Adjacent(&self.chunks).holding(0, self.bytes()).into(),
+            chunks: self.all().holding(0, self.bytes()).into(),
             driver: self.driver.clone(),
             location: self.location,
             start: self.device_ptr(),
@@ -352,7 +352,7 @@ impl<T> Growable<T> {
         // SAFETY: the chunks are adjacent from the reservation's start on, have these bytes, and are mapped with this
         // host access until one is removed or its access changes, which needs `self` exclusively. Safe code reaches
         // the bytes through atomic views only.
-        unsafe { Adjacent(&self.chunks).cpu(self.device_ptr(), offset, bytes) }
+        unsafe { self.all().cpu(self.device_ptr(), offset, bytes) }
     }
 }
 
