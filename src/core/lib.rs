@@ -43,7 +43,6 @@
 pub mod backing;
 pub mod buffer;
 pub mod capability;
-pub mod explain;
 pub mod growth;
 pub mod guard;
 pub mod host;
@@ -55,9 +54,8 @@ pub mod per_driver;
 pub mod pinned;
 pub mod pool;
 pub mod proof;
+pub mod report;
 pub mod stream;
-pub mod svg;
-pub mod table;
 pub mod teardown;
 pub mod topology;
 pub mod vmm;

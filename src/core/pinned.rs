@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::driver::{Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, Location};
-use crate::explain::name_missing_gpu;
+use crate::guard::name_missing_gpu;
 use crate::ledger::{AllocPath, Entry, Grants, NewEntry, Site};
 use crate::memory::{AccessChecks, Engine, Memory, impl_memory};
 use crate::size::not_empty;

@@ -11,7 +11,7 @@ mod work;
 use std::sync::Arc;
 
 use crate::driver::{Code, DevicePtr, Driver, Relaxed, StreamHandle};
-use crate::explain::name_missing_gpu;
+use crate::guard::name_missing_gpu;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
 

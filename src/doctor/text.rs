@@ -1,6 +1,6 @@
 //! The report as text.
 
-use egmem_core::table::Table;
+use egmem_core::report::Table;
 
 use crate::capability::{HANDLE_TYPES, Path, Trial};
 use crate::driver::{HandleTypes, Location};

@@ -13,7 +13,7 @@ use super::deferred::Deferred;
 use super::inner::HeapInner;
 use super::piece::Piece;
 use crate::driver::{Access, DevicePtr, Driver, Location};
-use crate::explain::name_missing;
+use crate::guard::name_missing;
 use crate::memory::{AccessChecks, CpuView, Engine, Memory, cpu_accessors, impl_cpu_memory};
 use crate::{Error, Event, Result, Stream};
 

@@ -266,6 +266,5 @@ pub use stats::{ClassStats, HeapStats};
 use egmem_core::{Buffer, Driver, DriverError, Machine, Topology, proof};
 use egmem_core::{
     Error, Event, Growth, Memory, Progress, Result, Stream, buffer, capability, driver, error,
-    explain, fork, guard, ledger, memory, per_driver, pinned, size, stream, teardown, topology,
-    vmm,
+    fork, guard, ledger, memory, per_driver, pinned, size, stream, teardown, topology, vmm,
 };

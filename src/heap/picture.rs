@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use egmem_core::svg::Drawing;
+use egmem_core::report::Drawing;
 
 use super::{Occupancy, OccupancyTotals};
 use crate::size::Bytes;

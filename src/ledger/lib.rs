@@ -31,7 +31,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use egmem_core::ledger as entries;
 use egmem_core::{
-    Error as MemoryError, Result as MemoryResult, driver, fork, size, svg as drawing, table,
+    Error as MemoryError, Result as MemoryResult, driver, fork, report as writers, size,
     text as texts, topology, vmm,
 };
 use egmem_share::{Error, Result};

@@ -10,9 +10,9 @@ use crate::holders::{Holder, Holders, Why};
 use crate::parts::{Cause, possible_causes};
 use crate::report::{Exporter, Report};
 use crate::size::Bytes;
-use crate::table::{Table, end_cut};
 use crate::text::{COLUMNS, escaped, ledger, place, some_bytes};
 use crate::texts::{count, hanging};
+use crate::writers::{Table, end_cut};
 use crate::{Ledger, drawn_once};
 
 impl Report {

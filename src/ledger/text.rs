@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use crate::driver::{AccessDesc, Location};
 use crate::entries::{Allocation, TierUse};
 use crate::size::Bytes;
-use crate::table::{Table, end_cut};
 use crate::texts::{count, escape, ranges};
+use crate::writers::{Table, end_cut};
 use crate::{Ledger, Total};
 use egmem_core::GrowthState;
 

@@ -39,7 +39,7 @@ use egmem_core::{
 
 use driver::{AccessDesc, DevicePtr, Location};
 use egmem_core::buffer::RequestedAccess;
-use egmem_core::explain::name_missing;
+use egmem_core::guard::name_missing;
 use ledger::{AllocPath, Label, Site};
 use vmm::{PhysicalMemory, PhysicalOptions};
 

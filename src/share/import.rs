@@ -9,7 +9,7 @@ use super::{Credentials, Description, Identity, Part, PartHandles};
 use crate::buffer::reachable_gpus;
 use crate::capability::ImexChannel;
 use crate::driver::{Access, AccessDesc, Code, Driver, HandleType, Location, ShareableHandle};
-use crate::explain::no_imex_channel;
+use crate::guard::no_imex_channel;
 use crate::ledger::{Imported, Label, Party, Site};
 use crate::per_driver::PerDriver;
 use crate::vmm::{MappedRange, PhysicalMemory};

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use super::Buffer;
 use crate::driver::{Access, AccessDesc, Code, Driver, Location};
-use crate::explain::name_missing;
+use crate::guard::name_missing;
 use crate::memory::{AccessChecks, Memory, check_range};
 use crate::vmm::{Mapping, PhysicalMemory};
 use crate::{Error, Result};

@@ -24,7 +24,7 @@
 //! entries, its blocks have none. A forked child has a table of its own (`PerProcess`, `driver/fork.rs`): the
 //! parent's may be locked by a thread that the child does not have, and the memory is not the child's.
 //!
-//! KV-cache tiers are in the ledger as weak references, which the crate `kv` adds (`core/ledger/tiers.rs`). The thread that
+//! KV-cache tiers are in the ledger as weak references, which the crate `kv` adds ([`ShowTier`]). The thread that
 //! reads the ledger copies the references, releases the registry's lock, and then asks each tier, which takes its own lock. It holds no
 //! two locks at once.
 //!
@@ -39,7 +39,6 @@ mod registry;
 mod site;
 #[cfg(test)]
 mod tests;
-mod tiers;
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -52,12 +51,10 @@ pub use entry::{
 };
 pub use registry::MAX_PARTIES;
 pub use site::{Label, Site, called_from};
-pub use tiers::{MAX_TIERS, ShowTier, TierStats, TierUse};
 
-use crate::Result;
 use crate::driver::{Code, DevicePtr, Driver, HandleTypes, Location, PointerAttribute};
+use crate::{GrowthState, Result};
 use registry::{Range, Record, Registry};
-use tiers::Known;
 
 /// Returns the live allocations of `driver` in this process, the oldest first.
 ///
@@ -123,6 +120,99 @@ fn tiers_if(wanted: impl Fn(&Known) -> bool) -> Vec<TierUse> {
         .filter(wanted)
         .filter_map(|known| known.tier.upgrade());
     alive.take(MAX_TIERS).map(ShowTier::show).collect()
+}
+
+/// The most tiers of a ledger: the oldest.
+pub const MAX_TIERS: usize = 1024;
+
+/// Counters of a KV-cache tier since it was created or attached, and the states of its pages now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct TierStats {
+    /// The pages of the tier.
+    pub pages: u64,
+    /// The bytes of a page.
+    pub page_bytes: u64,
+    /// The pages whose memory is there: fewer than `pages` while a tier grows in the background, or if its growth was
+    /// stopped. All other numbers of pages count these alone.
+    pub usable: u64,
+    /// Whether the tier grows.
+    pub growth: GrowthState,
+    /// The pages that are free.
+    pub free: u64,
+    /// The pages that stores are writing.
+    pub writing: u64,
+    /// The pages with contents that can be loaded.
+    pub ready: u64,
+    /// Those of the ready pages that loads and copies have pinned.
+    pub pinned: u64,
+    /// The keys that look-ups found.
+    pub hits: u64,
+    /// The keys that look-ups did not find, or that came after one.
+    pub misses: u64,
+    /// The pages that became ready by a commit.
+    pub stores: u64,
+    /// The ready pages that made room for others.
+    pub evictions: u64,
+    /// The ready pages that were found to have other bytes than were committed.
+    pub damaged: u64,
+    /// The bytes of jobs from pages to GPUs that have ended without an error.
+    pub loaded_bytes: u64,
+    /// The bytes of jobs from GPUs to pages that have ended without an error.
+    pub stored_bytes: u64,
+}
+
+/// A KV-cache tier that a process has open, and the use of its pages.
+///
+/// Several processes may have one tier open: each has it in its ledger.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct TierUse {
+    /// The name of the tier's memory: that of the allocation with its address.
+    #[serde(default)]
+    pub label: Option<String>,
+    /// Where the memory lies.
+    pub location: Location,
+    /// The first address of the memory in this process.
+    pub address: u64,
+    /// Its numbers.
+    #[serde(flatten)]
+    pub stats: TierStats,
+}
+
+impl TierUse {
+    /// Returns a tier without pages.
+    pub fn new(location: Location, address: DevicePtr) -> Self {
+        Self {
+            label: None,
+            location,
+            address: address.0,
+            stats: TierStats::default(),
+        }
+    }
+}
+
+/// A tier, or the shared state of its handles, that the ledger can ask.
+pub trait ShowTier: Send + Sync {
+    /// Returns the use of its pages now, without a label. The ledger calls it with no lock of its own held.
+    ///
+    /// A tier whose last handle is dropped meanwhile ends here, in the thread that asks.
+    fn show(self: Arc<Self>) -> TierUse;
+}
+
+/// A tier that was added.
+#[derive(Clone, Debug)]
+struct Known {
+    /// [`Driver::address`](crate::Driver::address): the tier keeps the driver alive.
+    driver: usize,
+    tier: Weak<dyn ShowTier>,
+}
+
+impl Known {
+    fn is_alive(&self) -> bool {
+        self.tier.strong_count() > 0
+    }
 }
 
 /// The memory at an address.

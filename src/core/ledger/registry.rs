@@ -8,9 +8,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
+use super::Known;
 use super::allocation::{AllocPath, Allocation, Grants, Imported, MappedAt, Party};
 use super::site::{Label, Site};
-use super::tiers::Known;
 use crate::backing::Chosen;
 use crate::driver::{DevicePtr, Location, WeakDriver};
 use crate::fork::{Generation, PerProcess};
@@ -301,7 +301,7 @@ impl Registry {
 mod tests {
     use std::sync::Weak;
 
-    use super::super::tiers::{ShowTier, TierUse};
+    use super::super::{ShowTier, TierUse};
     use super::*;
 
     struct Tier;

@@ -1,12 +1,13 @@
 //! The ledger on the simulator: each path has its entry, for exactly as long as its memory lives.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::driver::{
     Access, AccessDesc, AllocationProps, Call, Code, DevicePtr, HandleType, HandleTypes, Location,
     PoolApi, PoolProps,
 };
+use crate::per_driver::lock;
 use crate::pinned::{DeviceMemory, PinnedHost};
 use crate::vmm::{PhysicalMemory, Reservation};
 use crate::{Buffer, Machine, Pool, Stream};
@@ -415,4 +416,90 @@ fn a_forked_child_has_a_ledger_of_its_own() {
     assert_eq!(only(&driver).bytes, 2 * MIB);
     drop(buffer);
     assert!(allocations(&driver).is_empty());
+}
+
+/// A tier that looks at the ledger while it is asked, and when it ends.
+struct Fake {
+    driver: Driver,
+    address: u64,
+    lock: Mutex<()>,
+}
+
+impl ShowTier for Fake {
+    fn show(self: Arc<Self>) -> TierUse {
+        let _own = lock(&self.lock);
+        allocations(&self.driver);
+        Registry::current().tiers();
+        TierUse::new(Location::Host, DevicePtr(self.address))
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        Registry::current().tiers();
+    }
+}
+
+fn fake(driver: &Driver, address: u64) -> Arc<Fake> {
+    let driver = driver.clone();
+    let lock = Mutex::default();
+    let tier = Arc::new(Fake {
+        driver,
+        address,
+        lock,
+    });
+    add_tier(&tier.driver, &tier);
+    tier
+}
+
+fn addresses(driver: &Driver) -> Vec<u64> {
+    let tiers = tiers(driver);
+    tiers.iter().map(|tier| tier.address).collect()
+}
+
+#[test]
+fn the_tiers_that_live_are_shown_by_driver() {
+    let (one, two) = (machine(), machine());
+    let [first, second] = [1, 2].map(|address| fake(&one, address));
+    let other = fake(&two, 3);
+    assert_eq!((addresses(&one), addresses(&two)), (vec![1, 2], vec![3]));
+    // Other tests may have more than are shown.
+    assert!(all_tiers().len() >= 3);
+    drop(first);
+    assert_eq!(addresses(&one), [2]);
+    drop((second, other));
+    assert_eq!((addresses(&one), addresses(&two)), (vec![], vec![]));
+}
+
+#[test]
+fn the_oldest_tiers_are_shown() {
+    let driver = machine();
+    let kept: Vec<_> = (0..MAX_TIERS as u64 + 2)
+        .map(|address| fake(&driver, address))
+        .collect();
+    let shown = addresses(&driver);
+    assert_eq!((shown.len(), shown[MAX_TIERS - 1]), (MAX_TIERS, 1023));
+    drop(kept);
+}
+
+#[cfg(not(miri))]
+#[test]
+fn a_forked_child_has_no_tier_and_waits_for_none() {
+    let driver = machine();
+    let tier = fake(&driver, 1);
+    // As a thread that the child does not have.
+    let held = lock(&tier.lock);
+    // SAFETY: the child looks at the ledger and ends at once.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let none = tiers(&driver).is_empty() && all_tiers().is_empty();
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(i32::from(!none)) }
+    }
+    let mut status = -1;
+    // SAFETY: `status` is a local variable, and no other thread waits for the child.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    drop(held);
+    assert_eq!(addresses(&driver), [1]);
 }

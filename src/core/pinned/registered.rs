@@ -7,7 +7,7 @@ use rustix::fs::{SealFlags, fcntl_get_seals};
 
 use super::{Owned, is_supported, owned};
 use crate::driver::{DeviceAttribute, DevicePtr, Driver};
-use crate::explain::name_missing_gpu;
+use crate::guard::name_missing_gpu;
 use crate::ledger::{AllocPath, Site};
 use crate::memory::check_range;
 use crate::size::not_empty;

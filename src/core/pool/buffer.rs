@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::Pool;
 use crate::driver::{Access, DevicePtr, Driver, Location, PoolCalls, Relaxed, StreamHandle};
-use crate::explain::explain_pool;
 use crate::guard::check_free;
+use crate::guard::explain_pool;
 use crate::ledger::{AllocPath, Entry, Label, NewEntry, Party, Site};
 use crate::memory::{
     AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory, impl_memory, memory_through,

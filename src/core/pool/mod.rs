@@ -30,7 +30,7 @@ use crate::driver::{
     Access, AccessDesc, Code, Driver, Location, PoolApi, PoolAttribute, PoolCalls, PoolHandle,
     PoolProps, refuse,
 };
-use crate::explain::{explain_access, name_missing_gpu};
+use crate::guard::{explain_access, name_missing_gpu};
 use crate::ledger::{Grants, Label};
 use crate::memory::GrantUses;
 use crate::per_driver::lock;

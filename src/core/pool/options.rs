@@ -8,7 +8,7 @@ use super::{Inner, Pool};
 use crate::Result;
 use crate::buffer::reachable_gpus;
 use crate::driver::{AccessDesc, Driver, HandleTypes, Location, PoolApi, PoolAttribute, PoolProps};
-use crate::explain::explain_pool;
+use crate::guard::explain_pool;
 use crate::ledger::{Grants, Label};
 
 /// When a pool may reuse memory that was freed on another stream. The driver's default: all three.

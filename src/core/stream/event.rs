@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::driver::{Driver, EventHandle, IpcEventHandle, Relaxed};
-use crate::explain::name_missing_gpu;
+use crate::guard::name_missing_gpu;
 use crate::per_driver::lock;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};

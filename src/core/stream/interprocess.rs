@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::Stream;
 use super::event::{Event, LentEvent, Sharing, is_closed, sweep};
 use crate::driver::{Driver, IpcEventHandle};
-use crate::explain::name_missing_gpu;
+use crate::guard::name_missing_gpu;
 use crate::per_driver::lock;
 use crate::{Error, Result};
 

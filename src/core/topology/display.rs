@@ -5,9 +5,8 @@ use std::fmt::{self, Write};
 
 use super::{Gpu, LinkKind, NumaNode, PeerLinkKind, Topology, TopologySource};
 use crate::driver::NodeId;
+use crate::report::{Drawing, Point, Table, end_cut};
 use crate::size::Bytes;
-use crate::svg::{Drawing, Point};
-use crate::table::{Table, end_cut};
 use crate::text::{count, grouped};
 
 impl fmt::Display for Topology {

@@ -1,4 +1,5 @@
-//! The Linux kernel's view of NUMA nodes, free memory and PCI locality, under `/sys` and `/proc`.
+//! The Linux kernel's view of NUMA nodes, free memory, the memory limits of this process's control groups (versions 1 and 2)
+//! and PCI locality, under `/sys` and `/proc`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -74,16 +75,10 @@ impl Kernel {
     ///
     /// A kernel without NUMA has one memory, which every API calls node 0.
     pub(crate) fn nodes(&self, gpu_memory: &BTreeSet<NodeId>) -> Vec<NumaNode> {
-        let online: Option<CpuSet> = self
-            .read("/sys/devices/system/node/online")
-            .and_then(|list| list.parse().ok());
-        let Some(online) = online else {
-            let only = NodeId(0);
-            let node = self.node(only, &[], "/sys/devices/system/cpu/online");
-            let node = NumaNode {
-                distances: BTreeMap::from([(only, 10)]),
-                ..node
-            };
+        let online = self.read("/sys/devices/system/node/online");
+        let Some(online) = online.and_then(|list| list.parse::<CpuSet>().ok()) else {
+            let mut node = self.node(NodeId(0), &[], "/sys/devices/system/cpu/online");
+            node.distances.insert(node.id, 10);
             return Vec::from_iter(Some(node).filter(|node| node.memory_total > 0));
         };
         // The columns of a node's distances are the online nodes, in order.
@@ -101,11 +96,9 @@ impl Kernel {
     /// Returns a node whose CPUs are in the file `cpus`.
     fn node(&self, id: NodeId, columns: &[NodeId], cpus: &str) -> NumaNode {
         let distances = self.read(&format!("/sys/devices/system/node/node{id}/distance"));
-        let distances: Vec<u32> = distances
-            .iter()
-            .flat_map(|text| text.split_ascii_whitespace())
-            .filter_map(|word| word.parse().ok())
-            .collect();
+        let distances = distances.unwrap_or_default();
+        let distances = distances.split_ascii_whitespace();
+        let distances = Vec::from_iter(distances.filter_map(|word| word.parse().ok()));
         let is_whole = distances.len() == columns.len();
         let columns = if is_whole { columns } else { &[] };
         let cpus = self.read(cpus).and_then(|list| list.parse().ok());
@@ -277,6 +270,130 @@ impl MemInfo {
         let unwritten = self.get("Dirty") + self.get("Writeback");
         Some(free + cache.saturating_sub(unwritten) + self.get("SReclaimable") / 2)
     }
+}
+
+/// Version 1 writes "no limit" as the largest multiple of a page.
+const NO_LIMIT_V1: u64 = 1 << 62;
+
+impl Kernel {
+    /// Returns the smallest memory limit over this process in bytes, if there is one.
+    pub fn memory_limit(&self) -> Option<u64> {
+        self.memories().map(|(limit, _)| limit).min()
+    }
+
+    /// Returns the bytes that this process's control groups leave to it, if any has a limit.
+    ///
+    /// Whether the driver's pages are charged to a group depends on the driver's version; respecting the limit is
+    /// the safe choice.
+    pub fn memory_room(&self) -> Option<u64> {
+        self.memories()
+            .map(|(limit, used)| limit.saturating_sub(used))
+            .min()
+    }
+
+    /// Returns the limit and the use of the process's group and of its ancestors, as far as they are visible.
+    fn memories(&self) -> impl Iterator<Item = (u64, u64)> {
+        let text = |file| self.read(file).unwrap_or_default();
+        let (groups, mounts) = (text("/proc/self/cgroup"), text("/proc/self/mountinfo"));
+        [&V1, &V2].into_iter().flat_map(move |files| {
+            let folders = folders(&groups, &mounts, files.controller);
+            let memory = |folder: String| self.memory(&folder, files);
+            folders
+                .into_iter()
+                .flatten()
+                .filter_map(memory)
+                .collect::<Vec<_>>()
+        })
+    }
+
+    /// Returns a group's limit, and its use without page cache, which the kernel drops at the limit.
+    fn memory(&self, folder: &str, files: &Files) -> Option<(u64, u64)> {
+        let number = |name: &str| self.number(&format!("{folder}/{name}"));
+        let limit = number(files.limit).filter(|limit| *limit < NO_LIMIT_V1)?; // "max" is not a number
+        let stat = self.read(&format!("{folder}/memory.stat"));
+        let cache = stat
+            .iter()
+            .flat_map(|stat| stat.lines())
+            .filter_map(|line| line.split_once(' '))
+            .filter(|(name, _)| files.cache.contains(name))
+            .filter_map(|(_, value)| value.trim().parse::<u64>().ok())
+            .fold(0, u64::saturating_add);
+        let used = number(files.used).unwrap_or(0);
+        Some((limit, used.saturating_sub(cache)))
+    }
+}
+
+/// The files of a version.
+struct Files {
+    /// `None`: version 2, which has one hierarchy.
+    controller: Option<&'static str>,
+    limit: &'static str,
+    used: &'static str,
+    cache: [&'static str; 2],
+}
+
+const V1: Files = Files {
+    controller: Some("memory"),
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    cache: ["total_active_file", "total_inactive_file"],
+};
+
+const V2: Files = Files {
+    controller: None,
+    limit: "memory.max",
+    used: "memory.current",
+    cache: ["active_file", "inactive_file"],
+};
+
+/// Returns the folders of the process's group and of its ancestors, in the hierarchy of a version 1
+/// `controller`, or in version 2's.
+fn folders(groups: &str, mounts: &str, controller: Option<&str>) -> Option<Vec<String>> {
+    let group = group_path(groups, controller)?;
+    let (root, point) = mount(mounts, controller)?;
+    // In a container without a control group namespace the mount shows a part of the tree, from `root`.
+    let below = match group.strip_prefix(root.trim_end_matches('/')) {
+        Some(below) if below.is_empty() || below.starts_with('/') => below,
+        _ => "",
+    };
+    let mut below = below.trim_end_matches('/');
+    let mut folders = vec![format!("{point}{below}")];
+    while let Some((parent, _)) = below.rsplit_once('/') {
+        below = parent;
+        folders.push(format!("{point}{below}"));
+    }
+    Some(folders)
+}
+
+/// Returns the group's path in `/proc/self/cgroup`, whose lines are `id:controllers:path`.
+fn group_path<'a>(groups: &'a str, controller: Option<&str>) -> Option<&'a str> {
+    groups.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':');
+        let (id, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        let found = match controller {
+            Some(controller) => controllers.split(',').any(|name| name == controller),
+            None => id == "0" && controllers.is_empty(),
+        };
+        found.then_some(path)
+    })
+}
+
+/// Returns the root and mount point of a hierarchy in `/proc/self/mountinfo`.
+fn mount<'a>(mounts: &'a str, controller: Option<&str>) -> Option<(&'a str, &'a str)> {
+    mounts.lines().find_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let mut before = before.split(' ').skip(3);
+        let (root, point) = (before.next()?, before.next()?);
+        let mut after = after.split(' ');
+        let (kind, options) = (after.next()?, after.nth(1).unwrap_or(""));
+        let found = match controller {
+            Some(controller) => {
+                kind == "cgroup" && options.split(',').any(|option| option == controller)
+            }
+            None => kind == "cgroup2",
+        };
+        found.then_some((root, point))
+    })
 }
 
 #[cfg(test)]

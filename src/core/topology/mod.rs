@@ -6,7 +6,6 @@
 //! thread is ever bound to them. Free memory is the simulated node's capacity less the bytes allocated there.
 
 mod affinity;
-mod cgroup;
 mod display;
 mod gpu;
 #[cfg(feature = "hwloc")]

@@ -7,7 +7,7 @@ use super::pages::PagesMapping;
 use super::physical::Origin;
 use super::{PhysicalMemory, Reservation};
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Location};
-use crate::explain::{explain_access, name_missing};
+use crate::guard::{explain_access, name_missing};
 use crate::ledger::Grants;
 use crate::memory::{
     AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory, impl_memory,

@@ -21,7 +21,7 @@ pub use range::{Adjacent, Mapped, MappedPart, MappedRange};
 
 use crate::backing::Backing;
 use crate::driver::{Code, DevicePtr, Driver};
-use crate::explain::too_many_mappings;
+use crate::guard::too_many_mappings;
 use crate::size::{Granularity, PaddedSize};
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};

@@ -7,7 +7,7 @@ mod private;
 
 use std::time::{Duration, Instant};
 
-use egmem_core::table::Table;
+use egmem_core::report::Table;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -173,3 +173,71 @@ proptest::proptest! {
         let _ = sysfs_pci_address(&text);
     }
 }
+
+#[test]
+fn version_2_takes_the_tightest_group_above() {
+    let tree = Tree::new();
+    tree.file("proc/self/cgroup", "0::/job/step\n");
+    tree.file(
+        "proc/self/mountinfo",
+        "30 20 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw\n",
+    );
+    tree.file("sys/fs/cgroup/job/step/memory.max", "max\n");
+    tree.file("sys/fs/cgroup/job/step/memory.current", "900\n");
+    tree.file("sys/fs/cgroup/job/memory.max", "1000\n");
+    tree.file("sys/fs/cgroup/job/memory.current", "900\n");
+    tree.file(
+        "sys/fs/cgroup/job/memory.stat",
+        "anon 1\nactive_file 30\ninactive_file 20\n",
+    );
+    assert_eq!(tree.kernel().memory_limit(), Some(1000));
+    assert_eq!(tree.kernel().memory_room(), Some(150));
+}
+
+#[test]
+fn version_1_in_a_container_that_sees_a_part_of_the_tree() {
+    let tree = Tree::new();
+    tree.file(
+        "proc/self/cgroup",
+        "5:cpuset:/docker/abc\n4:memory:/docker/abc/x\n0::/\n",
+    );
+    tree.file(
+        "proc/self/mountinfo",
+        "31 20 0:27 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n\
+         32 20 0:28 /docker/abc /sys/fs/cgroup/cpuset ro - cgroup cgroup rw,cpuset\n",
+    );
+    tree.file("sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n");
+    tree.file("sys/fs/cgroup/memory/memory.usage_in_bytes", "4000\n");
+    tree.file(
+        "sys/fs/cgroup/memory/memory.stat",
+        "total_inactive_file 500\ninactive_file 9\n",
+    );
+    tree.file(
+        "sys/fs/cgroup/memory/x/memory.limit_in_bytes",
+        "9223372036854771712\n",
+    );
+    assert_eq!(tree.kernel().memory_limit(), Some(5000));
+    assert_eq!(tree.kernel().memory_room(), Some(1500));
+}
+
+#[test]
+fn no_group_no_limit() {
+    assert_eq!(Tree::new().kernel().memory_room(), None);
+    assert_eq!(
+        folders(
+            "0::/../elsewhere\n",
+            "30 20 0:26 /mine /cg rw - cgroup2 c rw\n",
+            None
+        ),
+        Some(vec!["/cg".into()])
+    );
+}
+
+proptest::proptest! {
+    #[test]
+    fn damaged_groups_never_panic(groups in "([0-9]:[a-z,]{0,9}:/?[a-z/.]{0,9}\n?){0,3}",
+                                 mounts in "([0-9a-z:/ ]{0,30}( - cgroup2? c rw,memory)?\n){0,3}") {
+        let _ = folders(&groups, &mounts, None);
+        let _ = folders(&groups, &mounts, Some("memory"));
+    }
+}

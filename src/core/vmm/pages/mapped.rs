@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
 use super::addresses::Addresses;
-use super::file::{Pages, expect_whole};
 use super::pool::Job;
-use super::{Fork, GRANULARITY, advise, map, map_anonymous, place};
+use super::{Fork, GRANULARITY, Pages, advise, expect_whole, map, map_anonymous, place};
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location, NodeId, Relaxed};
-use crate::explain::name_missing_gpu;
+use crate::guard::name_missing_gpu;
 use crate::{Error, Result};
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;

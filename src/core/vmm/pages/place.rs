@@ -324,7 +324,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::super::addresses::Addresses;
-    use super::super::{Fork, file, map, map_anonymous};
+    use super::super::{Fork, create_file, map, map_anonymous};
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -336,7 +336,7 @@ mod tests {
         if let Some(fork) = fork {
             map_anonymous(&range, fork).unwrap();
         } else {
-            let file = file::create(NodeId(0), bytes).unwrap();
+            let file = create_file(NodeId(0), bytes).unwrap();
             let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
             let file = Some((file.as_fd(), 0));
             map(

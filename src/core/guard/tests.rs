@@ -1,4 +1,4 @@
-//! Codes of a driver, and what they become.
+//! Free memory that is looked at; codes of a driver, and what they become.
 
 use std::sync::Arc;
 
@@ -206,4 +206,31 @@ fn a_process_with_too_many_mappings_is_told_of_the_limit() {
     );
     drop(kept);
     buffer(6 << 20).unwrap();
+}
+
+#[test]
+fn more_than_a_node_has_free_is_refused_with_the_numbers() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let total = driver.sim().unwrap().machine().nodes[0].memory;
+    let at = |bytes| check_free(&driver, Location::HostNuma(0), bytes, || 0);
+    at(total).unwrap();
+    check_free(&driver, Location::HostNuma(0), total + 10, || 10).unwrap();
+    let error = at(total + 1).unwrap_err();
+    assert!(
+        matches!(error, Error::NodeTooFull { free, requested, .. } if free == total && requested == total + 1),
+        "{error}"
+    );
+    let _held = driver
+        .mem_create(256 << 20, &AllocationProps::at(Location::HostNuma(0)))
+        .unwrap();
+    assert!(at(total).is_err());
+    at(total - (256 << 20)).unwrap();
+}
+
+#[test]
+fn only_host_nodes_are_guarded() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    check_free(&driver, Location::Device(0), 1 << 50, || 0).unwrap();
+    check_free(&driver, Location::Host, 1 << 50, || 0).unwrap();
+    check_free(&driver, Location::HostNuma(99), 1 << 50, || 0).unwrap();
 }
