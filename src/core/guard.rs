@@ -183,9 +183,12 @@ fn why_not_on(topology: &Topology, id: NodeId) -> Option<Error> {
     Some(Error::invalid_of("node", why, with_cpus.join(", ")))
 }
 
-/// As [`name_missing`], for a GPU's ordinal alone.
-pub fn name_missing_gpu(driver: &Driver, error: Error, gpu: i32) -> Error {
-    name_missing(driver, error, Location::Device(gpu))
+/// Returns the driver's answer to a call for a GPU, whose ordinal it may not know.
+///
+/// # Errors
+/// [`Error::NoSuchGpu`]; the driver's.
+pub fn on_gpu<T>(driver: &Driver, gpu: i32, answer: Result<T>) -> Result<T> {
+    answer.map_err(|error| name_missing(driver, error, Location::Device(gpu)))
 }
 
 /// As [`name_missing`], for the first GPU in `access` that does not exist, or that cannot access memory at `location`. Names
@@ -206,7 +209,7 @@ pub fn explain_access(
         _ => None,
     });
     let error = gpus.clone().fold(error, |error, (gpu, _)| {
-        name_missing_gpu(driver, error, gpu)
+        name_missing(driver, error, Location::Device(gpu))
     });
     let (Error::Driver(source), Location::Device(owner)) = (&error, location) else {
         return error;

@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::driver::{Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, Location};
-use crate::guard::name_missing_gpu;
+use crate::guard::on_gpu;
 use crate::ledger::{AllocPath, Entry, Grants, NewEntry, Site};
 use crate::memory::{AccessChecks, Engine, Memory, impl_memory};
 use crate::size::not_empty;
@@ -38,10 +38,8 @@ fn is_supported(
 ) -> Result<()> {
     match driver.device_attribute(device, attribute) {
         Ok(0) => Err(Error::unsupported(what, None)),
-        Err(error) if error.code() != Some(Code::INVALID_VALUE) => {
-            Err(name_missing_gpu(driver, error, device))
-        }
-        _ => Ok(()),
+        Err(error) if error.code() == Some(Code::INVALID_VALUE) => Ok(()),
+        answer => on_gpu(driver, device, answer).map(drop),
     }
 }
 
@@ -220,9 +218,7 @@ impl PinnedHost {
         not_empty(bytes)?;
         // Every GPU may access it; asked first, so that nothing is allocated if the driver does not say.
         let gpus = 0..driver.device_count()?;
-        let start = driver
-            .mem_host_alloc(device, bytes)
-            .map_err(|error| name_missing_gpu(driver, error, device))?;
+        let start = on_gpu(driver, device, driver.mem_host_alloc(device, bytes))?;
         let kind = (AllocPath::Pinned, device);
         let range = (start, bytes);
         Ok(Self(Owned::new(driver, kind, range, gpus, Site::here())))
@@ -243,9 +239,7 @@ impl DeviceMemory {
     #[track_caller]
     pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
         not_empty(bytes)?;
-        let start = driver
-            .mem_alloc(device, bytes)
-            .map_err(|error| name_missing_gpu(driver, error, device))?;
+        let start = on_gpu(driver, device, driver.mem_alloc(device, bytes))?;
         let kind = (AllocPath::Device, device);
         let (range, gpus) = ((start, bytes), device..device + 1);
         Ok(Self(Owned::new(driver, kind, range, gpus, Site::here())))
@@ -299,9 +293,7 @@ impl ManagedMemory {
             let valid = format!("up to {free} bytes");
             return Err(Error::invalid_of("size", why, valid));
         }
-        let start = driver
-            .mem_alloc_managed(device, bytes)
-            .map_err(|error| name_missing_gpu(driver, error, device))?;
+        let start = on_gpu(driver, device, driver.mem_alloc_managed(device, bytes))?;
         let kind = (AllocPath::Managed, device);
         let (range, gpus) = ((start, bytes), device..device + 1);
         Ok(Self(Owned::new(driver, kind, range, gpus, site)))

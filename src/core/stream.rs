@@ -8,15 +8,16 @@ mod poller;
 mod transfer;
 mod work;
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::driver::{Code, DevicePtr, Driver, Relaxed, StreamHandle};
-use crate::guard::name_missing_gpu;
+use crate::guard::on_gpu;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
 
-use event::Marks;
 pub use event::{Event, Held, LentEvent, Waited};
+use order::Marks;
 pub use order::{after_captures, run_due};
 pub use transfer::{NotStarted, Started, Transfer, TransferError, TransferFailed};
 pub use work::BatchCopy;
@@ -32,8 +33,10 @@ struct Inner {
     driver: Driver,
     handle: StreamHandle,
     owned: bool,
+    /// Identifies the stream: addresses and handles are reused.
+    id: u64,
     /// Dropped after the stream: work that waits for an event continues without it.
-    marks: Marks,
+    marks: Mutex<Marks>,
 }
 
 impl Drop for Inner {
@@ -53,14 +56,19 @@ impl Stream {
     /// # Errors
     /// [`Error::NoSuchGpu`], or the driver's error.
     pub fn new(driver: &Driver, device: i32) -> Result<Self> {
-        Ok(Self(Arc::new(Inner {
-            handle: driver
-                .stream_create(device)
-                .map_err(|error| name_missing_gpu(driver, error, device))?,
+        let handle = on_gpu(driver, device, driver.stream_create(device))?;
+        Ok(Self::of(driver, handle, true))
+    }
+
+    fn of(driver: &Driver, handle: StreamHandle, owned: bool) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(Arc::new(Inner {
             driver: driver.clone(),
-            owned: true,
-            marks: Marks::new(),
-        })))
+            handle,
+            owned,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            marks: Mutex::default(),
+        }))
     }
 
     /// Wraps a stream that other code owns, such as cudarc or a framework.
@@ -71,12 +79,7 @@ impl Stream {
     /// its streams is being captured into a graph keeps its streams until a pool or a heap's handle for a stream is used
     /// after the capture.
     pub unsafe fn borrowed(driver: &Driver, handle: StreamHandle) -> Self {
-        Self(Arc::new(Inner {
-            driver: driver.clone(),
-            handle,
-            owned: false,
-            marks: Marks::new(),
-        }))
+        Self::of(driver, handle, false)
     }
 
     /// Waits until all work on the stream is done. Captures of other streams into CUDA graphs are not disturbed.
@@ -173,10 +176,6 @@ impl Stream {
             self.driver()
                 .memset_d8_async(dst, byte, bytes, self.handle())
         }
-    }
-
-    fn marks(&self) -> &Marks {
-        &self.0.marks
     }
 
     /// Returns the GPU's ordinal.

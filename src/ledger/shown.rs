@@ -3,7 +3,6 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::drawing::Drawing;
 use crate::driver::Location;
 use crate::entries::{AllocPath, Allocation, Party};
 use crate::holders::{Holder, Holders, Why};
@@ -12,7 +11,7 @@ use crate::report::{Exporter, Report};
 use crate::size::Bytes;
 use crate::text::{COLUMNS, escaped, ledger, place, some_bytes};
 use crate::texts::{count, hanging};
-use crate::writers::{Table, end_cut};
+use crate::writers::{Drawing, Table, end_cut};
 use crate::{Ledger, drawn_once};
 
 impl Report {

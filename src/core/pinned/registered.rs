@@ -7,7 +7,7 @@ use rustix::fs::{SealFlags, fcntl_get_seals};
 
 use super::{Owned, is_supported, owned};
 use crate::driver::{DeviceAttribute, DevicePtr, Driver};
-use crate::guard::name_missing_gpu;
+use crate::guard::on_gpu;
 use crate::ledger::{AllocPath, Site};
 use crate::memory::check_range;
 use crate::size::not_empty;
@@ -170,8 +170,8 @@ impl RegisteredHost {
         let gpus = 0..driver.device_count()?;
         let start = pages.start();
         // SAFETY: the pages are mapped, and unmapped after the registration.
-        unsafe { driver.mem_host_register(device, start, bytes, !writable, None) }
-            .map_err(|error| name_missing_gpu(driver, error, device))?;
+        let done = unsafe { driver.mem_host_register(device, start, bytes, !writable, None) };
+        on_gpu(driver, device, done)?;
         let (kind, range) = ((AllocPath::Registered, device), (start, bytes));
         // From here on a failure ends the registration.
         let mut memory = Owned::new(driver, kind, range, gpus, Site::here());

@@ -30,7 +30,7 @@ use crate::driver::{
     Access, AccessDesc, Code, Driver, Location, PoolApi, PoolAttribute, PoolCalls, PoolHandle,
     PoolProps, refuse,
 };
-use crate::guard::{explain_access, name_missing_gpu};
+use crate::guard::{explain_access, on_gpu};
 use crate::ledger::{Grants, Label};
 use crate::memory::GrantUses;
 use crate::per_driver::lock;
@@ -308,9 +308,7 @@ impl Pool {
                 format!("GPU {device} has a current pool by another guard: drop that one first");
             return Err(Error::invalid("device", why));
         }
-        let previous = calls
-            .device_pool(device)
-            .map_err(|error| name_missing_gpu(self.driver(), error, device))?;
+        let previous = on_gpu(self.driver(), device, calls.device_pool(device))?;
         // SAFETY: the guard holds the pool while it is current.
         unsafe { calls.device_set_pool(device, self.handle()) }.map_err(|error| match error {
             Error::Driver(source)

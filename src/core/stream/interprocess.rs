@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::Stream;
 use super::event::{Event, LentEvent, Sharing, is_closed, sweep};
 use crate::driver::{Driver, IpcEventHandle};
-use crate::guard::name_missing_gpu;
+use crate::guard::on_gpu;
 use crate::per_driver::lock;
 use crate::{Error, Result};
 
@@ -32,9 +32,7 @@ impl Event {
     pub fn interprocess(driver: &Driver, device: i32) -> Result<Self> {
         driver.expect_this_process("event")?;
         sweep();
-        let handle = driver
-            .event_create_interprocess(device)
-            .map_err(|error| name_missing_gpu(driver, error, device))?;
+        let handle = on_gpu(driver, device, driver.event_create_interprocess(device))?;
         Ok(Self::of(driver, handle, Sharing::Lent(Mutex::default())))
     }
 
@@ -106,8 +104,9 @@ impl Event {
         tether: Option<OwnedFd>,
     ) -> Result<Self> {
         // SAFETY: the caller's promise.
-        let handle = unsafe { driver.ipc_open_event(device, handle) }
-            .map_err(|error| name_missing_gpu(driver, error, device))?;
+        let handle = on_gpu(driver, device, unsafe {
+            driver.ipc_open_event(device, handle)
+        })?;
         Ok(Self::of(driver, handle, Sharing::Imported(tether)))
     }
 

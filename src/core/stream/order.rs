@@ -5,13 +5,40 @@
 //! another. No call tells of a capture's end, so the calls that are likely to follow it ask: see [`run_due`].
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::thread::{self, ThreadId};
 
-use super::event::{Event, Mark};
+use super::event::Event;
 use super::{Stream, is_capturing};
 use crate::driver::{Code, StreamHandle};
 use crate::per_driver::{PerDriver, lock};
 use crate::{Driver, Error, Result};
+
+/// How many events a stream keeps for later marks; the rest are destroyed.
+const SPARES: usize = 64;
+
+/// The events of one stream, and how many marks were set on it.
+#[derive(Debug, Default)]
+pub(super) struct Marks {
+    spares: Vec<Event>,
+    recorded: u64,
+}
+
+/// A stream, as far as it orders work: for `CU_STREAM_PER_THREAD`, each thread's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Order(u64, Option<ThreadId>);
+
+/// An event behind work on a stream.
+#[derive(Debug)]
+pub(super) struct Mark {
+    pub(super) event: Arc<Event>,
+    /// Marks of one order pass in the order of their numbers.
+    #[cfg_attr(
+        not(feature = "async"),
+        allow(dead_code, reason = "for a thread that asks about many")
+    )]
+    pub(super) place: (Order, u64),
+}
 
 impl Event {
     /// Marks the end of everything submitted to `stream` so far.
@@ -106,7 +133,7 @@ impl Stream {
         unsafe { self.driver().stream_wait_event(later, event.handle())? };
         // The wait is for the present mark, wherever the event is recorded next. One of a capture is the graph's.
         if !own {
-            self.marks().put(event);
+            self.put_event(event);
         }
         Ok(())
     }
@@ -116,10 +143,8 @@ impl Stream {
     /// # Errors
     /// The driver's errors.
     pub(super) fn spare_event(&self) -> Result<Event> {
-        match self.marks().spare() {
-            Some(event) => Ok(event),
-            None => Event::new(self.driver(), self.device(), false),
-        }
+        let spare = lock(&self.0.marks).spares.pop();
+        spare.map_or_else(|| Event::new(self.driver(), self.device(), false), Ok)
     }
 
     /// Records an event behind everything submitted to the stream so far.
@@ -128,13 +153,35 @@ impl Stream {
     /// The driver's errors.
     pub(super) fn mark(&self, event: Event) -> Result<Mark> {
         let per_thread = self.handle().raw == StreamHandle::PER_THREAD;
-        self.marks()
-            .mark(event, per_thread, |event| event.record(self))
+        let thread = per_thread.then(|| thread::current().id());
+        // Held while the event is recorded, so that the numbers are in the stream's order.
+        let mut marks = lock(&self.0.marks);
+        event.record(self)?;
+        marks.recorded += 1;
+        Ok(Mark {
+            event: Arc::new(event),
+            place: (Order(self.0.id, thread), marks.recorded),
+        })
     }
 
     /// Keeps the event of a mark whose work has ended, unless another thread still queries it.
     pub(super) fn keep_event(&self, mark: Mark) {
-        self.marks().keep(mark);
+        if let Ok(event) = Arc::try_unwrap(mark.event) {
+            self.put_event(event);
+        }
+    }
+
+    /// Keeps an event that nothing needs where it is.
+    fn put_event(&self, event: Event) {
+        // Does not wait for the lock: a thread that records waits for the GPU if the stream is full.
+        let mut marks = match self.0.marks.try_lock() {
+            Ok(marks) => marks,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        if marks.spares.len() < SPARES {
+            marks.spares.push(event);
+        }
     }
 
     /// Returns whether the stream may be captured into a graph, as far as the driver says. Of other errors than those of

@@ -12,7 +12,8 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::event::{Event, Mark, Order, PAUSE, TRIES};
+use super::event::{Event, PAUSE, TRIES};
+use super::order::{Mark, Order};
 use super::transfer::{Progress, Transfer, TransferFailed};
 use crate::driver::{Driver, Relaxed};
 use crate::per_driver::{PerDriver, lock};

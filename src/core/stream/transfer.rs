@@ -19,7 +19,8 @@
 use std::fmt;
 
 use super::Stream;
-use super::event::{Event, Mark, Waited};
+use super::event::{Event, Waited};
+use super::order::Mark;
 #[cfg(feature = "async")]
 use super::poller::Polling;
 use super::work::{BatchCopy, Grants, Prepared};

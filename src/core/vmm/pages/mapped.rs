@@ -11,7 +11,7 @@ use super::addresses::Addresses;
 use super::pool::Job;
 use super::{Fork, GRANULARITY, Pages, advise, expect_whole, map, map_anonymous, place};
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location, NodeId, Relaxed};
-use crate::guard::name_missing_gpu;
+use crate::guard::name_missing;
 use crate::{Error, Result};
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
@@ -165,7 +165,7 @@ impl PagesMapping {
                     requested: size,
                     source,
                 },
-                other => name_missing_gpu(driver, other, device),
+                other => name_missing(driver, other, Location::Device(device)),
             },
         )?;
         self.registered_by.store(device, Ordering::Relaxed);
