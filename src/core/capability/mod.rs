@@ -5,7 +5,6 @@
 //! the driver's smallest unit, writes and reads a word with the CPU, and frees the memory at once.
 
 mod imex;
-mod trial;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -13,9 +12,11 @@ use std::sync::{Arc, Mutex};
 use serde::{Deserialize, Serialize};
 
 use crate::backing::Backing;
-use crate::driver::{Code, DeviceAttribute, HandleTypes, Location};
+use crate::driver::{Access, AccessDesc, Code, DeviceAttribute, HandleType, HandleTypes, Location};
+use crate::memory::CpuView;
 use crate::per_driver::{PerDriver, lock};
-use crate::{Driver, Error, Result};
+use crate::vmm::PhysicalMemory;
+use crate::{Driver, Error, Pool, Result, Stream};
 
 pub use imex::{IMEX_CHANNELS, ImexChannel, imex_channels};
 
@@ -65,15 +66,11 @@ pub struct Trial {
 
 impl std::fmt::Display for Trial {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            location,
-            gpu,
-            path,
-            handle_types,
-        } = self;
+        let (path, location, types) = (self.path, self.location, self.handle_types);
+        let gpu = self.gpu;
         write!(
             f,
-            "{path} memory on {location} for GPU {gpu} (handle types: {handle_types})"
+            "{path} memory on {location} for GPU {gpu} (handle types: {types})"
         )
     }
 }
@@ -201,9 +198,7 @@ impl Capabilities {
         if let Some(known) = &*answer {
             return known.clone();
         }
-        let support = Support::of(trial::attempt(&self.driver, &trial, |other| {
-            self.trial(other)
-        }));
+        let support = Support::of(self.attempt(&trial));
         if !matches!(support, Support::Unknown(_)) {
             *answer = Some(support.clone());
         }
@@ -213,32 +208,139 @@ impl Capabilities {
     /// Returns whether memory at `location` works on `path` for every GPU that should reach it: all GPUs for
     /// the CPU's memory, the owner for a GPU's. If not, returns the first reason.
     pub fn support(&self, location: Location, path: Path, handle_types: HandleTypes) -> Support {
-        let gpus = match location {
-            Location::Device(owner) => owner..=owner,
-            _ => match self.driver.device_count() {
-                Ok(..=0) => {
-                    return Support::No(Error::NoSuchGpu { gpu: 0, count: 0 });
-                }
-                Ok(count) => 0..=count - 1,
-                Err(error) => return Support::of(Err(error)),
-            },
-        };
-        gpus.map(|gpu| {
-            self.trial(Trial {
+        let tried = || {
+            let gpus = match location {
+                Location::Device(owner) => owner..=owner,
+                _ => 0..=self.driver.device_count()? - 1,
+            };
+            if gpus.is_empty() {
+                return Err(Error::NoSuchGpu { gpu: 0, count: 0 });
+            }
+            let trials = gpus.map(|gpu| Trial {
                 location,
                 gpu,
                 path,
                 handle_types,
-            })
-        })
-        .find(|support| !support.is_yes())
-        .unwrap_or(Support::Yes)
+            });
+            trials
+                .into_iter()
+                .try_for_each(|trial| self.trial(trial).require())
+        };
+        Support::of(tried())
+    }
+
+    /// Runs a trial.
+    fn attempt(&self, trial: &Trial) -> Result<()> {
+        let driver = &self.driver;
+        check_gpu(driver, trial)?;
+        let tried = match trial.path {
+            Path::Vmm => try_vmm(driver, trial),
+            Path::Pool => {
+                if trial.handle_types.contains(HandleTypes::FABRIC) {
+                    // A fabric pool that the driver refuses to export corrupts the process's heap when it is
+                    // destroyed, so this tries one only if plain fabric memory works.
+                    let path = Path::Vmm;
+                    self.trial(Trial { path, ..*trial }).require()?;
+                }
+                try_pool(driver, trial)
+            }
+        };
+        tracing::debug!(%trial, ?tried, "tried");
+        tried
     }
 
     /// Returns the driver under trial.
     pub const fn driver(&self) -> &Driver {
         &self.driver
     }
+}
+
+/// Checks that the GPU exists, and that it reaches the memory if that is another GPU's.
+fn check_gpu(driver: &Driver, trial: &Trial) -> Result<()> {
+    let count = driver.device_count()?;
+    let owner = match trial.location {
+        Location::Device(owner) => owner,
+        _ => trial.gpu,
+    };
+    for gpu in [trial.gpu, owner] {
+        Error::expect_gpu(gpu, count)?;
+    }
+    if owner != trial.gpu && !driver.device_can_access_peer(trial.gpu, owner)? {
+        return Err(Error::unsupported("peer access between these GPUs", None));
+    }
+    Ok(())
+}
+
+fn exports(handle_types: HandleTypes) -> impl Iterator<Item = HandleType> {
+    [HandleType::PosixFd, HandleType::Fabric]
+        .into_iter()
+        .filter(move |&kind| handle_types.contains(kind.into()))
+}
+
+fn expect_read_write(who: Location, have: Access) -> Result<()> {
+    match have {
+        Access::ReadWrite => Ok(()),
+        have => Err(Error::not_accessible(who, have, Access::ReadWrite)),
+    }
+}
+
+/// Writes a word with the CPU and reads it back.
+fn touch(cpu: &CpuView<'_>, location: Location) -> Result<()> {
+    const WORD: u64 = 0x6567_6d65_6d21_0a0d;
+    cpu.put(0, WORD)?;
+    match cpu.get::<u64>(0)? {
+        WORD => Ok(()),
+        found => Err(Error::WrongBytes {
+            by: location,
+            offset: 0,
+            expected: WORD,
+            found,
+        }),
+    }
+}
+
+/// One word, which the driver rounds up to a granule.
+const BYTES: u64 = 8;
+
+fn try_vmm(driver: &Driver, trial: &Trial) -> Result<()> {
+    let physical = PhysicalMemory::options(trial.location)
+        .handle_types(trial.handle_types)
+        .create(driver, BYTES)?;
+    for kind in exports(trial.handle_types) {
+        physical.export(kind)?;
+    }
+    let mut mapping = physical.map()?;
+    let host = trial.location.is_host().then_some(trial.location);
+    let gpu = Location::Device(trial.gpu);
+    let accessors: Vec<Location> = host.into_iter().chain([gpu]).collect();
+    let access = accessors.iter().copied().map(AccessDesc::read_write);
+    mapping.set_access(&access.collect::<Vec<_>>())?;
+    for who in accessors {
+        expect_read_write(who, mapping.access(who)?)?;
+    }
+    host.map_or(Ok(()), |host| touch(&mapping.cpu()?, host))
+}
+
+fn try_pool(driver: &Driver, trial: &Trial) -> Result<()> {
+    let gpu = Location::Device(trial.gpu);
+    let pool = Pool::options(trial.location)
+        .handle_types(trial.handle_types)
+        .access_by([gpu])
+        .create(driver)?;
+    for kind in exports(trial.handle_types) {
+        let calls = driver.pools(pool.api())?;
+        // SAFETY: `pool` keeps its handle alive. On machines where a refused export corrupts the heap,
+        // creating the pool has failed already.
+        unsafe { calls.pool_export(pool.handle(), kind)? };
+    }
+    let stream = Stream::new(driver, trial.gpu)?;
+    let buffer = pool.allocate(BYTES, &stream)?;
+    expect_read_write(gpu, pool.access(gpu)?)?;
+    if trial.location.is_host() {
+        touch(&buffer.cpu()?, trial.location)?;
+    }
+    buffer.free_on(&stream)?;
+    stream.synchronize()
 }
 
 /// The answer to a trial, once there is one. Locked while it is tried.
@@ -264,16 +366,15 @@ pub struct Shareable {
 /// # Errors
 /// The reason why POSIX fds do not work, if neither type does.
 pub fn best_handle_types(driver: &Driver, location: Location) -> Result<Shareable> {
-    const BOTH: HandleTypes =
-        HandleTypes::from_bits(HandleTypes::FABRIC.bits() | HandleTypes::POSIX_FD.bits());
+    let both = HandleTypes::FABRIC | HandleTypes::POSIX_FD;
     let capabilities = Capabilities::of(driver);
     let tried = |types| capabilities.support(location, Path::Vmm, types).require();
     let only = |handle_types, no_fabric| Shareable {
         handle_types,
         no_fabric,
     };
-    let Err(no_fabric) = tried(BOTH) else {
-        return Ok(only(BOTH, None));
+    let Err(no_fabric) = tried(both) else {
+        return Ok(only(both, None));
     };
     match tried(HandleTypes::POSIX_FD) {
         Ok(()) => Ok(only(HandleTypes::POSIX_FD, Some(no_fabric))),
