@@ -132,10 +132,26 @@ impl Drop for Held {
     }
 }
 
+/// Events that were dropped while other processes held them. Each keeps its driver alive.
+static KEPT: Mutex<Vec<Event>> = Mutex::new(Vec::new());
+
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.sharing.keep(&self.driver, self.handle) {
-            return;
+        // In a forked child the list's lock may never be released.
+        if let Sharing::Lent(holders) = &self.sharing
+            && self.driver.is_of_this_process()
+        {
+            let mut holders = std::mem::take(&mut *lock(holders));
+            holders.retain(|holder| !is_closed(holder));
+            let is_held = !holders.is_empty();
+            if is_held {
+                let sharing = Sharing::Lent(Mutex::new(holders));
+                lock(&KEPT).push(Self::of(&self.driver, self.handle, sharing));
+            }
+            sweep();
+            if is_held {
+                return;
+            }
         }
         give_back_or_log(&self.driver, "an event", || {
             // SAFETY: owned by `self`, and no other process holds it; the driver keeps an event that work still waits for.
@@ -164,59 +180,16 @@ pub struct LentEvent {
     pub tether: OwnedFd,
 }
 
-/// An event that was dropped while other processes held it. It owns the driver's event, and keeps the driver alive.
-#[derive(Debug)]
-struct Kept {
-    driver: Driver,
-    handle: EventHandle,
-    holders: Vec<PipeReader>,
-}
-
-static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        give_back_or_log(&self.driver, "an event", || {
-            // SAFETY: owned by `self`. No process holds it; the driver keeps an event that work still waits for.
-            unsafe { self.driver.event_destroy(self.handle) }
-        });
-    }
-}
-
-impl Sharing {
-    /// Takes an event over from a value that is dropped if other processes hold it. Returns whether it does.
-    fn keep(&mut self, driver: &Driver, handle: EventHandle) -> bool {
-        // In a forked child the list's lock may never be released.
-        if !driver.is_of_this_process() {
-            return false;
-        }
-        let Self::Lent(holders) = self else {
-            return false;
-        };
-        let mut holders = std::mem::take(&mut *lock(holders));
-        holders.retain(|holder| !is_closed(holder));
-        let is_held = !holders.is_empty();
-        if is_held {
-            let driver = driver.clone();
-            lock(&KEPT).push(Kept {
-                driver,
-                handle,
-                holders,
-            });
-        }
-        sweep();
-        is_held
-    }
-}
-
 /// Destroys events that no other process holds any more.
 pub(super) fn sweep() {
-    let returned: Vec<Kept> = lock(&KEPT)
-        .extract_if(.., |kept| {
-            kept.holders.retain(|holder| !is_closed(holder));
-            kept.holders.is_empty() && kept.driver.is_of_this_process()
-        })
-        .collect();
+    let is_returned = |event: &mut Event| match &event.sharing {
+        Sharing::Lent(holders) => {
+            lock(holders).retain(|holder| !is_closed(holder));
+            lock(holders).is_empty() && event.driver.is_of_this_process()
+        }
+        Sharing::Private | Sharing::Imported(_) => false,
+    };
+    let returned: Vec<Event> = lock(&KEPT).extract_if(.., is_returned).collect();
     // Outside the lock, because a driver call takes time.
     drop(returned);
 }
