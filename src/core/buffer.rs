@@ -4,10 +4,13 @@ mod access;
 mod allocate;
 mod growing;
 
+use std::ops::ControlFlow;
+use std::thread;
+
 use crate::Result;
 use crate::backing::{Backing, Chosen};
 use crate::driver::{Access, DevicePtr, Driver, HandleTypes, Location};
-use crate::growth::Growth;
+use crate::growth::{Growth, Progress};
 use crate::ledger::{AllocPath, Label, Site};
 use crate::memory::{
     CpuView, access_checks, check_range, cpu_accessors, impl_cpu_memory, impl_memory,
@@ -142,6 +145,67 @@ impl BufferOptions {
         self.path = path;
         self.site = site.into();
         self
+    }
+
+    /// Creates, maps and grants the memory. If a step fails, the steps before it are undone.
+    ///
+    /// # Errors
+    /// Those of [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create), [`PhysicalMemory::map`](crate::vmm::PhysicalMemory::map) and
+    /// [`Mapping::set_access`](crate::vmm::Mapping::set_access); [`Error::InvalidArgument`] for no share, or one before the
+    /// last that is not a multiple of the granularity, for chunks that are not, for chunks of
+    /// [`growth`](Self::growth) out of range, and for more than [`Buffer::MAX_PARTS`] parts; the reason why a buffer cannot
+    /// be shareable as requested. A shortage names all that was requested of the location.
+    #[track_caller]
+    pub fn allocate(self, driver: &Driver) -> Result<Buffer> {
+        self.allocate_with(driver, |_| ControlFlow::Continue(()))
+    }
+
+    /// As [`allocate`](Self::allocate), and calls `progress` after each chunk ([`growth`](Self::growth)), the last one too,
+    /// in the calling thread and with no lock held. If it breaks, everything is given back.
+    ///
+    /// # Errors
+    /// As `allocate`, and [`Error::Cancelled`] after a break.
+    ///
+    /// ```
+    /// use std::ops::ControlFlow;
+    ///
+    /// use egmem::driver::NodeId;
+    /// use egmem::{Buffer, Driver, Error, Growth, Machine};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+    /// let options = Buffer::on(NodeId(0)).bytes(64 << 20).growth(Growth::steady().chunk(16 << 20));
+    /// let buffer = options.clone().allocate_with(&driver, |progress| {
+    ///     println!("{} of {} bytes", progress.done, progress.total);
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// let error = options.allocate_with(&driver, |_| ControlFlow::Break(())).unwrap_err();
+    /// assert_eq!(error, Error::Cancelled { done: 16 << 20, total: 64 << 20 });
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn allocate_with(
+        self,
+        driver: &Driver,
+        mut progress: impl FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Buffer> {
+        let mut plan = self.plan(driver, Site::here())?;
+        let mut range = MappedRange::with_capacity(plan.chunks.len());
+        let push = |part| range.push(part);
+        let made = plan.grow(driver, plan.padded, push, |made, rest| {
+            progress(made)?;
+            thread::sleep(rest.unwrap_or_default());
+            ControlFlow::Continue(())
+        });
+        if let Err(error) = made {
+            // Given back first: the error reports the free memory without it.
+            drop(range);
+            return Err(plan.with_all_requested(driver, error));
+        }
+        Ok(Buffer {
+            range,
+            len: plan.len,
+            chosen: plan.chosen,
+        })
     }
 }
 

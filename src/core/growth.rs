@@ -1,6 +1,5 @@
 //! How much memory is created at a time, and the progress that the caller sees.
 
-use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -151,7 +150,7 @@ impl Growth {
     }
 
     /// Begins to measure a chunk's time, if a rest depends on it.
-    fn begin(self) -> Option<Instant> {
+    pub(crate) fn begin(self) -> Option<Instant> {
         (self.rest > 0).then(Instant::now)
     }
 
@@ -166,52 +165,6 @@ impl Growth {
 impl Default for Growth {
     fn default() -> Self {
         Self::steady()
-    }
-}
-
-/// Reports progress and rests, between two chunks. The caller holds no lock.
-pub struct Pace<F, R> {
-    growth: Growth,
-    progress: F,
-    rest: R,
-    made: Progress,
-    /// When the present chunk was begun, if its time counts.
-    began: Option<Instant>,
-}
-
-impl<F, R> Pace<F, R>
-where
-    F: FnMut(Progress) -> ControlFlow<()>,
-    R: FnMut(Duration) -> ControlFlow<()>,
-{
-    /// Begins the first chunk of `total` bytes. `rest` waits for the time that it is given, which may be none.
-    pub fn new(growth: Growth, total: u64, progress: F, rest: R) -> Self {
-        Self {
-            growth,
-            progress,
-            rest,
-            made: Progress::new(0, total),
-            began: growth.begin(),
-        }
-    }
-
-    /// Notes that a chunk of `bytes` exists, reports it, and rests unless it was the last.
-    ///
-    /// # Errors
-    /// [`Error::Cancelled`] if one of the caller's functions breaks.
-    pub fn made(&mut self, bytes: u64) -> Result<()> {
-        self.made.done = self.made.done.saturating_add(bytes);
-        let Progress { done, total } = self.made;
-        let took = self.began.map_or(Duration::ZERO, |began| began.elapsed());
-        let mut goes_on = (self.progress)(self.made);
-        if done < total && goes_on.is_continue() {
-            goes_on = (self.rest)(self.growth.rest_after(took));
-            self.began = self.growth.begin();
-        }
-        match goes_on {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(Error::Cancelled { done, total }),
-        }
     }
 }
 

@@ -4,7 +4,6 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use super::{Buffer, BufferOptions};
@@ -12,12 +11,12 @@ use crate::backing::choose::choose_for_all;
 use crate::backing::{Backing, Chosen, Why};
 use crate::capability::shareable::handle_types_of;
 use crate::driver::{AccessDesc, Driver, HandleTypes, Location};
-use crate::growth::{Growth, Pace, Progress};
+use crate::growth::{Growth, Progress};
 use crate::guard::check_free;
 use crate::ledger::{self, Entry};
 use crate::size::{Granularity, PaddedSize};
 use crate::topology::free_now;
-use crate::vmm::{MappedPart, MappedRange, PhysicalMemory, PhysicalOptions, Reservation};
+use crate::vmm::{MappedPart, PhysicalMemory, PhysicalOptions, Reservation};
 use crate::{Error, Result};
 
 /// The most parts of a buffer.
@@ -30,67 +29,6 @@ const CHECK_EVERY: u64 = 1 << 30;
 const AHEAD: usize = 4;
 
 impl BufferOptions {
-    /// Creates, maps and grants the memory. If a step fails, the steps before it are undone.
-    ///
-    /// # Errors
-    /// Those of [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create), [`PhysicalMemory::map`](crate::vmm::PhysicalMemory::map) and
-    /// [`Mapping::set_access`](crate::vmm::Mapping::set_access); [`Error::InvalidArgument`] for no share, or one before the
-    /// last that is not a multiple of the granularity, for chunks that are not, for chunks of
-    /// [`growth`](Self::growth) out of range, and for more than [`Buffer::MAX_PARTS`] parts; the reason why a buffer cannot
-    /// be shareable as requested. A shortage names all that was requested of the location.
-    #[track_caller]
-    pub fn allocate(self, driver: &Driver) -> Result<Buffer> {
-        self.allocate_with(driver, |_| ControlFlow::Continue(()))
-    }
-
-    /// As [`allocate`](Self::allocate), and calls `progress` after each chunk ([`growth`](Self::growth)), the last one too,
-    /// in the calling thread and with no lock held. If it breaks, everything is given back.
-    ///
-    /// # Errors
-    /// As `allocate`, and [`Error::Cancelled`] after a break.
-    ///
-    /// ```
-    /// use std::ops::ControlFlow;
-    ///
-    /// use egmem::driver::NodeId;
-    /// use egmem::{Buffer, Driver, Error, Growth, Machine};
-    ///
-    /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
-    /// let options = Buffer::on(NodeId(0)).bytes(64 << 20).growth(Growth::steady().chunk(16 << 20));
-    /// let buffer = options.clone().allocate_with(&driver, |progress| {
-    ///     println!("{} of {} bytes", progress.done, progress.total);
-    ///     ControlFlow::Continue(())
-    /// })?;
-    /// let error = options.allocate_with(&driver, |_| ControlFlow::Break(())).unwrap_err();
-    /// assert_eq!(error, Error::Cancelled { done: 16 << 20, total: 64 << 20 });
-    /// # Ok::<(), egmem::Error>(())
-    /// ```
-    #[track_caller]
-    pub fn allocate_with(
-        self,
-        driver: &Driver,
-        progress: impl FnMut(Progress) -> ControlFlow<()>,
-    ) -> Result<Buffer> {
-        let mut plan = self.plan(driver, ledger::Site::here())?;
-        let rest = |time: Duration| {
-            thread::sleep(time);
-            ControlFlow::Continue(())
-        };
-        let mut pace = Pace::new(plan.growth, plan.padded, progress, rest);
-        let mut range = MappedRange::with_capacity(plan.chunks.len());
-        let made = plan.grow(driver, plan.padded, &mut pace, |part| range.push(part));
-        if let Err(error) = made {
-            // Given back first: the error reports the free memory without it.
-            drop(range);
-            return Err(plan.with_all_requested(driver, error));
-        }
-        Ok(Buffer {
-            range,
-            len: plan.len,
-            chosen: plan.chosen,
-        })
-    }
-
     /// Checks the options, and decides which chunks there are to be.
     ///
     /// # Errors
@@ -314,7 +252,7 @@ pub(super) struct Chunk {
 /// The memory of a buffer that is to be created, and how far it has come.
 #[derive(Debug)]
 pub(super) struct Plan {
-    pub(super) growth: Growth,
+    growth: Growth,
     overcommit: bool,
     /// The bytes requested.
     pub(super) len: u64,
@@ -364,31 +302,34 @@ impl Plan {
         Ok(Arc::clone(self.reservation.insert(addresses)))
     }
 
-    /// Creates, maps and grants chunks until `until` bytes exist, has `push` keep each, and rests.
+    /// Creates, maps and grants chunks until `until` bytes exist, and has `push` keep each. Then it calls `after`, with no
+    /// lock held and with the time to rest, unless the chunk was the last of all.
     ///
     /// # Errors
-    /// As [`allocate_with`](BufferOptions::allocate_with).
+    /// As [`allocate_with`](BufferOptions::allocate_with); [`Error::Cancelled`] if `after` breaks.
     pub(super) fn grow(
         &mut self,
         driver: &Driver,
         until: u64,
-        pace: &mut Pace<
-            impl FnMut(Progress) -> ControlFlow<()>,
-            impl FnMut(Duration) -> ControlFlow<()>,
-        >,
         mut push: impl FnMut(MappedPart),
+        mut after: impl FnMut(Progress, Option<Duration>) -> ControlFlow<()>,
     ) -> Result<()> {
         while self.done < until {
+            let began = self.growth.begin();
             let made = match self.chosen.backing {
                 Backing::Registered => self.make_ahead(driver)?,
                 _ => self.make(driver)?,
             };
             let Some((site, mut part)) = made else { break };
             part.mapping_mut().set_access(&self.sites[site].access)?;
-            let bytes = part.memory().size().padded();
+            self.done += part.memory().size().padded();
             push(part);
-            self.done += bytes;
-            pace.made(bytes)?;
+            let (done, total) = (self.done, self.padded);
+            let took = began.map_or(Duration::ZERO, |began| began.elapsed());
+            let rest = (done < total).then(|| self.growth.rest_after(took));
+            if after(Progress::new(done, total), rest).is_break() {
+                return Err(Error::Cancelled { done, total });
+            }
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use super::BufferOptions;
 use super::allocate::Plan;
 use crate::backing::Chosen;
 use crate::driver::{Access, DevicePtr, Driver, Location};
-use crate::growth::{GrowthState, Pace, Progress};
+use crate::growth::{GrowthState, Progress};
 use crate::memory::{AccessChecks, CpuView, Engine, check_range, impl_cpu_memory, impl_memory};
 use crate::per_driver::lock;
 use crate::vmm::{Adjacent, Mapped, MappedPart, MappedRange, Mapping, Reservation};
@@ -48,17 +48,19 @@ impl BufferOptions {
         self,
         driver: &Driver,
         front: u64,
-        progress: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
+        mut progress: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
     ) -> Result<GrowingBuffer> {
         let mut plan = self.plan(driver, ledger::Site::here())?;
         let shared = Arc::new(Shared::new(plan.addresses(driver)?, plan.chunks.len()));
         let resting = Arc::clone(&shared);
-        let rest = move |time| resting.rest(time);
-        let mut pace = Pace::new(plan.growth, plan.padded, progress, rest);
+        let mut after = move |made, rest: Option<Duration>| {
+            progress(made)?;
+            rest.map_or(ControlFlow::Continue(()), |time| resting.rest(time))
+        };
         let front = front.min(plan.padded);
-        if let Err(error) = plan.grow(driver, front, &mut pace, |part| shared.push(part)) {
+        if let Err(error) = plan.grow(driver, front, |part| shared.push(part), &mut after) {
             // Given back first, as by `allocate_with`.
-            drop((pace, shared));
+            drop((after, shared));
             return Err(plan.with_all_requested(driver, error));
         }
         let mut buffer = GrowingBuffer {
@@ -71,7 +73,7 @@ impl BufferOptions {
             thread: None,
         };
         if buffer.shared.done() < plan.padded {
-            buffer.start(plan, pace)?;
+            buffer.start(plan, after)?;
         } else {
             buffer.shared.end(Ok(()));
         }
@@ -193,23 +195,20 @@ impl GrowingBuffer {
     fn start(
         &mut self,
         mut plan: Plan,
-        mut pace: Pace<
-            impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
-            impl FnMut(Duration) -> ControlFlow<()> + Send + 'static,
-        >,
+        mut after: impl FnMut(Progress, Option<Duration>) -> ControlFlow<()> + Send + 'static,
     ) -> Result<()> {
         let ending = Ending(Arc::clone(&self.shared));
         let driver = self.driver.clone();
         let grow = move || {
             let Ending(shared) = &ending;
             let all = plan.padded;
-            let result = plan.grow(&driver, all, &mut pace, |part| shared.push(part));
+            let result = plan.grow(&driver, all, |part| shared.push(part), &mut after);
             // A break after the last chunk leaves nothing out.
             let is_complete = shared.done() == plan.padded;
             // The chunks that were made ahead are given back before waiting callers return.
             drop(plan);
             // The caller's function may own this buffer.
-            drop(pace);
+            drop(after);
             shared.end(if is_complete { Ok(()) } else { result });
         };
         let thread = thread::Builder::new().name("egmem-growth".into());

@@ -7,9 +7,7 @@ use std::sync::Arc;
 
 use super::{Mapping, PhysicalMemory, Reservation};
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
-use crate::memory::{
-    AccessChecks, CpuView, Engine, Memory, access_checks, check_range, overlapping,
-};
+use crate::memory::{AccessChecks, CpuView, Engine, Memory, access_checks, check_range};
 use crate::{Error, Result};
 
 /// Physical memory, or a share in some, mapped at its place in a reservation. When dropped, it is unmapped first and then
@@ -108,7 +106,12 @@ impl<'a, M: Mapped> Adjacent<'a, M> {
 
     /// Returns those that contain some of `len` bytes from `offset` on.
     pub fn holding(&self, offset: u64, len: u64) -> &'a [M] {
-        overlapping(self.0, |part| part.mapping().range(), offset, len)
+        let end = offset.saturating_add(len);
+        let first = self
+            .0
+            .partition_point(|part| part.mapping().range().end <= offset);
+        let parts = &self.0[first..];
+        &parts[..parts.partition_point(|part| part.mapping().range().start < end)]
     }
 
     fn mappings(&self, offset: u64, len: u64) -> impl Iterator<Item = &'a Mapping> + use<'a, M> {

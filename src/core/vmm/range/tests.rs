@@ -237,3 +237,26 @@ fn mappings_of_several_reservations_are_refused_and_have_no_access() {
         assert!(matches!(error, Error::NotAccessible { .. }), "{error}");
     }
 }
+
+#[test]
+fn mappings_hold_a_range_if_they_share_a_byte_with_it() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let parts = [2, 6, 4, 2].map(|mib| {
+        let options = PhysicalMemory::options(Location::HostNuma(0));
+        options.create(&driver, mib * MIB).unwrap()
+    });
+    let range = MappedRange::map(&driver, parts.into(), &[rw(Location::Host)]).unwrap();
+    for offset in (0..16 * MIB).step_by(MIB as usize) {
+        for end in [offset + 1, offset + MIB, offset + 5 * MIB, u64::MAX] {
+            let held = range.all().holding(offset, end - offset);
+            let shares = |mapping: &&Mapping| {
+                let own = mapping.range();
+                own.start < end && offset < own.end
+            };
+            let expected: Vec<_> = range.mappings().iter().filter(shares).collect();
+            let starts =
+                |mappings: &[&Mapping]| mappings.iter().map(|m| m.range()).collect::<Vec<_>>();
+            assert_eq!(starts(&held.iter().collect::<Vec<_>>()), starts(&expected));
+        }
+    }
+}
