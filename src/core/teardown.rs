@@ -37,9 +37,11 @@ pub fn give_back_or_log(
         return false;
     }
     let result = give_back(driver, what, call);
-    let is_lost = result.is_err();
+    if result.is_ok() {
+        return false;
+    }
     log_lost(what, result);
-    is_lost
+    true
 }
 
 /// Waits for the work of all GPUs that are not lost. A lost one runs nothing any more, but work of its streams may have

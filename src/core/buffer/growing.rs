@@ -1,6 +1,7 @@
 //! Memory that grows in a thread of its own while the program uses its front.
 
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
@@ -181,35 +182,28 @@ impl Shared {
     }
 }
 
-/// Ends the growth when it is dropped, by a panic of the progress function for instance.
-struct Ending(Arc<Shared>);
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        let panicked = Error::failed("growth in the background", "the thread panicked");
-        self.0.end(Err(panicked));
-    }
-}
-
 impl GrowingBuffer {
     fn start(
         &mut self,
         mut plan: Plan,
         mut after: impl FnMut(Progress, Option<Duration>) -> ControlFlow<()> + Send + 'static,
     ) -> Result<()> {
-        let ending = Ending(Arc::clone(&self.shared));
-        let driver = self.driver.clone();
+        let (driver, shared) = (self.driver.clone(), Arc::clone(&self.shared));
         let grow = move || {
-            let Ending(shared) = &ending;
-            let all = plan.padded;
-            let result = plan.grow(&driver, all, |part| shared.push(part), &mut after);
-            // A break after the last chunk leaves nothing out.
-            let is_complete = shared.done() == plan.padded;
-            // The chunks that were made ahead are given back before waiting callers return.
-            drop(plan);
-            // The caller's function may own this buffer.
-            drop(after);
-            shared.end(if is_complete { Ok(()) } else { result });
+            // Also a panic of the progress function ends the growth.
+            let ended = catch_unwind(AssertUnwindSafe(|| {
+                let all = plan.padded;
+                let result = plan.grow(&driver, all, |part| shared.push(part), &mut after);
+                // A break after the last chunk leaves nothing out.
+                let is_complete = shared.done() == all;
+                // The chunks that were made ahead are given back before waiting callers return.
+                drop(plan);
+                // The caller's function may own this buffer.
+                drop(after);
+                if is_complete { Ok(()) } else { result }
+            }));
+            let panicked = Error::failed("growth in the background", "the thread panicked");
+            shared.end(ended.unwrap_or(Err(panicked)));
         };
         let thread = thread::Builder::new().name("egmem-growth".into());
         let thread = thread.spawn(grow);
@@ -327,7 +321,7 @@ impl Drop for GrowingBuffer {
         }
         self.shared.cancel();
         if thread.thread().id() != thread::current().id() {
-            // A panic of the progress function was printed, and is `error`'s.
+            // A panic of the progress function was caught, and is `error`'s.
             let _ = thread.join();
         }
     }

@@ -51,7 +51,8 @@ impl Reservation {
             }
             (Some(addresses), None, Some(pages)) => {
                 let range = start.0..start.0 + size.padded();
-                Some(PagesMapping::new(self.driver(), addresses, pages, range)?)
+                let pages = PagesMapping::new(self.driver(), addresses, pages, range)?;
+                Some(Box::new(pages))
             }
             _ => {
                 let why = format!(
@@ -94,7 +95,7 @@ pub struct Mapping {
     granted_to_gpus: bool,
     unmapped: bool,
     /// The mapping of pages of this process; `None` if the driver maps the memory.
-    pages: Option<PagesMapping>,
+    pages: Option<Box<PagesMapping>>,
     grants: Arc<Grants>,
     /// Counts the physical memory's mappings.
     mapped: Arc<Origin>,
