@@ -36,7 +36,7 @@ fn entry(driver: &Driver, access: &[AccessDesc]) {
         GRANULE,
         Arc::clone(&grants),
     );
-    grants.set(access);
+    grants.set(access.to_vec());
     black_box(&entry);
     entry.unmap(egmem::driver::DevicePtr(GRANULE));
     drop(grants);
