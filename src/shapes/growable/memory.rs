@@ -10,7 +10,9 @@ use egmem_core::backing::choose::choose;
 use egmem_core::capability::shareable::handle_types_of;
 
 use super::Growable;
-use crate::driver::{AccessDesc, DevicePtr, Driver, HandleTypes, Location, NodeId, setters};
+use crate::driver::{
+    Access, AccessDesc, DevicePtr, Driver, HandleTypes, Location, NodeId, setters,
+};
 use crate::ledger::{Label, Site};
 use crate::memory::{CpuMemory, CpuView, access_checks, check_range, impl_memory};
 use crate::size::PaddedSize;
