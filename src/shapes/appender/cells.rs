@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::Appender;
-use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
+use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::growable::{Growable, GrowableOptions};
 use crate::ledger::{Label, Site};
+use crate::memory::Memory;
 use crate::pinned::PinnedHost;
 use crate::topology::Topology;
-use crate::vmm::{Mapping, PhysicalOptions};
+use crate::vmm::Mapping;
 use crate::{Error, Placement, Result, Stream, Transfer, check, counter};
 
 /// How much memory is kept mapped ahead of the kernels unless told otherwise, in bytes.
@@ -109,24 +110,20 @@ impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
             host => host,
         };
         let site = Site::here();
-        let memory = |location: Location| {
+        let map = |location: Location| -> Result<Mapping> {
             let here = Placement {
                 location,
                 ..placement.clone()
             };
-            Ok::<_, Error>((location, here.memory(site.clone()), here.grants(driver)?))
+            let mut mapping = here.memory(site.clone()).create(driver, USED)?.map()?;
+            mapping.set_access(&here.grants(driver)?)?;
+            Ok(mapping)
         };
-        let cursor = match self.cursor {
-            Some(location) if location != host => Some(memory(location)?),
-            _ => None,
-        };
-        let constants = Constants {
-            first_record: records.device_ptr(),
-            record: size,
-            // Four reports for the memory mapped ahead; not one for each warp.
-            shift: (ahead as u64 / 4).max(32).ilog2(),
-        };
-        let cells = Cells::create(driver, memory(host)?, cursor, constants)?;
+        let cursor = self.cursor.filter(|location| *location != host);
+        // Four reports for the memory mapped ahead; not one for each warp.
+        let shift = (ahead as u64 / 4).max(32).ilog2();
+        let constants = [records.device_ptr().0, size, shift.into()];
+        let cells = Cells::create(driver, map(host)?, cursor.map(map).transpose()?, constants)?;
         let mut appender = Appender {
             cells: Arc::new(cells),
             records,
@@ -180,10 +177,10 @@ enum Cursor {
 }
 
 /// A copy of a cursor in a GPU's memory, under way. It keeps both memories.
-pub(super) type Look = Transfer<(Arc<PinnedHost>, Arc<Mapping>)>;
+type Look = Transfer<(Arc<PinnedHost>, Arc<Mapping>)>;
 
 /// How many records kernels have reserved.
-pub(super) enum Reserved {
+enum Reserved {
     /// The cursor's value.
     Now(u64),
     /// A GPU copies it: [`seen`] has it when the copy has ended.
@@ -197,24 +194,6 @@ pub(super) struct Cells {
     host: Mapping,
 }
 
-/// The constants for the kernels.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Constants {
-    pub(super) first_record: DevicePtr,
-    pub(super) record: u64,
-    /// Kernels report how far they are at each multiple of 2 to this.
-    pub(super) shift: u32,
-}
-
-/// A part's location, the options of its memory, and its grants.
-type Part = (Location, PhysicalOptions, Vec<AccessDesc>);
-
-fn map(driver: &Driver, (_, options, access): Part) -> Result<Mapping> {
-    let mut mapping = options.create(driver, USED)?.map()?;
-    mapping.set_access(&access)?;
-    Ok(mapping)
-}
-
 /// Fails unless the CPU may read and write.
 fn expect_cpu(mapping: &Mapping) -> Result<()> {
     let (have, need) = (mapping.host(), Access::ReadWrite);
@@ -225,54 +204,45 @@ fn expect_cpu(mapping: &Mapping) -> Result<()> {
 }
 
 /// Waits for a copy of the cursor; returns how many records were reserved then.
-pub(super) fn seen(look: Look) -> Result<u64> {
+fn seen(look: Look) -> Result<u64> {
     let (copy, _) = look.wait().map_err(|failed| *failed.error)?;
     copy.cpu().get(SEEN + NEXT)
 }
 
 impl Cells {
-    /// Creates the host's part on `host`, and the cursor's at `cursor`, or beside it.
-    pub(super) fn create(
+    /// Takes the memory of the host's part and the cursor's, which lies beside it if it has none. The constants are for the
+    /// kernels: the address of the first record, the size of a record, and a shift. Kernels report how far they are at each
+    /// multiple of 2 to this.
+    fn create(
         driver: &Driver,
-        host: Part,
-        cursor: Option<Part>,
-        constants: Constants,
+        host: Mapping,
+        cursor: Option<Mapping>,
+        [first_record, record, shift]: [u64; 3],
     ) -> Result<Self> {
-        let host = map(driver, host)?;
         expect_cpu(&host)?;
-        let start = host.reservation().start();
         let cursor = match cursor {
             None => Cursor::OfCpu {
-                address: start.add(CURSOR),
+                address: host.reservation().start().add(CURSOR),
                 _memory: None,
             },
-            Some(part) => {
-                let location = part.0;
-                let mapping = map(driver, part)?;
-                match location {
-                    Location::Device(gpu) if mapping.host() != Access::ReadWrite => {
-                        let copy = PinnedHost::new(driver, gpu, SEEN + CURSOR_USED as u64)?;
-                        let stream = Stream::new(driver, gpu)?;
-                        Cursor::OfGpu(Arc::new(mapping), Arc::new(copy), stream)
-                    }
-                    _ => {
-                        expect_cpu(&mapping)?;
-                        Cursor::OfCpu {
-                            address: mapping.reservation().start(),
-                            _memory: Some(mapping),
-                        }
+            Some(mapping) => match mapping.location() {
+                Location::Device(gpu) if mapping.host() != Access::ReadWrite => {
+                    let copy = PinnedHost::new(driver, gpu, SEEN + CURSOR_USED as u64)?;
+                    let stream = Stream::new(driver, gpu)?;
+                    Cursor::OfGpu(Arc::new(mapping), Arc::new(copy), stream)
+                }
+                _ => {
+                    expect_cpu(&mapping)?;
+                    Cursor::OfCpu {
+                        address: mapping.reservation().start(),
+                        _memory: Some(mapping),
                     }
                 }
-            }
+            },
         };
         let cells = Self { cursor, host };
-        let words = [
-            MAGIC,
-            constants.first_record.0,
-            constants.record,
-            cells.cursor_address().0,
-            u64::from(constants.shift),
-        ];
+        let cursor = cells.cursor_address().0;
+        let words = [MAGIC, first_record, record, cursor, shift];
         let all = cells.host.padded_cpu()?;
         all.fill(0, USED, 0)?;
         all.write_at(CONSTANTS, &words)?;
@@ -333,7 +303,7 @@ impl Cells {
 
     /// Returns how many records were reserved, while kernels run. A GPU that copies the cursor does so on a stream of
     /// its own, but a driver may make the copy wait for kernels: no thread may wait for it.
-    pub(super) fn reserved(&self) -> Result<Reserved> {
+    fn reserved(&self) -> Result<Reserved> {
         match &self.cursor {
             Cursor::OfCpu { address, .. } => {
                 Ok(Reserved::Now(self.both(*address)[0].load(Acquire)))

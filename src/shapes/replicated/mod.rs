@@ -229,13 +229,11 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
             versions.push(Arc::new(Version::new(driver, buffers)));
         }
         let waves = waves(&topology, &self.places);
-        let mut streams = Vec::with_capacity(self.places.len());
-        for place in &self.places {
-            streams.push(match place {
-                Location::Device(gpu) => Some(Stream::new(driver, *gpu)?),
-                _ => None,
-            });
-        }
+        let streams = self.places.iter().map(|place| match place {
+            Location::Device(gpu) => Stream::new(driver, *gpu).map(Some),
+            _ => Ok(None),
+        });
+        let streams = streams.collect::<Result<_>>()?;
         let from_cpu = waves.iter().flatten().find(|(_, from)| from.is_none());
         let staging = match from_cpu.map(|&(to, _)| self.places[to]) {
             Some(Location::Device(gpu)) => {

@@ -10,9 +10,8 @@ use crate::{Buffer, Error, Result};
 /// The place near to each reader.
 #[derive(Debug)]
 pub(super) struct Near {
-    gpus: Vec<Option<usize>>,
-    nodes: Vec<(NodeId, Option<usize>)>,
-    host: Option<usize>,
+    /// The readers that can read one, each with its place.
+    places: Vec<(Location, usize)>,
     topology: Topology,
 }
 
@@ -26,7 +25,10 @@ impl Near {
         places: &[Location],
         may_read: impl Fn(Location, usize) -> Result<bool>,
     ) -> Result<Self> {
-        let near = |who| {
+        let gpus = topology.gpus().iter().map(Location::from);
+        let nodes = topology.nodes().iter().map(Location::from);
+        let mut near = Vec::new();
+        for who in gpus.chain(nodes).chain([Location::Host]) {
             let mut open = Vec::new();
             for (index, &place) in places.iter().enumerate() {
                 if may_read(who, index)? {
@@ -34,15 +36,10 @@ impl Near {
                 }
             }
             let at: Vec<Location> = open.iter().map(|&(_, place)| place).collect();
-            Ok(nearest(&topology, &at, who).map(|near| open[near].0))
-        };
-        let gpus = topology.gpus().iter().map(|gpu| near(gpu.into()));
-        let nodes = topology.nodes().iter();
-        let nodes = nodes.map(|node| Ok((node.id, near(node.into())?)));
+            near.extend(nearest(&topology, &at, who).map(|near| (who, open[near].0)));
+        }
         Ok(Self {
-            gpus: gpus.collect::<Result<_>>()?,
-            nodes: nodes.collect::<Result<_>>()?,
-            host: near(Location::Host)?,
+            places: near,
             topology,
         })
     }
@@ -52,29 +49,20 @@ impl Near {
     /// # Errors
     /// [`Error::NotAccessible`] if it can read none; those of [`Replicated::local`](super::Replicated::local).
     pub(super) fn place(&self, who: Location) -> Result<usize> {
-        let place = match who {
-            Location::Device(gpu) => {
-                let known = usize::try_from(gpu).ok().and_then(|gpu| self.gpus.get(gpu));
-                let count = self.gpus.len();
-                known.copied().ok_or(Error::NoSuchGpu { gpu, count })
-            }
-            Location::HostNuma(id) => self.near_node(NodeId(id)),
-            Location::HostNumaCurrent => self.near_node(self.topology.current_node()?),
-            Location::Host => Ok(self.host),
+        let reader = match who {
+            Location::HostNumaCurrent => self.topology.current_node()?.into(),
+            who => who,
         };
-        let none = || Error::not_accessible(who, Access::None, Access::Read);
-        place?.ok_or_else(none)
-    }
-
-    fn near_node(&self, id: NodeId) -> Result<Option<usize>> {
-        let known = self.nodes.iter().find(|(node, _)| *node == id);
-        known
-            .map(|(_, place)| *place)
-            .ok_or_else(|| Error::NoSuchNode {
-                node: id,
-                gpu: None,
-                choices: self.nodes.iter().map(|(node, _)| *node).collect(),
-            })
+        let known = self.places.iter().find(|(other, _)| *other == reader);
+        if let Some(&(_, place)) = known {
+            return Ok(place);
+        }
+        match reader {
+            Location::Device(gpu) => _ = self.topology.gpu(gpu)?,
+            Location::HostNuma(node) => _ = self.topology.node(NodeId(node))?,
+            _ => {}
+        }
+        Err(Error::not_accessible(who, Access::None, Access::Read))
     }
 
     pub(super) fn topology(&self) -> &Topology {
@@ -184,12 +172,14 @@ fn distance(topology: &Topology, from: Option<i32>, to: i32) -> u32 {
 /// others in each wave.
 pub(super) fn waves(topology: &Topology, places: &[Location]) -> Vec<Wave> {
     let hosts: Vec<Location> = places.iter().copied().filter(|at| at.is_host()).collect();
-    let mut rest: Vec<(usize, i32)> = Vec::new();
-    for (index, place) in places.iter().enumerate() {
-        if let Location::Device(gpu) = place {
-            rest.push((index, *gpu));
-        }
-    }
+    let gpus = places
+        .iter()
+        .enumerate()
+        .filter_map(|(index, place)| match place {
+            Location::Device(gpu) => Some((index, *gpu)),
+            _ => None,
+        });
+    let mut rest: Vec<(usize, i32)> = gpus.collect();
     // Before the others, which may get the bytes from them.
     rest.sort_by_key(|&(_, gpu)| !reads_own_node(topology, &hosts, gpu));
     let passes_on =

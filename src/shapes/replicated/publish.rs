@@ -24,7 +24,7 @@ use egmem_share::{Credentials, Link};
 use super::version::Version;
 use super::{Replicated, near};
 use crate::memory::Memory;
-use crate::{Buffer, Error, Result, counter};
+use crate::{Buffer, Error, Result, Stream, counter};
 
 /// How long a publisher rests before it looks again for readers: at first, and at most.
 const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
@@ -115,10 +115,15 @@ impl<T: AnyBitPattern + NoUninit> Replicated<T> {
         copies: impl Iterator<Item = (usize, &'a Arc<Buffer>)>,
         (offset, len): (u64, u64),
     ) -> Result<()> {
-        let mut begun = Vec::new();
+        let mut begun: Vec<Copy> = Vec::new();
         let mut result = Ok(());
         for (to, from) in copies {
-            match self.start(version.buffers(), to, from, (offset, len)) {
+            let place = (Arc::clone(&version.buffers()[to]), offset);
+            let why = "the CPU writes this place, which has no stream";
+            let stream = self.streams[to].as_ref();
+            let stream = stream.ok_or_else(|| Error::invalid("copy", why));
+            let start = |stream: &Stream| stream.start_copy(place, (Arc::clone(from), 0), len);
+            match stream.and_then(|stream| Ok(start(stream)?)) {
                 Ok(copy) => begun.push(copy),
                 Err(error) => {
                     result = Err(error);
@@ -126,40 +131,16 @@ impl<T: AnyBitPattern + NoUninit> Replicated<T> {
                 }
             }
         }
-        result.and(finish(version, begun))
-    }
-
-    /// Submits a copy of the first `len` bytes to `offset` in a place.
-    fn start(
-        &self,
-        buffers: &[Arc<Buffer>],
-        to: usize,
-        from: &Arc<Buffer>,
-        (offset, len): (u64, u64),
-    ) -> Result<Copy> {
-        let Some(stream) = &self.streams[to] else {
-            return Err(Error::invalid(
-                "copy",
-                "the CPU writes this place, which has no stream",
-            ));
-        };
-        let to = (Arc::clone(&buffers[to]), offset);
-        Ok(stream.start_copy(to, (Arc::clone(from), 0), len)?)
-    }
-}
-
-/// Waits for all of the copies, also after one has failed.
-fn finish(version: &Version, copies: Vec<Copy>) -> Result<()> {
-    let mut result = Ok(());
-    for copy in copies {
-        if let Err(failed) = copy.wait() {
-            if failed.operands.is_none() {
-                version.lose();
+        for copy in begun {
+            if let Err(failed) = copy.wait() {
+                if failed.operands.is_none() {
+                    version.lose();
+                }
+                result = result.and(Err(*failed.error));
             }
-            result = result.and(Err(*failed.error));
         }
+        result
     }
-    result
 }
 
 /// Waits until a version has no readers. One that is lost is not waited for.

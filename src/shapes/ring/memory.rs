@@ -132,13 +132,9 @@ impl RingMemory {
     /// Writes the constants for the kernels; counters that lie beside them begin at 0.
     fn set_up(&self) -> Result<()> {
         let mut words = [0_u64; USED / 8];
-        let Shape {
-            capacity,
-            record,
-            bytes,
-        } = self.shape;
-        let mask = bytes - 1;
-        let constants = [MAGIC, self.records, capacity, mask, record, self.counters];
+        let (shape, mask) = (&self.shape, self.shape.bytes - 1);
+        let [records, counters] = [self.records, self.counters];
+        let constants = [MAGIC, records, shape.capacity, mask, shape.record, counters];
         let first = CONSTANTS as usize / 8;
         words[first..first + constants.len()].copy_from_slice(&constants);
         self.write(0, &words)

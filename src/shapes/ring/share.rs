@@ -8,7 +8,6 @@
 //! ```
 //! The link tells each side whether the other is there. Both may hand on the other's side when it is not.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
@@ -41,11 +40,9 @@ impl RingMemory {
             }
             .into());
         }
-        let header = Header {
-            side,
-            shape: self.shape,
-        };
-        let text = header.to_string();
+        let (kind, shape) = (side.kind(), self.shape);
+        let (capacity, record) = (shape.capacity, shape.record);
+        let text = format!("{kind} {capacity} {record} {}", shape.bytes);
         let link = match &self.parts {
             Parts::Created(parts) => {
                 let shared = share_both(parts)?;
@@ -71,13 +68,13 @@ impl RingMemory {
         driver: &Driver,
         channel: &mut Channel,
         options: ImportOptions,
-        (side, record): (Side, Option<u64>),
+        wanted: (Side, Option<u64>),
     ) -> Result<Arc<Self>> {
-        let header = Header::read(&channel.receive_text(Header::MAX_TEXT)?)?;
+        let sent = read(&channel.receive_text(MAX_TEXT)?)?;
         // All of the message, so that a ring that is refused leaves the channel usable.
         let (offer, link) =
             channel.together(|channel| Ok((channel.receive()?, channel.receive_link()?)))?;
-        header.check(side, record, offer.description())?;
+        check(sent, wanted, offer.description())?;
         let parts = offer.import_parts(driver, options)?;
         let access = parts.access().to_vec();
         let [counters, records] = [parts.part(0), parts.part(1)];
@@ -88,7 +85,7 @@ impl RingMemory {
         let constants = constants.recorded_as(AllocPath::ShapeChunk, None, Site::here());
         let constants = constants.create(driver, counters.size().padded())?;
         let parts = Parts::Imported(parts);
-        let memory = Self::map(driver, parts, (Some(constants), &access), header.shape)?;
+        let memory = Self::map(driver, parts, (Some(constants), &access), sent.1)?;
         *lock(&memory.peer) = Some(link);
         Ok(Arc::new(memory))
     }
@@ -186,7 +183,7 @@ shared_side!(Consumer, GpuConsumer, share_producer, Consumer: "consumer", Produc
 
 /// One of a ring's sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+enum Side {
     Producer,
     Consumer,
 }
@@ -200,7 +197,7 @@ impl Side {
         }
     }
 
-    pub(super) const fn name(self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
             Self::Producer => "the producer's side of a ring",
             Self::Consumer => "the consumer's side of a ring",
@@ -208,84 +205,56 @@ impl Side {
     }
 }
 
-/// A side that is sent, and the shape of its ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) side: Side,
-    pub(super) shape: Shape,
-}
+/// The most bytes of the text before the memory: the side, and the shape of its ring.
+const MAX_TEXT: usize = 128;
 
-impl fmt::Display for Header {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = self.side.kind();
-        let Shape {
+/// Reads a text of another process.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for another kind of text.
+fn read(text: &str) -> egmem_core::Result<(Side, Shape)> {
+    let shape = |side: Side| {
+        let [capacity, record, bytes] = numbers(side.kind(), text)?;
+        let shape = Shape {
             capacity,
             record,
             bytes,
-        } = self.shape;
-        write!(f, "{kind} {capacity} {record} {bytes}")
-    }
+        };
+        Some((side, shape))
+    };
+    let found = shape(Side::Producer).or_else(|| shape(Side::Consumer));
+    found.ok_or_else(|| refused("the other process sent another kind of text"))
 }
 
-impl Header {
-    /// The most bytes of the text.
-    pub(super) const MAX_TEXT: usize = 128;
-
-    /// Reads a text of another process.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for another kind of text.
-    pub(super) fn read(text: &str) -> egmem_core::Result<Self> {
-        for side in [Side::Producer, Side::Consumer] {
-            if let Some([capacity, record, bytes]) = numbers(side.kind(), text) {
-                let shape = Shape {
-                    capacity,
-                    record,
-                    bytes,
-                };
-                return Ok(Self { side, shape });
-            }
-        }
-        Err(refused("the other process sent another kind of text"))
+/// Checks what another process says about a ring, all of it before any of its memory is imported.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for the other side, for records of another size than `record`, for a shape that no ring
+/// has, and for memory that is not the shape's.
+fn check(
+    (found, shape): (Side, Shape),
+    (side, record): (Side, Option<u64>),
+    memory: &Description,
+) -> egmem_core::Result<()> {
+    if found != side {
+        return Err(refused(format!("it is {}", found.name())));
     }
-
-    /// Checks what another process says about a ring, all of it before any of its memory is imported.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for the other side, for records of another size than `record`, for a shape that no ring
-    /// has, and for memory that is not the shape's.
-    pub(super) fn check(
-        &self,
-        side: Side,
-        record: Option<u64>,
-        memory: &Description,
-    ) -> egmem_core::Result<()> {
-        if self.side != side {
-            return Err(refused(format!("it is {}", self.side.name())));
-        }
-        let Shape {
-            capacity,
-            record: found,
-            bytes,
-        } = self.shape;
-        if let Some(wanted) = record.filter(|&wanted| wanted != found) {
-            let why = format!("records of {found} bytes");
-            return Err(Error::invalid_of("ring", why, format!("{wanted} bytes")));
-        }
-        let granule = Granularity::TWO_MIB.bytes();
-        let records = usize::try_from(capacity);
-        let records = records.map_err(|_| refused(format!("{capacity} records")))?;
-        if Shape::new(Some(records), found, granule)? != self.shape {
-            return Err(refused(format!(
-                "{capacity} records of {found} bytes do not have {bytes} bytes"
-            )));
-        }
-        let sizes: Vec<u64> = memory.parts.iter().map(|part| part.bytes).collect();
-        if sizes != [granule, bytes] {
-            return Err(refused(format!("its memory has parts of {sizes:?} bytes")));
-        }
-        Ok(())
+    let (records, bytes, granule) = (shape.capacity, shape.record, Granularity::TWO_MIB.bytes());
+    if let Some(wanted) = record.filter(|&wanted| wanted != bytes) {
+        let why = format!("records of {bytes} bytes");
+        return Err(Error::invalid_of("ring", why, format!("{wanted} bytes")));
     }
+    let capacity = usize::try_from(records).map_err(|_| refused(format!("{records} records")))?;
+    if Shape::new(Some(capacity), bytes, granule)? != shape {
+        let all = shape.bytes;
+        let why = format!("{records} records of {bytes} bytes do not have {all} bytes");
+        return Err(refused(why));
+    }
+    let sizes: Vec<u64> = memory.parts.iter().map(|part| part.bytes).collect();
+    if sizes != [granule, shape.bytes] {
+        return Err(refused(format!("its memory has parts of {sizes:?} bytes")));
+    }
+    Ok(())
 }
 
 fn refused(why: impl Into<String>) -> Error {

@@ -236,14 +236,8 @@ pub(super) struct Update {
 
 impl fmt::Display for Update {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            element,
-            max_len,
-            len,
-            before,
-            chunks,
-            more,
-        } = self;
+        let (element, max_len, len) = (self.element, self.max_len, self.len);
+        let (before, chunks, more) = (self.before, self.chunks, self.more);
         write!(
             f,
             "{KIND} {element} {max_len} {len} {before} {chunks} {more}"
