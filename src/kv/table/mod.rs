@@ -14,13 +14,13 @@ mod stores;
 use std::collections::HashMap;
 use std::time::Instant;
 
+use foldhash::fast::FixedState;
+
 use crate::geometry::{GROUP, GROUPS, Geometry};
 use crate::header::{CLOCK, SEED, STEPS, USABLE};
 use crate::members::{Members, Own};
 use crate::page::PageId;
-use crate::words::OfNumbers;
-use crate::words::Words;
-use crate::words::list_for;
+use crate::words::{Words, list_for};
 use crate::{Key, Result, Stats};
 
 pub use repair::Found;
@@ -36,7 +36,7 @@ const PAGES: u64 = 48;
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Private {
     /// The loads and copies of this process that have a page: fewer than 2^64, as each takes memory.
-    users: HashMap<u32, u64, OfNumbers>,
+    users: HashMap<u32, u64, FixedState>,
     counts: Stats,
     /// Ends of uses that could not be written when they happened.
     pub(crate) late: Vec<End>,

@@ -8,10 +8,12 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use foldhash::fast::FixedState;
+
 use super::slot::{CHECK, Named, PINS, SUM, State, WRITER};
 use super::{Table, WRITING};
 use crate::page::{Evicted, PageId, Reserved};
-use crate::words::{OfNumbers, halves, pair};
+use crate::words::{halves, pair};
 use crate::{Error, Key, MemoryError, Result};
 
 /// A request for pages, and how far it has come.
@@ -21,9 +23,9 @@ pub(super) struct Request {
     needed: Vec<(usize, Named)>,
     groups: Vec<OfGroup>,
     /// The ready pages of the request's other keys, which are not evicted.
-    own: HashSet<u32, OfNumbers>,
+    own: HashSet<u32, FixedState>,
     /// The extents of these pages, if there are several groups.
-    own_extents: HashSet<u32, OfNumbers>,
+    own_extents: HashSet<u32, FixedState>,
     /// Another member is writing one of the keys.
     waits_for_other: bool,
     /// The extents that were unused at the time of asking.
@@ -99,7 +101,7 @@ impl Table<'_> {
             ..Request::default()
         };
         // Two keys with one hash would be one of them: the other is not stored.
-        let mut seen = HashSet::with_hasher(OfNumbers::default());
+        let mut seen = HashSet::with_hasher(FixedState::default());
         for (index, key) in keys.iter().enumerate() {
             let named = self.named(key);
             match self.find(&named) {

@@ -5,10 +5,10 @@
 //! pool of a stream only by a function in C++. Such a block is not reused before all of these pools are released.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 
 use egmem::Block;
 use egmem::driver::StreamHandle;
+use foldhash::fast::FixedState;
 
 /// PyTorch's name of a graph's pool of memory.
 pub type PoolId = [u64; 2];
@@ -97,34 +97,8 @@ impl Graphs {
     }
 }
 
-/// Hashes addresses, sizes and handles: an attacker chooses none of them.
-#[derive(Default)]
-pub struct Mix(u64);
-
-impl Hasher for Mix {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        let mixed = (self.0.rotate_left(5) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        // The table uses the upper and the lower bits.
-        self.0 = mixed ^ (mixed >> 32);
-    }
-
-    fn write_i32(&mut self, value: i32) {
-        self.write_u64(value as u32 as u64);
-    }
-}
-
-/// A table with [`Mix`].
-pub type Table<K, V> = HashMap<K, V, BuildHasherDefault<Mix>>;
+/// A table by addresses, sizes and handles: an attacker chooses none of them.
+pub type Table<K, V> = HashMap<K, V, FixedState>;
 
 /// Idle blocks by stream and size. Work that is submitted to the stream later runs after the work that used them.
 #[derive(Default)]
