@@ -268,19 +268,14 @@ impl GpuPages {
     /// Finds where parts in memory that the caller keeps continue in another allocation: one query for each
     /// allocation, once.
     pub(crate) fn find_borders(&self, driver: &Driver) {
-        let Layout {
-            parts,
-            blocks,
-            borders,
-            ..
-        } = &*self.layout;
-        borders.get_or_init(|| {
+        let layout = &*self.layout;
+        layout.borders.get_or_init(|| {
             let of = |place: &Place| {
                 // Below the last address, as `from_raw_parts` has checked.
-                let bytes = (blocks - 1) * place.shape.stride + place.shape.bytes;
+                let bytes = (layout.blocks - 1) * place.shape.stride + place.shape.bytes;
                 Some(borders_of_raw(driver, place.base, bytes))
             };
-            parts.iter().map(of).collect()
+            layout.parts.iter().map(of).collect()
         });
     }
 

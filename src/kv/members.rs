@@ -291,7 +291,12 @@ fn judge_by(found: u64, proc: &Path) -> Result<Owner, MemoryError> {
 /// # Errors
 /// [`Error::InUse`] if a process has it that may live, unless it is elsewhere and `take_over` says that it has ended;
 /// [`System`](crate::MemoryError::System) without `/proc`.
-pub(crate) fn claim(words: &Words<'_>, at: u64, take_over: bool, is_a_tier: bool) -> Result<u64> {
+pub(crate) fn claim(
+    words: &Words<'_>,
+    at: u64,
+    take_over: bool,
+    mut is_a_tier: bool,
+) -> Result<u64> {
     let own = own()?;
     loop {
         let found = words.get(at);
@@ -299,10 +304,8 @@ pub(crate) fn claim(words: &Words<'_>, at: u64, take_over: bool, is_a_tier: bool
         if words.swap(at, found, own) {
             return Ok(own);
         }
-        if !is_a_tier {
-            // Another process formats it: judge that one.
-            return claim(words, at, take_over, true);
-        }
+        // Another process has it by now, which formats it: judge that one.
+        is_a_tier = true;
     }
 }
 

@@ -224,10 +224,8 @@ impl Tier {
     /// Returns whether the tier grows: `Complete` for one that was not created in the background. A forked child sees its
     /// parent's growth as stopped.
     pub fn growth(&self) -> GrowthState {
-        self.0
-            .growing
-            .as_ref()
-            .map_or(GrowthState::Complete, |memory| memory.growth())
+        let growing = self.0.growing.as_ref();
+        growing.map_or(GrowthState::Complete, |memory| memory.growth())
     }
 
     /// Returns how many bytes of the memory are there, and how many there are to be.
@@ -248,11 +246,8 @@ impl Tier {
     /// [`growth_error`](Self::growth_error)'s; [`InvalidArgument`](crate::MemoryError::InvalidArgument) if the progress
     /// function calls this, and in a forked child.
     pub fn wait_grown(&self) -> Result<()> {
-        Ok(self
-            .0
-            .growing
-            .as_ref()
-            .map_or(Ok(()), |memory| memory.wait())?)
+        let growing = self.0.growing.as_ref();
+        Ok(growing.map_or(Ok(()), |memory| memory.wait())?)
     }
 
     /// As [`wait_grown`](Self::wait_grown), for at most `time`. `None` if the tier still grows then.
