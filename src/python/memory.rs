@@ -240,37 +240,26 @@ impl Memory {
     /// Copies bytes out: `nbytes` of them from `offset` on, or all that follow.
     #[pyo3(signature = (offset=Size(0), nbytes=None), text_signature = "($self, offset=0, nbytes=None)")]
     fn read<'py>(
-        slf: &Bound<'py, Self>,
+        &self,
+        py: Python<'py>,
         offset: Size,
         nbytes: Option<Size>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        with_part(
-            slf.py(),
-            &*slf.get().region()?,
-            offset,
-            nbytes,
-            false,
-            |part| Ok(part.call_method0("tobytes")?.cast_into::<PyBytes>()?),
-        )
+        with_part(py, &*self.region()?, offset, nbytes, false, |part| {
+            Ok(part.call_method0("tobytes")?.cast_into::<PyBytes>()?)
+        })
     }
 
     /// Copies `data`, any object with the buffer protocol, to `offset`.
     ///
     /// Raises `NotAccessible` for memory that the CPU may not write.
     #[pyo3(signature = (data, offset=Size(0)), text_signature = "($self, data, offset=0)")]
-    fn write(slf: &Bound<'_, Self>, data: &Bound<'_, PyAny>, offset: Size) -> PyResult<()> {
-        let py = slf.py();
+    fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>, offset: Size) -> PyResult<()> {
         let data = PyMemoryView::from(data)?.call_method1("cast", ("B",))?;
-        let all = PySlice::full(py);
-        let nbytes = Size(data.len()? as u64);
-        with_part(
-            slf.py(),
-            &*slf.get().region()?,
-            offset,
-            Some(nbytes),
-            true,
-            |part| part.set_item(all, &data),
-        )
+        let nbytes = Some(Size(data.len()? as u64));
+        with_part(py, &*self.region()?, offset, nbytes, true, |part| {
+            part.set_item(PySlice::full(py), &data)
+        })
     }
 
     /// Sets `nbytes` bytes from `offset` on, or all that follow, to `byte`, 0 to 255. Other threads run meanwhile.
@@ -460,13 +449,8 @@ impl Memory {
     /// Raises `TypeError` for memory that was not made with `shareable=True`.
     #[pyo3(signature = (path, *, mode="rw"))]
     fn share(slf: &Bound<'_, Self>, path: PathBuf, mode: &str) -> PyResult<Py<Offer>> {
-        offer(
-            slf.py(),
-            &slf.get().region()?,
-            &slf.get_type().name()?.to_string(),
-            path,
-            mode,
-        )
+        let name = slf.get_type().name()?.to_string();
+        offer(slf.py(), &slf.get().region()?, &name, path, mode)
     }
 
     /// Copies all bytes to `other`, which has as many.
@@ -496,11 +480,8 @@ impl Memory {
 
     /// Pickles the memory itself, for one process of this user: it maps the same bytes. See docs/python.md.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        reduce(
-            slf.py(),
-            &slf.get().region()?,
-            &slf.get_type().name()?.to_string(),
-        )
+        let name = slf.get_type().name()?.to_string();
+        reduce(slf.py(), &slf.get().region()?, &name)
     }
 }
 

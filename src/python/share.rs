@@ -4,11 +4,11 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use egmem::driver::{Access, Driver};
-use egmem::share::{Channel, Error, Listener, Peers, Result, Shared};
+use egmem::driver::Driver;
+use egmem::share::{Channel, Error, Listener, Peers};
 use pyo3::prelude::*;
 
 use crate::args;
@@ -118,7 +118,17 @@ pub fn offer(
         let shared = part_of(&shared, window)?;
         let listener = Arc::new(Listener::bind(&path, Peers::same_user())?);
         let ended = Arc::new(AtomicBool::new(false));
-        let thread = serve(Arc::clone(&listener), shared, access, Arc::clone(&ended))?;
+        let (accepting, is_over) = (Arc::clone(&listener), Arc::clone(&ended));
+        let send = move |mut channel: Channel| {
+            channel.set_timeout(PATIENCE);
+            channel.send(&shared, access)
+        };
+        let next = move || accepting.accept();
+        let serve = move || answer_each(next, MOST_AT_A_TIME, &is_over, send);
+        let thread = thread::Builder::new().name("egmem-offers".into());
+        let thread = thread
+            .spawn(serve)
+            .map_err(|error| egmem::Error::system("starting a thread for a socket", &error))?;
         Ok::<_, Error>(Parts {
             thread: Some(thread),
             ended,
@@ -131,24 +141,6 @@ pub fn offer(
     offers.retain(|offer| offer.strong_count() > 0);
     offers.push(Arc::downgrade(&open));
     Py::new(py, closing(Offer { open, path, driver }))
-}
-
-/// Starts the thread that sends the memory to each process that connects.
-fn serve(
-    listener: Arc<Listener>,
-    shared: Shared,
-    access: Access,
-    ended: Arc<AtomicBool>,
-) -> Result<JoinHandle<()>, Error> {
-    let send = move |mut channel: Channel| {
-        channel.set_timeout(PATIENCE);
-        channel.send(&shared, access)
-    };
-    let serve = move || answer_each(|| listener.accept(), MOST_AT_A_TIME, &ended, send);
-    let thread = std::thread::Builder::new().name("egmem-offers".into());
-    thread
-        .spawn(serve)
-        .map_err(|error| egmem::Error::system("starting a thread for a socket", &error).into())
 }
 
 /// Ends this process's offers, so that their sockets are gone.
