@@ -44,6 +44,7 @@ pub(crate) struct Inner {
     /// The bytes of that memory that are there.
     pub(crate) grown: Option<Arc<AtomicU64>>,
     pub(crate) kernels: Kernels,
+    /// The driver is known to have no batches of copies.
     pub(crate) no_batches: AtomicBool,
     /// Where the memory continues in another allocation, if that is known. No copy goes over such a border: a batch
     /// was not tried there.
@@ -79,11 +80,6 @@ impl Inner {
 
     pub(crate) fn driver(&self) -> &Driver {
         self.memory.driver()
-    }
-
-    /// Returns whether the driver is known to have no batches of copies.
-    pub(crate) fn has_no_batches(&self) -> bool {
-        self.no_batches.load(Relaxed)
     }
 
     /// Remembers whether a batch failed because the driver has none.

@@ -164,31 +164,28 @@ impl View {
                 .map(|dimension| dimension?.extract())
                 .collect::<PyResult<_>>()?,
         };
-        let inferred = shape.iter().position(|&dimension| dimension == -1);
-        let known = (0..).zip(&shape).filter(|(at, _)| Some(*at) != inferred);
-        let bytes = known
-            .map(|(_, dimension)| dimension)
-            .try_fold(size, |bytes, &dimension| {
+        let bytes_of = |shape: &[i64]| {
+            shape.iter().try_fold(size, |bytes, &dimension| {
                 bytes.checked_mul(u64::try_from(dimension).ok()?)
-            });
-        match (inferred, bytes) {
-            (None, Some(bytes)) if bytes <= rest => {}
-            (Some(at), Some(unit)) if unit > 0 && rest.is_multiple_of(unit) => {
-                shape[at] = (rest / unit) as i64;
-            }
-            (None, _) => {
-                return Err(invalid(&format!(
-                    "shape {shape:?} of {} does not fit into the {rest} bytes from offset {offset} on",
-                    dtype.name
-                )));
-            }
-            (Some(_), _) => {
-                return Err(invalid(&format!(
-                    "shape {shape:?} of {} does not divide {rest} bytes; valid: one dimension of -1, and others whose \
+            })
+        };
+        if let Some(at) = shape.iter().position(|&dimension| dimension == -1) {
+            let given = shape.clone();
+            shape[at] = 1;
+            let unit = bytes_of(&shape).filter(|&unit| unit > 0 && rest.is_multiple_of(unit));
+            let unit = unit.ok_or_else(|| {
+                invalid(&format!(
+                    "shape {given:?} of {} does not divide {rest} bytes; valid: one dimension of -1, and others whose \
                      product divides them",
                     dtype.name
-                )));
-            }
+                ))
+            })?;
+            shape[at] = (rest / unit) as i64;
+        } else if bytes_of(&shape).is_none_or(|bytes| bytes > rest) {
+            return Err(invalid(&format!(
+                "shape {shape:?} of {} does not fit into the {rest} bytes from offset {offset} on",
+                dtype.name
+            )));
         }
         let device = match (device, region.location) {
             (Some(device), _) => parse_device(device, &region.driver)?,

@@ -2,6 +2,7 @@
 
 use std::mem::take;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::kernel::{Kernel, Launch};
 use super::{CopyMethod, Plan, may_do_otherwise};
@@ -106,7 +107,7 @@ pub(crate) fn start(
                 refused.get_or_insert_with(|| unsupported(NO_BORDERS));
                 continue;
             }
-            if is_auto && (tier.has_no_batches() || is_legacy_default(stream)) {
+            if is_auto && (tier.no_batches.load(Ordering::Relaxed) || is_legacy_default(stream)) {
                 continue;
             }
             gpu.find_borders(tier.driver());

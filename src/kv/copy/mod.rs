@@ -6,7 +6,7 @@ mod kernel;
 use std::iter;
 use std::ops::Range;
 
-use crate::driver::{Code, DevicePtr, MemcpyDesc};
+use crate::driver::{Code, MemcpyDesc};
 use crate::geometry::Geometry;
 use crate::gpu::Place;
 use crate::inner::Inner;
@@ -142,37 +142,37 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// Iterates over the copies: one for each part of each page, and more where allocations border in it.
-    fn copies(&self, our_borders: &[u64]) -> impl Iterator<Item = MemcpyDesc> {
-        let (gpu, direction) = (self.gpu, self.direction);
+    /// Calls `put` with each copy: one for each part of each page, and more where allocations border in it.
+    ///
+    /// # Errors
+    /// That of the first call that fails, which is the last one.
+    fn each_copy(
+        &self,
+        mut put: impl FnMut(MemcpyDesc) -> Result<(), MemoryError>,
+    ) -> Result<(), MemoryError> {
+        let our_borders = self.tier.borders().unwrap_or_default();
         let start = self.tier.memory.device_ptr();
-        let parts = move |(page_at, block): (u64, u64)| {
-            let places = gpu.bordered_places();
-            places.map(move |(place, borders)| (page_at, block, place, borders))
-        };
-        let cut = move |(page_at, block, place, borders): (u64, u64, Place, _)| {
-            let Place { base, shape, at } = place;
-            let at = page_at + at;
-            // Below the blocks' end, which is in the address space.
-            let block_at = block * shape.stride;
-            let ours = pieces(our_borders, at..at + shape.bytes);
-            ours.flat_map(move |ours| {
-                let theirs = block_at + (ours.start - at)..block_at + (ours.end - at);
-                pieces(borders, theirs).map(move |theirs| {
-                    let ours = start.add(at + (theirs.start - block_at));
-                    let bytes = theirs.end - theirs.start;
-                    let theirs = DevicePtr::add(base, theirs.start);
-                    let (dst, src) = match direction {
-                        Direction::Load => (theirs, ours),
-                        Direction::Store => (ours, theirs),
-                    };
-                    MemcpyDesc { dst, src, bytes }
-                })
-            })
-        };
-        self.pairs
-            .iter()
-            .flat_map(move |&pair| parts(pair).flat_map(cut))
+        for &(page_at, block) in &self.pairs {
+            for (Place { base, shape, at }, borders) in self.gpu.bordered_places() {
+                let at = page_at + at;
+                // Below the blocks' end, which is in the address space.
+                let block_at = block * shape.stride;
+                for ours in pieces(&our_borders, at..at + shape.bytes) {
+                    let theirs = block_at + (ours.start - at)..block_at + (ours.end - at);
+                    for theirs in pieces(borders, theirs) {
+                        let bytes = theirs.end - theirs.start;
+                        let ours = start.add(at + (theirs.start - block_at));
+                        let theirs = base.add(theirs.start);
+                        let (dst, src) = match self.direction {
+                            Direction::Load => (theirs, ours),
+                            Direction::Store => (ours, theirs),
+                        };
+                        put(MemcpyDesc { dst, src, bytes })?;
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Submits one copy for each part.
@@ -183,15 +183,13 @@ impl<'a> Plan<'a> {
     /// # Safety
     /// The tier's memory and the parts stay allocated until the copies have ended.
     pub(crate) unsafe fn copy_each(&self) -> Result<(), MemoryError> {
-        let borders = self.tier.borders().unwrap_or_default();
-        for MemcpyDesc { dst, src, bytes } in self.copies(&borders) {
-            // SAFETY: pages and blocks were checked, so the ranges are of the tier and of the parts, which the caller
-            // keeps. Nothing else in this process writes the bytes that are read or reads those that are written,
-            // except through views: a store has its pages alone, and ready pages do not change; blocks are the
-            // caller's to order.
-            unsafe { self.stream.copy_async(dst, src, bytes)? };
-        }
-        Ok(())
+        // SAFETY: pages and blocks were checked, so the ranges are of the tier and of the parts, which the caller
+        // keeps. Nothing else in this process writes the bytes that are read or reads those that are written,
+        // except through views: a store has its pages alone, and ready pages do not change; blocks are the
+        // caller's to order.
+        let put =
+            |copy: MemcpyDesc| unsafe { self.stream.copy_async(copy.dst, copy.src, copy.bytes) };
+        self.each_copy(put)
     }
 
     /// Submits all copies as one batch.
@@ -202,8 +200,11 @@ impl<'a> Plan<'a> {
     /// # Safety
     /// As for [`copy_each`](Self::copy_each).
     pub(crate) unsafe fn copy_batch(&self) -> Result<(), MemoryError> {
-        let borders = self.tier.borders().unwrap_or_default();
-        let copies: Vec<MemcpyDesc> = self.copies(&borders).collect();
+        let mut copies = Vec::new();
+        self.each_copy(|copy| {
+            copies.push(copy);
+            Ok(())
+        })?;
         let driver = self.stream.driver();
         for copies in copies.chunks(MAX_BATCH) {
             // SAFETY: as in `copy_each`; the stream lives.

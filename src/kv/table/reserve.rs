@@ -154,13 +154,9 @@ impl Table<'_> {
 
     fn full(&mut self, request: &Request) -> Error {
         let stats = self.stats();
-        let available = self.sum_of_groups(|group| {
-            let is_asked = request.group(group).needed > 0;
-            if is_asked {
-                self.available(group, request)
-            } else {
-                0
-            }
+        let available = self.sum_of_groups(|group| match request.group(group).needed {
+            0 => 0,
+            _ => self.available(group, request),
         });
         Error::Full {
             needed: self.sum_of_groups(|group| request.group(group).needed) as usize,

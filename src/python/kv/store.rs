@@ -74,12 +74,9 @@ impl Store {
     /// `Tier.stored_key` returns.
     #[getter]
     fn evicted<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let keys = self.read(|store| {
-            let evicted = store.evicted().iter();
-            evicted.map(|evicted| evicted.key).collect::<Vec<_>>()
-        })?;
-        let keys = keys.iter();
-        Ok(keys.map(|key| PyBytes::new(py, key.as_bytes())).collect())
+        let evicted = self.read(|store| store.evicted().to_vec())?;
+        let keys = evicted.iter().map(|evicted| evicted.key.as_bytes());
+        Ok(keys.map(|key| PyBytes::new(py, key)).collect())
     }
 
     /// The group of each of `evicted`.

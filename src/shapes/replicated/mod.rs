@@ -14,6 +14,7 @@ use egmem_core::per_driver::lock;
 
 use crate::driver::{Access, Driver, Location, setters};
 use crate::ledger::{AllocPath, Label, Site};
+use crate::memory::Memory;
 use crate::topology::Topology;
 use crate::{Buffer, BufferOptions, Error, Result, Stream};
 
@@ -139,10 +140,8 @@ impl<T> Replicated<T> {
 
     /// Returns the copies' locations.
     pub fn places(&self) -> Vec<Location> {
-        let buffers = self.versions[0].buffers().iter();
-        buffers
-            .map(|buffer| egmem_core::Memory::location(&**buffer))
-            .collect()
+        let buffers = self.versions[0].buffers.iter();
+        buffers.map(|buffer| buffer.location()).collect()
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{Buffer, Error, Result};
 pub(super) struct Near {
     /// The readers that can read one, each with its place.
     places: Vec<(Location, usize)>,
-    topology: Topology,
+    pub(super) topology: Topology,
 }
 
 impl Near {
@@ -63,10 +63,6 @@ impl Near {
             _ => {}
         }
         Err(Error::not_accessible(who, Access::None, Access::Read))
-    }
-
-    pub(super) fn topology(&self) -> &Topology {
-        &self.topology
     }
 }
 

@@ -12,7 +12,7 @@
 //! Either the publisher sees the reader's word, or the reader sees the publisher's: both store first and look afterwards, in
 //! one order for all (`SeqCst`). A page is of one reader, so the page goes with the reader that dies.
 
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst, fence};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -66,7 +66,7 @@ impl<T: AnyBitPattern + NoUninit> Replicated<T> {
         wait_for_readers(spare, (&self.readers, slot), timeout)?;
         self.write(spare, bytemuck::cast_slice(values))?;
         let epoch = old.epoch() + 1;
-        spare.set_epoch(epoch);
+        spare.epoch.store(epoch, Relaxed);
         *lock(&self.current) = slot;
         self.readers.show(epoch);
         Ok(epoch)
@@ -74,11 +74,11 @@ impl<T: AnyBitPattern + NoUninit> Replicated<T> {
 
     /// Writes all copies of a version without readers.
     fn write(&self, version: &Version, bytes: &[u8]) -> Result<()> {
-        let buffers = version.buffers();
+        let buffers = &version.buffers;
         let places = buffers.iter().zip(&self.streams);
         let on_hosts = places.filter(|(_, stream)| stream.is_none());
         let on_hosts: Vec<&Buffer> = on_hosts.map(|(buffer, _)| &**buffer).collect();
-        near::write(self.near.topology(), &on_hosts, bytes)?;
+        near::write(&self.near.topology, &on_hosts, bytes)?;
         for wave in &self.waves {
             let staged = wave.iter().filter(|(_, from)| from.is_none());
             let staged: Vec<usize> = staged.map(|(to, _)| *to).collect();
@@ -118,7 +118,7 @@ impl<T: AnyBitPattern + NoUninit> Replicated<T> {
         let mut begun: Vec<Copy> = Vec::new();
         let mut result = Ok(());
         for (to, from) in copies {
-            let place = (Arc::clone(&version.buffers()[to]), offset);
+            let place = (Arc::clone(&version.buffers[to]), offset);
             let why = "the CPU writes this place, which has no stream";
             let stream = self.streams[to].as_ref();
             let stream = stream.ok_or_else(|| Error::invalid("copy", why));
@@ -134,7 +134,7 @@ impl<T: AnyBitPattern + NoUninit> Replicated<T> {
         for copy in begun {
             if let Err(failed) = copy.wait() {
                 if failed.operands.is_none() {
-                    version.lose();
+                    version.is_lost.store(true, Relaxed);
                 }
                 result = result.and(Err(*failed.error));
             }
@@ -169,7 +169,7 @@ fn wait_for_readers(
 
 /// The readers in other processes.
 #[derive(Debug, Default)]
-pub(super) struct Readers(Mutex<Vec<Reader>>);
+pub(super) struct Readers(pub(super) Mutex<Vec<Reader>>);
 
 /// A reader's control page, as one of both ends has it: each word on a cache line of its own.
 #[derive(Debug)]
@@ -237,9 +237,5 @@ impl Readers {
         for reader in &*lock(&self.0) {
             reader.control.current().store(epoch, SeqCst);
         }
-    }
-
-    pub(super) fn add(&self, reader: Reader) {
-        lock(&self.0).push(reader);
     }
 }

@@ -21,13 +21,14 @@ const MANY: usize = 16;
 /// event.
 #[derive(Debug)]
 pub(super) struct Version<B = Arc<Buffer>> {
-    buffers: Vec<B>,
+    pub(super) buffers: Vec<B>,
     driver: Driver,
-    epoch: AtomicU64,
+    /// Changes while there are no readers.
+    pub(super) epoch: AtomicU64,
     /// Behind GPU work that may still read.
     pending: Mutex<Vec<Event>>,
     /// A copy into it may still run, as far as the driver says: it is not used again.
-    is_lost: AtomicBool,
+    pub(super) is_lost: AtomicBool,
 }
 
 impl<B> Version<B> {
@@ -41,21 +42,8 @@ impl<B> Version<B> {
         }
     }
 
-    pub(super) fn buffers(&self) -> &[B] {
-        &self.buffers
-    }
-
     pub(super) fn epoch(&self) -> u64 {
         self.epoch.load(Relaxed)
-    }
-
-    /// Sets the epoch of a version that has no readers.
-    pub(super) fn set_epoch(&self, epoch: u64) {
-        self.epoch.store(epoch, Relaxed);
-    }
-
-    pub(super) fn lose(&self) {
-        self.is_lost.store(true, Relaxed);
     }
 
     /// Fails if a copy into it may still run, as far as the driver says: it is never written again.

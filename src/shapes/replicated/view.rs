@@ -49,7 +49,7 @@ impl<T> Replicated<T> {
     pub fn share(&self, channel: &mut Channel) -> egmem_share::Result<()> {
         self.driver.expect_this_process("replicated data")?;
         let _publishing = lock(&self.publishing);
-        let mut copies = self.versions.iter().flat_map(|version| version.buffers());
+        let mut copies = self.versions.iter().flat_map(|version| &version.buffers);
         let is_shareable = |copy: &Arc<Buffer>| {
             let mut parts = copy.physical().iter();
             parts.all(|part| part.props().handle_types.contains(HandleTypes::POSIX_FD))
@@ -59,7 +59,7 @@ impl<T> Replicated<T> {
             return Err(Error::invalid("replicated data", why).into());
         }
         self.readers.forget_ended();
-        let nodes = self.near.topology().nodes();
+        let nodes = self.near.topology.nodes();
         let node = nodes.first().map_or(Location::Host, |node| node.id.into());
         let control = Buffer::on(node).access_by([] as [Location; 0]).shareable();
         let control = Arc::new(
@@ -78,7 +78,7 @@ impl<T> Replicated<T> {
             channel.send(&Shared::from(Arc::clone(&control)), Access::ReadWrite)?;
             channel.send_link()
         })?;
-        self.readers.add(Reader {
+        lock(&self.readers.0).push(Reader {
             // SAFETY: the CPU may read and write a buffer on a host node, and nothing else here has this one.
             control: unsafe { Control::new(control) },
             link,
@@ -198,7 +198,7 @@ impl Source for Hold {
         self.epoch
     }
     fn copy(&self, place: usize) -> &dyn Copy {
-        &self.shared.versions[self.slot].buffers()[place]
+        &self.shared.versions[self.slot].buffers[place]
     }
     fn read_by(&self, stream: &Stream) -> Result<()> {
         self.shared.versions[self.slot].read_by(stream)

@@ -27,14 +27,17 @@ pub struct Consumer<T> {
 }
 
 impl<T> Consumer<T> {
-    /// `tail` and `head` lie in this order no more than the capacity apart.
-    pub(super) fn new(memory: Arc<RingMemory>, tail: u64, head: u64) -> Self {
-        Self {
+    /// Takes this side on where its counter is.
+    pub(super) fn resume(memory: Arc<RingMemory>) -> Result<Self> {
+        let (head, tail) = memory.counts()?;
+        let least = head.wrapping_sub(memory.shape.capacity);
+        check("the tail of a ring", tail, (least, head))?;
+        Ok(Self {
             memory,
             tail,
             head,
             records: PhantomData,
-        }
+        })
     }
 
     /// Returns how many records were released since the ring was created, by this side and by those that had it before in

@@ -17,7 +17,7 @@ use egmem_core::capability::shareable::handle_types_of;
 use crate::Placement;
 use crate::driver::{DevicePtr, HandleTypes, Location, setters};
 use crate::ledger::{Label, Site};
-use crate::{Driver, Result, check};
+use crate::{Driver, Result};
 
 use memory::{HEAD, RingMemory, TAIL};
 
@@ -217,8 +217,8 @@ impl<T> RingOptions<T> {
         let shape = (self.records, self.record);
         let memory = RingMemory::create(driver, memory, &access, shape)?;
         Ok(Ring {
-            producer: Producer::new(Arc::clone(&memory), 0, 0),
-            consumer: Consumer::new(memory, 0, 0),
+            producer: Producer::resume(Arc::clone(&memory))?,
+            consumer: Consumer::resume(memory)?,
         })
     }
 }
@@ -291,6 +291,7 @@ macro_rules! gpu_side {
             /// [`Error::NotAccessible`](crate::Error::NotAccessible) if the CPU may not read and write the memory.
             /// This side is dropped then: [`expect_cpu`](Self::expect_cpu) asks before.
             pub fn into_cpu(self) -> Result<$cpu<T>> {
+                self.expect_cpu()?;
                 $cpu::resume(self.memory)
             }
         }
@@ -323,23 +324,3 @@ macro_rules! gpu_side {
 
 gpu_side!(GpuProducer of Producer, "producer's side", fn(T), HEAD, head);
 gpu_side!(GpuConsumer of Consumer, "consumer's side", fn() -> T, TAIL, tail);
-
-impl<T> Producer<T> {
-    /// Takes this side on where its counter is.
-    fn resume(memory: Arc<RingMemory>) -> Result<Self> {
-        let (head, tail) = memory.counts()?;
-        let most = tail.wrapping_add(memory.shape.capacity);
-        check("the head of a ring", head, (tail, most))?;
-        Ok(Self::new(memory, head, tail))
-    }
-}
-
-impl<T> Consumer<T> {
-    /// Takes this side on where its counter is.
-    fn resume(memory: Arc<RingMemory>) -> Result<Self> {
-        let (head, tail) = memory.counts()?;
-        let least = head.wrapping_sub(memory.shape.capacity);
-        check("the tail of a ring", tail, (least, head))?;
-        Ok(Self::new(memory, tail, head))
-    }
-}

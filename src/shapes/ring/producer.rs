@@ -27,14 +27,17 @@ pub struct Producer<T> {
 }
 
 impl<T> Producer<T> {
-    /// `head` and `tail` lie in this order no more than the capacity apart.
-    pub(super) fn new(memory: Arc<RingMemory>, head: u64, tail: u64) -> Self {
-        Self {
+    /// Takes this side on where its counter is.
+    pub(super) fn resume(memory: Arc<RingMemory>) -> Result<Self> {
+        let (head, tail) = memory.counts()?;
+        let most = tail.wrapping_add(memory.shape.capacity);
+        check("the head of a ring", head, (tail, most))?;
+        Ok(Self {
             memory,
             head,
             tail,
             records: PhantomData,
-        }
+        })
     }
 
     /// Returns how many records were committed since the ring was created, by this side and by those that had it before in

@@ -154,7 +154,7 @@ macro_rules! shared_side {
             #[track_caller]
             pub fn receive(driver: &Driver, channel: &mut Channel, options: ImportOptions) -> Result<Self> {
                 let record = Some(size_of::<T>() as u64);
-                Self::of_peer(RingMemory::receive(driver, channel, options, (Side::$own, record))?)
+                Ok(Self::resume(RingMemory::receive(driver, channel, options, (Side::$own, record))?)?)
             }
         }
         impl $cpu<Untyped> {
@@ -164,15 +164,7 @@ macro_rules! shared_side {
             /// As for records of a type.
             #[track_caller]
             pub fn receive_untyped(driver: &Driver, channel: &mut Channel, options: ImportOptions) -> Result<Self> {
-                Self::of_peer(RingMemory::receive(driver, channel, options, (Side::$own, None))?)
-            }
-        }
-        impl<T> $cpu<T> {
-            fn of_peer(memory: Arc<RingMemory>) -> Result<Self> {
-                if memory.is_cpus() {
-                    return Ok(Self::resume(memory)?);
-                }
-                Ok(Self::new(memory, 0, 0))
+                Ok(Self::resume(RingMemory::receive(driver, channel, options, (Side::$own, None))?)?)
             }
         }
     };
