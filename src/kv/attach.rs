@@ -191,37 +191,28 @@ impl AttachOptions {
     }
 
     fn expect_wanted(&self, geometry: &Geometry, tag: &Tag) -> Result<()> {
-        let other = |what, found: String, wanted: String| {
-            Err(Error::OtherTier {
-                what,
-                found,
-                wanted,
-            })
-        };
-        let pages = u64::from(geometry.pages);
-        if let Some(wanted) = self.pages.filter(|&wanted| wanted != pages) {
-            return other("pages", pages.to_string(), wanted.to_string());
-        }
         let sizes = geometry.groups.iter().map(|group| group.page_bytes);
-        match (&sizes.collect::<Vec<_>>()[..], &self.page_sizes[..]) {
-            (_, []) => {}
-            (found, wanted) if found == wanted => {}
-            ([found], [wanted]) => {
-                return other("bytes of a page", found.to_string(), wanted.to_string());
+        let (sizes, pages) = (sizes.collect::<Vec<_>>(), u64::from(geometry.pages));
+        let hex = |tag: &Tag| tag.iter().map(|byte| format!("{byte:02x}")).collect();
+        let (what, found, wanted) = match (&sizes[..], &self.page_sizes[..], self.pages) {
+            (_, _, Some(wanted)) if wanted != pages => {
+                ("pages", pages.to_string(), wanted.to_string())
             }
-            (found, wanted) => {
-                return other(
-                    "sizes of pages",
-                    format!("{found:?}"),
-                    format!("{wanted:?}"),
-                );
+            ([found], [wanted], _) if found != wanted => {
+                ("bytes of a page", found.to_string(), wanted.to_string())
             }
-        }
-        if *tag != self.tag {
-            let hex = |tag: &Tag| tag.iter().map(|byte| format!("{byte:02x}")).collect();
-            return other("tag", hex(tag), hex(&self.tag));
-        }
-        Ok(())
+            (found, wanted @ [_, ..], _) if found != wanted => {
+                let text = |sizes: &[u64]| format!("{sizes:?}");
+                ("sizes of pages", text(found), text(wanted))
+            }
+            _ if *tag != self.tag => ("tag", hex(tag), hex(&self.tag)),
+            _ => return Ok(()),
+        };
+        Err(Error::OtherTier {
+            what,
+            found,
+            wanted,
+        })
     }
 
     fn new_geometry(&self, view: &CpuView<'_>) -> Result<Geometry> {

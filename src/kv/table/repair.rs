@@ -7,8 +7,7 @@ use super::slot::{CHECK, Named, PINS, STAMP, STATE, State, Status, WRITER};
 use super::{PAGES, Table, WRITING};
 use crate::geometry::{GROUP, GROUPS};
 use crate::header::{CLOCK, DIRTY, USABLE};
-use crate::words::halves;
-use crate::words::{list_for, make_room_in};
+use crate::words::{halves, make_room_in};
 use crate::{Error, Result};
 
 /// The contents that [`AttachOptions::open`](crate::AttachOptions::open) found in the memory.
@@ -64,7 +63,7 @@ impl Table<'_> {
         if !self.geometry.has_groups() {
             self.set_group_of_extent(0, Some(0), 0);
         }
-        let (mut found, mut order) = (Found::default(), list_for(0)?);
+        let (mut found, mut order) = (Found::default(), Vec::new());
         for extent in 0..self.geometry.extents {
             self.clear_extent(extent);
             let group = self.group_of_extent(extent);
