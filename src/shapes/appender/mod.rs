@@ -248,7 +248,7 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
     /// has ended, the memory is never unmapped, which is logged, and the appender takes no more records.
     ///
     /// # Errors
-    /// Those of [`Stream::is_done`]. [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a stream that is
+    /// Those of [`Stream::is_done`]. [`Error::InvalidArgument`] for a stream that is
     /// being captured into a graph, whose kernels run later, and in a forked child: nothing was waited for then.
     pub fn pump_while(&mut self, stream: &Stream) -> Result<()> {
         self.records.driver().expect_this_process("appender")?;
