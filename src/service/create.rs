@@ -1,21 +1,18 @@
 //! Creates memory and publishes it under a name.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::watch;
-
 use super::quota::Charge;
-use super::reserve::{Reserve, total};
-use super::state::{NameState, Named, Refused, ServiceState};
-use super::teardown::{Taken, chunks_of};
+use super::reserve::{Chunk, Reserve, total};
+use super::reuse_policy::{Discard, Past};
+use super::state::{Held, Named, Phase, Refused, ServiceState, Wanted};
 use crate::driver::{Access, NodeId};
 use crate::exchange::protocol::{Create, check_name};
 use crate::exchange::server::{Allocate, Allocation};
 use crate::exchange::{Owner, PeerList, PeerName, Server};
 use crate::per_driver::lock;
-use crate::reuse_policy::{Discard, Past};
 use crate::share::Shared;
 use crate::size::Bytes;
 use crate::{Error, MemoryError, Refusal, Result, ShareError};
@@ -24,19 +21,6 @@ use crate::{Error, MemoryError, Refusal, Result, ShareError};
 const ENDING: &str = "the service is ending";
 /// How often a creation that waits for memory checks whether its client still waits.
 const LOOK: Duration = Duration::from_millis(100);
-
-/// Memory to be published under a name.
-pub(super) struct Wanted {
-    pub name: String,
-    pub bytes: u64,
-    pub node: NodeId,
-    pub owner: Option<PeerName>,
-    pub peers: PeerList,
-    /// Whether peers other than the owner may fetch it.
-    pub open: bool,
-    pub access: Access,
-    pub probe: bool,
-}
 
 impl Wanted {
     /// Returns the refusal of the request.
@@ -62,22 +46,12 @@ impl Wanted {
     }
 }
 
-/// A name that is taken for memory that does not exist yet.
+/// What is reserved for a name that is to be created.
 pub(super) struct Claim {
     /// The charge of its owner, if that is a peer.
     charge: Option<Charge>,
     /// Bytes of the memory, padding and room for probes included.
     bytes: u64,
-}
-
-/// Tells a creation in progress that its client no longer waits for it.
-#[derive(Default)]
-struct Abandoned(Arc<AtomicBool>);
-
-impl Drop for Abandoned {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
 }
 
 /// The service as the exchange's server sees it.
@@ -119,22 +93,20 @@ impl Allocate for Allocator {
 impl ServiceState {
     /// Creates memory that a peer asks for and publishes it. If dropped before completion, the memory is released.
     async fn create(self: &Arc<Self>, peer: &PeerName, ask: &Create) -> Result<(), Refused> {
-        let abandoned = Abandoned::default();
+        // Dropped with this future.
+        let client = Arc::new(());
         loop {
-            // Before the attempt, so that no change after it is missed.
-            let mut made = self.made.subscribe();
             let turn = self.creations.turn(peer).await;
-            let wanted = self.wanted(peer, ask)?;
-            let claim = self.claim(&wanted).map_err(refusal)?;
+            let claimed = self.claim(self.wanted(peer, ask)?);
+            let (named, claim) = claimed.map_err(refusal)?;
             let Some(claim) = claim else {
                 drop(turn);
-                // This future holds the state, and so the sender: the wait cannot fail.
-                let _ = made.changed().await;
+                named.reach(Phase::There).await;
                 continue;
             };
-            let (state, abandoned) = (Arc::clone(self), Arc::clone(&abandoned.0));
+            let (state, client) = (Arc::clone(self), Arc::downgrade(&client));
             let published = tokio::task::spawn_blocking(move || {
-                let published = state.publish(&wanted, claim, &abandoned);
+                let published = state.publish(&named, claim, &client);
                 drop(turn);
                 published
             });
@@ -193,12 +165,12 @@ impl ServiceState {
         })
     }
 
-    /// Takes the name and charges its owner. Returns `None` while another request of the owner is creating the
-    /// name: try again when [`made`](Self::made) changes.
+    /// Takes the name and charges its owner. There is no claim while another request of the owner is creating the name,
+    /// which is returned then: try again once it is no longer [`Making`](Phase::Making).
     ///
     /// # Errors
     /// [`Error::Refused`] for a name that is taken and beyond the owner's quota.
-    pub fn claim(&self, wanted: &Wanted) -> Result<Option<Claim>> {
+    pub fn claim(&self, wanted: Wanted) -> Result<(Arc<Named>, Option<Claim>)> {
         let reserve = self.reserve(wanted.node)?;
         let padded = reserve.padded(wanted.bytes)?;
         // Probes need room behind the bytes. If there is no padding, a granule is added, unless the quota or the node
@@ -206,78 +178,70 @@ impl ServiceState {
         let is_whole = wanted.probe && padded == wanted.bytes;
         let room = if is_whole { reserve.granule() } else { 0 };
         let owner = wanted.owner.as_ref();
-        let mut table = lock(&self.table);
+        let mut names = lock(&self.names);
         // Under the lock: either the drain sees this creation, or the service drains and it does not begin.
         if self.draining.load(Relaxed) {
             return Err(wanted.refused(Refusal::Closing, ENDING));
         }
+        let there = names.get(&wanted.name);
         // The owner's own name before its quota, which has charged it already: a client that was restarted then
         // takes its memory instead of a refusal. Any other peer's name stays unknown to one over its quota.
-        match table.names.get(&wanted.name) {
-            Some(NameState::Making(own)) if owner.is_some() && own.as_ref() == owner => {
-                return Ok(None);
-            }
-            Some(NameState::There(named)) if owner.is_some() && named.owner.as_ref() == owner => {
-                let is_ending = named.ending.load(Relaxed);
-                let detail = "it is being deleted; create it again when its holders have let go";
-                let detail = if is_ending { detail } else { "" };
-                return Err(wanted.refused(Refusal::Exists, detail));
-            }
-            _ => {}
+        if let Some(own) =
+            there.filter(|there| owner.is_some() && there.wanted.owner == wanted.owner)
+        {
+            let detail = match own.phase() {
+                Phase::Making => return Ok((Arc::clone(own), None)),
+                Phase::There => "",
+                _ => "it is being deleted; create it again when its holders have let go",
+            };
+            return Err(wanted.refused(Refusal::Exists, detail));
         }
         let charge = owner.map(|owner| self.ledger.charge(owner, padded, room));
         let charge = charge
             .transpose()
             .map_err(|why| wanted.refused(Refusal::Quota, &why))?;
-        let is_configured = owner.is_some() && table.configured.contains(&wanted.name);
-        if is_configured || table.names.contains_key(&wanted.name) {
+        let is_configured = owner.is_some() && self.configured.contains(&wanted.name);
+        if is_configured || there.is_some() {
             return Err(wanted.refused(Refusal::Exists, ""));
         }
-        let making = NameState::Making(wanted.owner.clone());
-        table.names.insert(wanted.name.clone(), making);
         let bytes = charge.as_ref().map_or(padded + room, Charge::bytes);
-        Ok(Some(Claim { charge, bytes }))
+        let named = Arc::new(Named::new(wanted));
+        names.insert(named.wanted.name.clone(), Arc::clone(&named));
+        Ok((named, Some(Claim { charge, bytes })))
     }
 
-    /// Creates memory for a claimed name and publishes it. Blocks.
+    /// Creates memory for a claimed name and publishes it, if `client` still waits for it by then. Blocks.
     ///
     /// # Errors
     /// Those of creating and of publishing memory. After an error nothing is left, and the name is free again.
-    pub fn publish(&self, wanted: &Wanted, claim: Claim, abandoned: &AtomicBool) -> Result<()> {
-        let named = self.make(wanted, claim, abandoned);
-        let mut table = lock(&self.table);
-        table.names.remove(&wanted.name);
-        let mut late = None;
-        let published = match named {
-            Ok(named) if table.closed => {
-                late = Some(named);
-                Err(wanted.refused(Refusal::Closing, ENDING))
-            }
-            Ok(named) => {
-                let entry = NameState::There(Arc::new(named));
-                table.names.insert(wanted.name.clone(), entry);
-                let directory = lock(&self.directory);
-                let added = directory.as_ref().map(|it| it.add(&wanted.name));
-                added.unwrap_or(Ok(()))
-            }
-            Err(error) => Err(error),
-        };
-        drop(table);
-        // Outside the lock: the driver may take seconds for many gigabytes.
-        drop(late);
-        self.made.send_replace(());
-        published
+    pub fn publish(&self, named: &Arc<Named>, claim: Claim, client: &Weak<()>) -> Result<()> {
+        let wanted = &named.wanted;
+        let made = self.make(wanted, claim, client);
+        let held = made.inspect_err(|_| self.free_name(named))?;
+        let names = lock(&self.names);
+        if names.contains_key(&wanted.name) {
+            *lock(&named.held) = Some(held);
+            named.phase.send_replace(Phase::There);
+            let directory = lock(&self.directory);
+            let added = directory.as_ref().map(|it| it.add(&wanted.name));
+            return added.unwrap_or(Ok(()));
+        }
+        // The service has ended meanwhile. Released outside the lock: the driver may take seconds for many gigabytes.
+        drop(names);
+        drop(held);
+        named.phase.send_replace(Phase::Ended);
+        Err(wanted.refused(Refusal::Closing, ENDING))
     }
 
     /// Gives memory that its owner has deleted back to the driver, until a new charge fits the quota. Nothing
     /// is pinned for the charge before.
-    fn reclaim(&self, wanted: &Wanted, charge: &Charge, abandoned: &AtomicBool) -> Result<()> {
+    fn reclaim(&self, wanted: &Wanted, charge: &Charge, client: &Weak<()>) -> Result<()> {
         loop {
             let (over, amounts) = self.ledger.over(charge);
             if over == 0 {
                 return Ok(());
             }
-            self.check_wanted(wanted, abandoned)?;
+            self.check_wanted(wanted, client)?;
             if amounts.reclaimable() == 0 {
                 // The quota was lowered, or the peer was charged for memory that it is silent about.
                 let (taken, all) = (amounts.bytes(), amounts.bytes() - over);
@@ -286,9 +250,7 @@ impl ServiceState {
             }
             let mut freed = 0;
             for reserve in self.nodes.values() {
-                if freed < over {
-                    freed += reserve.evict_charged(charge, over - freed);
-                }
+                freed += reserve.evict_charged(charge, over.saturating_sub(freed));
             }
             if freed == 0 {
                 // The memory is being zeroed, or on its way back to the driver.
@@ -298,21 +260,19 @@ impl ServiceState {
     }
 
     /// Checks that a client still waits for the memory.
-    fn check_wanted(&self, wanted: &Wanted, abandoned: &AtomicBool) -> Result<()> {
-        if self.draining.load(Relaxed) {
-            return Err(wanted.refused(Refusal::Closing, ENDING));
-        }
-        if abandoned.load(Relaxed) {
-            return Err(Error::Share(ShareError::PeerLost {
-                peer: "the client that asked for memory".into(),
-                why: "gone before it was made".into(),
-            }));
-        }
-        Ok(())
+    fn check_wanted(&self, wanted: &Wanted, client: &Weak<()>) -> Result<()> {
+        let why = if self.draining.load(Relaxed) {
+            ENDING
+        } else if client.strong_count() == 0 {
+            "the client that asked for it has gone"
+        } else {
+            return Ok(());
+        };
+        Err(wanted.refused(Refusal::Closing, why))
     }
 
     /// Takes memory for a claim: first what is kept for the owner, then what is ready or created now.
-    fn make(&self, wanted: &Wanted, claim: Claim, abandoned: &AtomicBool) -> Result<Named> {
+    fn make(&self, wanted: &Wanted, claim: Claim, client: &Weak<()>) -> Result<Held> {
         let reserve = self.reserve(wanted.node)?;
         let owner = wanted.owner.as_ref();
         let mut taken = Taken {
@@ -322,31 +282,37 @@ impl ServiceState {
         };
         if let (Some(owner), Some(charge)) = (owner, &taken.charge) {
             taken.chunks = reserve.take_kept(owner, claim.bytes)?;
-            // The new charge counts it.
-            taken.chunks.iter_mut().for_each(|it| it.charge = None);
-            self.reclaim(wanted, charge, abandoned)?;
+            self.reclaim(wanted, charge, client)?;
         }
         reserve.fill_up(owner, wanted.bytes, &mut taken.chunks)?;
         if total(&taken.chunks) < claim.bytes {
             taken.chunks.extend(reserve.add_granule(taken.chunks.len()));
         }
-        taken.chunks.iter_mut().for_each(|it| it.charge = None);
         if let Some(charge) = &mut taken.charge {
             let pinned = total(&taken.chunks);
             drop(charge.split(charge.bytes().saturating_sub(pinned)));
         }
-        self.check_wanted(wanted, abandoned)?;
+        self.check_wanted(wanted, client)?;
         let ending = || wanted.refused(Refusal::Closing, ENDING);
         let server = self.server().ok_or_else(ending)?;
-        Self::publish_taken(&server, wanted, taken)
+        taken.publish(&server, wanted)
     }
+}
 
-    fn publish_taken(server: &Server, wanted: &Wanted, mut taken: Taken<'_>) -> Result<Named> {
-        let pinned = total(&taken.chunks);
-        let chunks = std::mem::take(&mut taken.chunks).into_iter();
+/// Chunks that no name has. Dropping this gives them back with their charge.
+struct Taken<'a> {
+    reserve: &'a Reserve,
+    chunks: Vec<Chunk>,
+    charge: Option<Charge>,
+}
+
+impl Taken<'_> {
+    fn publish(mut self, server: &Server, wanted: &Wanted) -> Result<Held> {
+        let pinned = total(&self.chunks);
+        let chunks = std::mem::take(&mut self.chunks).into_iter();
         let parts = chunks.map(|chunk| (chunk.memory, chunk.past));
         let (memories, mut pasts): (_, Vec<_>) = parts.unzip();
-        let lost = || taken.reserve.lost(pinned, Discard::Tainted);
+        let lost = || self.reserve.lost(pinned, Discard::Tainted);
         let shared = Shared::from_physical(memories, wanted.bytes).inspect_err(|_| lost())?;
         let published = server
             .publish(&wanted.name, shared.clone())
@@ -355,51 +321,52 @@ impl ServiceState {
             .access(wanted.access)
             .probe(wanted.probe)
             .now();
-        let published = match published {
-            Ok(published) => published,
+        match published {
+            Ok(published) => {
+                pasts.iter_mut().for_each(|past| wanted.note_peers(past));
+                Ok(Held {
+                    published: Arc::new(published),
+                    pinned,
+                    pasts,
+                    charge: self.charge.take(),
+                })
+            }
             Err(error) => {
                 // No peer has seen it.
                 match shared.into_physical() {
-                    Ok(memories) => taken.chunks = chunks_of(memories, pasts),
+                    Ok(memories) => self.chunks = Chunk::all(memories, pasts),
                     Err(_) => lost(),
                 }
-                return Err(error);
+                Err(error)
             }
-        };
-        pasts.iter_mut().for_each(|past| wanted.note_peers(past));
-        Ok(Named {
-            name: wanted.name.clone(),
-            owner: wanted.owner.clone(),
-            node: wanted.node,
-            charge: Mutex::new(taken.charge.take()),
-            pinned,
-            pasts,
-            published: Mutex::new(Some(Arc::new(published))),
-            ending: AtomicBool::new(false),
-            ended: watch::channel(false).0,
-        })
+        }
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        let chunks = std::mem::take(&mut self.chunks);
+        self.reserve.give_back(chunks, self.charge.take());
     }
 }
 
 /// Converts a failed creation to a refusal for a peer.
 fn refusal(error: Error) -> Refused {
-    match error {
-        Error::Refused { reason, detail, .. } => (reason, detail),
-        Error::Share(ShareError::Memory(
-            MemoryError::OutOfMemory { .. } | MemoryError::NodeTooFull { .. },
-        )) => (Refusal::NoMemory, error.to_string()),
-        Error::LimitReached { .. }
-        | Error::Share(ShareError::Memory(MemoryError::HeapFull { .. })) => {
-            (Refusal::Limit, error.to_string())
-        }
-        Error::Share(ShareError::Memory(MemoryError::InvalidArgument { .. })) => {
-            (Refusal::Invalid, error.to_string())
-        }
-        error => {
-            tracing::warn!(%error, "creation failed");
-            (Refusal::Internal, "see the service's log".into())
-        }
+    let reason = match &error {
+        Error::Refused { reason, detail, .. } => return (reason.clone(), detail.clone()),
+        Error::LimitReached { .. } => Refusal::Limit,
+        Error::Share(ShareError::Memory(memory)) => match memory {
+            MemoryError::OutOfMemory { .. } | MemoryError::NodeTooFull { .. } => Refusal::NoMemory,
+            MemoryError::InvalidArgument { .. } => Refusal::Invalid,
+            _ => Refusal::Internal,
+        },
+        _ => Refusal::Internal,
+    };
+    if reason == Refusal::Internal {
+        tracing::warn!(%error, "creation failed");
+        return (reason, "see the service's log".into());
     }
+    (reason, error.to_string())
 }
 
 #[cfg(test)]

@@ -71,6 +71,5 @@ pub use config::{
     ServiceConfig,
 };
 pub use lines::LineWriter;
-pub use reserve::Scrubber;
-pub use reuse_policy::Reuse;
+pub use reuse_policy::{Reuse, Scrubber};
 pub use service::Service;

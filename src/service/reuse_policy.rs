@@ -22,6 +22,17 @@ pub enum Reuse {
     Never,
 }
 
+/// The processor that zeroes memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scrubber {
+    /// The CPU, in several threads.
+    #[default]
+    Cpu,
+    /// The first GPU, which then has a context of this process: some hundreds of MiB of its memory.
+    Gpu,
+}
+
 /// Which peers have had handles of a memory since the driver created it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Past {

@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::config::{BufferConfig, NodeConfig, defaults, peers, server_options};
-use super::create::{Allocator, Wanted};
+use super::config::{BufferConfig, ReserveConfig, peers, server_options};
+use super::create::Allocator;
 use super::http::{Endpoint, Pages};
 use super::lines::{AuditFile, LineWriter};
 use super::reserve::{Plan, Reserve};
-use super::state::ServiceState;
+use super::state::{ServiceState, Wanted};
 use crate::ServiceConfig;
 use crate::backing::Chosen;
 use crate::backing::choose::choose_for_others;
@@ -87,14 +87,8 @@ impl Service {
             Ok((nodes, homes))
         })
         .await?;
-        let names = config.buffers.iter().map(|buffer| buffer.name.clone());
-        let state = Arc::new(ServiceState::new(
-            nodes,
-            config.create.clone(),
-            names.collect(),
-            unready.subscribe(),
-            audit,
-        ));
+        let state = ServiceState::new(nodes, &config, unready.subscribe(), audit);
+        let state = Arc::new(state);
 
         let endpoint = match &config.metrics {
             Some(metrics) => {
@@ -146,10 +140,13 @@ impl Service {
                 access: buffer.access,
                 probe: buffer.probe,
             };
-            let Some(claim) = state.claim(&wanted)? else {
-                continue;
+            let publish = move || {
+                let client = Arc::new(());
+                match state.claim(wanted)? {
+                    (named, Some(claim)) => state.publish(&named, claim, &Arc::downgrade(&client)),
+                    _ => Ok(()), // only a peer's name is waited for
+                }
             };
-            let publish = move || state.publish(&wanted, claim, &AtomicBool::new(false));
             blocking("making a buffer", publish).await?;
         }
         Ok(())
@@ -291,7 +288,7 @@ impl Service {
         let audit = state.audit.clone();
         drop(self);
         let released = tokio::task::spawn_blocking(move || {
-            state.forget_published();
+            state.forget_names();
             state.nodes.values().for_each(|reserve| reserve.stop());
         });
         // A panic of the driver is reported where it happened.
@@ -367,24 +364,22 @@ fn check_room(
         let sum = sums.entry(node).or_default();
         *sum = sum.saturating_add(buffer.bytes);
     }
-    let NodeConfig {
-        max_bytes,
-        headroom,
-        ..
-    } = config.node;
+    let max = config.node.max_bytes;
     let room = |free: Option<u64>| {
         let free = free.filter(|_| overcommit == Overcommit::Refuse)?;
-        Some(free.saturating_sub(headroom))
+        Some(free.saturating_sub(config.node.headroom))
     };
+    let lacks = |free: Option<u64>, bytes: u64| room(free).filter(|free| bytes > *free);
     for (&node, &requested) in &sums {
-        if requested > max_bytes {
-            let (sum, max) = (Bytes(requested), Bytes(max_bytes));
+        if requested > max {
+            let (sum, max) = (Bytes(requested), Bytes(max));
             let why = format!(
                 "the buffers of node {node} have {sum} together, `node.max_bytes` is {max}"
             );
             return Err(Error::invalid("service configuration", why));
         }
-        if let Some(free) = room(free_now(driver, node)).filter(|free| requested > *free) {
+        if let Some(free) = lacks(free_now(driver, node), requested) {
+            let (node, requested) = (node, requested);
             return Err(MemoryError::NodeTooFull {
                 node,
                 requested,
@@ -394,18 +389,16 @@ fn check_room(
         }
     }
     let requested = sums.values().copied().fold(0, u64::saturating_add);
-    match room(cgroup_room(driver)).filter(|free| requested > *free) {
-        Some(free) => {
-            let nodes = sums.into_keys().collect();
-            Err(MemoryError::NodesTooFull {
-                nodes,
-                requested,
-                free,
-            }
-            .into())
+    if let Some(free) = lacks(cgroup_room(driver), requested) {
+        let nodes = sums.into_keys().collect();
+        return Err(MemoryError::NodesTooFull {
+            nodes,
+            requested,
+            free,
         }
-        None => Ok(()),
+        .into());
     }
+    Ok(())
 }
 
 /// Decides how a node's memory is shared and what it is. `homes` are the nodes of the configured buffers.
@@ -441,10 +434,8 @@ fn reserves(
 ) -> Result<BTreeMap<NodeId, Reserve>> {
     let mut reserves = BTreeMap::new();
     for node in topology.nodes() {
-        let asked = config
-            .reserves
-            .iter()
-            .find(|reserve| reserve.node == node.id);
+        let mut asked = config.reserves.iter();
+        let asked = asked.find(|reserve| reserve.node == node.id);
         let (handle_types, backing) = match memory_of(config, driver, homes, node.id) {
             Ok(memory) => memory,
             Err(error) if asked.is_none() => {
@@ -454,21 +445,12 @@ fn reserves(
             Err(error) => return Err(error),
         };
         let plan = Plan {
-            node: node.id,
             handle_types,
             backing,
-            target: asked.map_or(0, |reserve| reserve.bytes),
-            keep: config.reuse.keep,
-            chunk: asked.map_or_else(defaults::chunk, |reserve| reserve.chunk),
-            min_chunk: asked.map_or_else(defaults::min_chunk, |reserve| reserve.min_chunk),
-            cap: config.node.max_bytes,
-            headroom: config.node.headroom,
+            reserve: asked.cloned().unwrap_or(ReserveConfig::empty(node.id)),
+            limits: config.node.clone(),
+            reuse: config.reuse.clone(),
             overcommit: Overcommit::from_env(),
-            quiet: config.node.quiet,
-            retry: config.node.retry,
-            reuse: config.reuse.policy,
-            scrubber: config.reuse.scrub,
-            scrub_threads: config.reuse.threads,
             unready: asked.map(|_| Arc::clone(unready)),
         };
         reserves.insert(node.id, Reserve::start(driver, plan)?);

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::config::{CreateConfig, defaults};
+use super::config::{CreateConfig, ServiceConfig, defaults};
 use super::lines::{AuditFile, LineWriter};
 use super::quota::{Charge, Ledger, Quota, Turns};
 use super::reserve::Reserve;
 use super::reuse_policy::Past;
 use crate::Refusal;
-use crate::driver::NodeId;
+use crate::driver::{Access, NodeId};
 use crate::exchange::directory::Registration;
 use crate::exchange::server::Published;
 use crate::exchange::{PeerList, PeerName, Server};
@@ -22,39 +22,74 @@ use crate::per_driver::lock;
 /// A refusal, as a code and as a message.
 pub(super) type Refused = (Refusal, String);
 
-/// A published name.
+/// Memory to be published under a name.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub name: String,
+    pub bytes: u64,
+    pub node: NodeId,
+    /// The peer that asks for it; `None` for the configuration's own.
+    pub owner: Option<PeerName>,
+    pub peers: PeerList,
+    /// Whether peers other than the owner may fetch it.
+    pub open: bool,
+    pub access: Access,
+    pub probe: bool,
+}
+
+/// A name, from the claim to it until it has ended.
 #[derive(Debug)]
 pub(super) struct Named {
-    pub name: String,
-    /// The peer that created it; `None` for the configuration's own.
-    pub owner: Option<PeerName>,
-    pub node: NodeId,
-    /// The charge of its owner. Taken out when the name ends.
-    pub charge: Mutex<Option<Charge>>,
+    pub wanted: Wanted,
+    pub phase: watch::Sender<Phase>,
+    /// Filled when it is published, and taken out when it ends.
+    pub held: Mutex<Option<Held>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Phase {
+    /// Its memory is being created.
+    Making,
+    There,
+    Ending,
+    Ended,
+}
+
+/// The memory of a published name.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub published: Arc<Published>,
     /// All its memory.
     pub pinned: u64,
     pub pasts: Vec<Past>,
-    /// Taken out when the name ends.
-    pub published: Mutex<Option<Arc<Published>>>,
-    /// Whether it is ending.
-    pub ending: AtomicBool,
-    pub ended: watch::Sender<bool>,
+    /// The charge of its owner, if that is a peer.
+    pub charge: Option<Charge>,
 }
 
-#[derive(Debug)]
-pub(super) enum NameState {
-    /// Its memory is being created, for this owner.
-    Making(Option<PeerName>),
-    There(Arc<Named>),
-}
+impl Named {
+    pub fn new(wanted: Wanted) -> Self {
+        Self {
+            wanted,
+            phase: watch::Sender::new(Phase::Making),
+            held: Mutex::default(),
+        }
+    }
 
-#[derive(Debug)]
-pub(super) struct Table {
-    pub names: HashMap<String, NameState>,
-    /// The configuration's names, which no peer can create, even before the service has published them.
-    pub configured: HashSet<String>,
-    /// Set once the published names are forgotten: no name is inserted afterwards.
-    pub closed: bool,
+    pub fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    /// Waits until it is in this phase or a later one.
+    pub async fn reach(&self, phase: Phase) {
+        let mut phases = self.phase.subscribe();
+        // `self` has the sender: the wait cannot fail.
+        let _ = phases.wait_for(|now| *now >= phase).await;
+    }
+
+    pub fn published(&self) -> Option<Arc<Published>> {
+        let held = lock(&self.held);
+        held.as_ref().map(|held| Arc::clone(&held.published))
+    }
 }
 
 /// Counts of requests to the allocator.
@@ -72,13 +107,14 @@ pub(super) struct ServiceState {
     pub nodes: BTreeMap<NodeId, Reserve>,
     /// The rights of peers to create memory; changed by a reload.
     pub create: Mutex<Option<CreateConfig>>,
-    pub table: Mutex<Table>,
+    /// The names that exist or are being created.
+    pub names: Mutex<HashMap<String, Arc<Named>>>,
+    /// The configuration's names, which no peer can create, even before the service has published them.
+    pub configured: HashSet<String>,
     /// Each peer's charges.
     pub ledger: Ledger,
     /// Which creations run.
     pub creations: Turns,
-    /// Changes when a creation has succeeded or failed.
-    pub made: watch::Sender<()>,
     pub server: Mutex<Option<Server>>,
     /// The registration of its names in the directory.
     pub directory: Mutex<Option<Registration>>,
@@ -95,22 +131,18 @@ pub(super) struct ServiceState {
 impl ServiceState {
     pub fn new(
         nodes: BTreeMap<NodeId, Reserve>,
-        create: Option<CreateConfig>,
-        configured: HashSet<String>,
+        config: &ServiceConfig,
         unready: watch::Receiver<usize>,
         audit: Option<AuditFile>,
     ) -> Self {
+        let configured = config.buffers.iter().map(|buffer| buffer.name.clone());
         Self {
             nodes,
-            table: Mutex::new(Table {
-                names: HashMap::new(),
-                configured,
-                closed: false,
-            }),
-            ledger: Ledger::new(quota_of(create.as_ref())),
-            create: Mutex::new(create),
+            names: Mutex::default(),
+            configured: configured.collect(),
+            ledger: Ledger::new(quota_of(config.create.as_ref())),
+            create: Mutex::new(config.create.clone()),
             creations: Turns::default(),
-            made: watch::channel(()).0,
             server: Mutex::default(),
             directory: Mutex::default(),
             asked: Asked::default(),
@@ -147,39 +179,33 @@ impl ServiceState {
 
     /// Changes which peers may fetch a name of the configuration.
     pub fn set_who(&self, name: &str, who: PeerList) {
-        let named = match lock(&self.table).names.get(name) {
-            Some(NameState::There(named)) if named.owner.is_none() => Arc::clone(named),
-            _ => return,
-        };
-        let published = lock(&named.published).clone();
-        if let Some(published) = published {
+        let named = lock(&self.names).get(name).cloned();
+        let own = named.filter(|named| named.wanted.owner.is_none());
+        if let Some(published) = own.and_then(|named| named.published()) {
             published.set_who(who);
         }
     }
 
-    /// Returns all published names, and how many are still being created.
-    pub fn all(&self) -> (Vec<Arc<Named>>, usize) {
-        let table = lock(&self.table);
-        let there = table.names.values().filter_map(|entry| match entry {
-            NameState::There(named) => Some(Arc::clone(named)),
-            NameState::Making(_) => None,
-        });
-        let there: Vec<_> = there.collect();
-        let making = table.names.len() - there.len();
-        (there, making)
+    /// Frees a name that has ended, or could not be created: another peer may create it from then on.
+    pub fn free_name(&self, named: &Arc<Named>) {
+        let mut names = lock(&self.names);
+        let name = &named.wanted.name;
+        if names.get(name).is_some_and(|now| Arc::ptr_eq(now, named)) {
+            names.remove(name);
+        }
+        drop(names);
+        named.phase.send_replace(Phase::Ended);
     }
 
-    /// Forgets all published names and gives their memory back, once the server has closed. Tasks that still end
-    /// names hold this state, so that memory would otherwise live as long as the last of them. A creation that
-    /// is still in progress fails.
-    pub fn forget_published(&self) {
-        let there = |_: &String, entry: &mut NameState| matches!(entry, NameState::There(_));
-        let mut table = lock(&self.table);
-        table.closed = true;
-        let forgotten: Vec<_> = table.names.extract_if(there).collect();
-        drop(table);
-        // Outside the lock: the driver may take seconds for many gigabytes.
-        drop(forgotten);
+    /// Forgets all names and gives their memory back, once the server has closed. Tasks that still end names hold them, so
+    /// that memory would otherwise live as long as the last of them. A creation that is still in progress fails.
+    pub fn forget_names(&self) {
+        let forgotten = std::mem::take(&mut *lock(&self.names));
+        for named in forgotten.into_values() {
+            let held = lock(&named.held).take();
+            // Outside the locks: the driver may take seconds for many gigabytes.
+            drop(held);
+        }
     }
 }
 

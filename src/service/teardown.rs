@@ -1,19 +1,18 @@
 //! How names end, and how their memory is released.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::quota::{Charge, Use};
-use super::reserve::{Chunk, Reserve};
+use super::reserve::Chunk;
 use super::reuse_policy::{Discard, Past};
-use super::state::{NameState, Named, Refused, ServiceState};
+use super::state::{Named, Phase, Refused, ServiceState};
 use crate::exchange::PeerName;
-use crate::exchange::server::{Holder, HolderState, Published, UnconfirmedRelease};
+use crate::exchange::server::{Holder, HolderState, UnconfirmedRelease};
 use crate::per_driver::lock;
 use crate::share::Shared;
 use crate::vmm::PhysicalMemory;
@@ -32,10 +31,6 @@ fn is_silent(holder: &Holder) -> bool {
 }
 
 impl Named {
-    fn published(&self) -> Option<Arc<Published>> {
-        lock(&self.published).clone()
-    }
-
     /// Waits until no peer holds it. Returns `false` if a silent holder may still have it mapped.
     async fn wait_for_holders(&self, mut wait: Duration) -> bool {
         let Some(published) = self.published() else {
@@ -51,26 +46,32 @@ impl Named {
                         continue; // the last one has let go just now
                     }
                     if holders.iter().all(is_silent) {
-                        let name = &self.name;
+                        let name = &self.wanted.name;
                         tracing::warn!(name, "a silent holder may still have it mapped");
                         return false;
                     }
                     wait = ASK_AGAIN;
                 }
                 Err(error) => {
-                    tracing::warn!(name = self.name, %error, "cannot withdraw");
+                    tracing::warn!(name = self.wanted.name, %error, "cannot withdraw");
                     return false;
                 }
             }
         }
     }
 
-    /// Asks the holders to release the name in time; describes those that did not. Does not wait for holders
-    /// that had fallen silent before, but logs them.
-    async fn unpublish_and_wait(&self, within: Duration) -> Vec<String> {
+    /// Asks the holders to release the name by `until`, once it exists; describes those that did not. Does not wait for
+    /// holders that had fallen silent before, but logs them.
+    async fn unpublish_and_wait(&self, until: Instant) -> Vec<String> {
+        let name = &self.wanted.name;
+        if timeout_at(until, self.reach(Phase::There)).await.is_err() {
+            // The server refuses to publish memory that is not created by then.
+            tracing::warn!(name, "it was still being created at the deadline");
+        }
         let Some(published) = self.published() else {
             return Vec::new();
         };
+        let within = until.saturating_duration_since(Instant::now());
         let mut before = published.importers();
         before.retain(is_silent);
         if published.vacate(within).await.is_ok() {
@@ -78,7 +79,6 @@ impl Named {
         }
         let mut still = Vec::new();
         for holder in published.importers() {
-            let name = &self.name;
             if before.iter().any(|silent| silent.lease == holder.lease) {
                 tracing::warn!(name, %holder, "a holder that fell silent may still have it mapped");
             } else if is_silent(&holder) {
@@ -110,14 +110,11 @@ impl ServiceState {
         name: &str,
         wait: Duration,
     ) -> Result<(), Refused> {
-        let there = match lock(&self.table).names.get(name) {
-            Some(NameState::There(named)) => Some(Arc::clone(named)),
-            _ => None,
-        };
+        let named = lock(&self.names).get(name).cloned();
         let shown = |named: &Named| named.published().is_some_and(|it| it.is_shown_to(peer));
-        let named = match there {
-            Some(named) if named.owner.as_ref() == Some(peer) => named,
-            Some(named) if named.owner.is_none() && shown(&named) => {
+        let named = match named.filter(|named| named.phase() > Phase::Making) {
+            Some(named) if named.wanted.owner.as_ref() == Some(peer) => named,
+            Some(named) if named.wanted.owner.is_none() && shown(&named) => {
                 return Err((Refusal::Configured, "no request deletes it".into()));
             }
             // A name that is not shown to a peer does not exist for it; a refusal does not name the owner.
@@ -129,14 +126,18 @@ impl ServiceState {
         if let Some(directory) = &*lock(&self.directory) {
             directory.remove(name);
         }
-        if !named.ending.swap(true, Relaxed) {
+        let begins = named.phase.send_if_modified(|phase| {
+            let begins = *phase == Phase::There;
+            *phase = Phase::Ending.max(*phase);
+            begins
+        });
+        if begins {
             let (state, named) = (Arc::clone(self), Arc::clone(&named));
             tokio::spawn(async move { state.end(&named, wait).await });
         }
-        let mut ended = named.ended.subscribe();
-        let done = ended.wait_for(|ended| *ended);
-        let done = tokio::time::timeout(wait.max(Duration::from_millis(100)), done).await;
-        if done.is_err() {
+        let ended = named.reach(Phase::Ended);
+        let wait = wait.max(Duration::from_millis(100));
+        if timeout(wait, ended).await.is_err() {
             let holders = named.holders();
             let why = if holders.is_empty() {
                 "its memory is still in use in the service".into()
@@ -151,64 +152,66 @@ impl ServiceState {
 
     /// Ends a name: waits for its holders, and returns its memory to the reserve or the driver. Afterwards keeps
     /// charging for memory that may still be in use.
-    async fn end(&self, named: &Named, wait: Duration) {
+    async fn end(&self, named: &Arc<Named>, wait: Duration) {
         let clean = named.wait_for_holders(wait).await;
         // Memory that returns while the server ends is never handed out again, so it need not be kept.
         let clean = clean && !self.draining.load(Relaxed);
-        let published = lock(&named.published).take();
-        let mut charge = lock(&named.charge).take();
-        let mut pasts = named.pasts.clone();
+        let (held, reserve) = (lock(&named.held).take(), self.nodes.get(&named.wanted.node));
+        let (Some(mut held), Some(reserve)) = (held, reserve) else {
+            return self.free_name(named);
+        };
         let mut unconfirmed = None;
         if !clean {
-            pasts.iter_mut().for_each(Past::taint);
-            let release = published.as_ref().map(|published| published.leave());
-            unconfirmed = release.map(|release| {
-                // It goes back to the driver, but counts until its holders have confirmed.
-                let charge = charge.take();
-                let charge = charge.map(|charge| self.charge_silent(named, &release, charge));
-                (release, charge)
-            });
+            held.pasts.iter_mut().for_each(Past::taint);
+            let release = held.published.leave();
+            // It goes back to the driver, but counts until its holders have confirmed.
+            let charge = held.charge.take();
+            let charge = charge.map(|charge| self.charge_silent(named, &release, charge));
+            unconfirmed = Some(release).zip(charge);
         }
-        let shared = published.and_then(|published| published.shared().ok());
-        if let (Some(reserve), Some(shared)) = (self.nodes.get(&named.node), shared) {
-            let give_back = |memories| {
-                drop(Taken {
-                    reserve,
-                    chunks: chunks_of(memories, pasts),
-                    charge,
-                });
-            };
-            let begun = Instant::now();
-            match take_back(shared, LOOK, || begun.elapsed() > IN_USE).await {
-                Ok(memories) => {
-                    give_back(memories);
-                    self.free_name(named);
-                }
-                Err(shared) => {
-                    tracing::warn!(name = named.name, "its memory is still in use here");
-                    self.free_name(named);
-                    match take_back(shared, RELOADED, || self.draining.load(Relaxed)).await {
-                        Ok(memories) => give_back(memories),
-                        Err(_) => reserve.lost(named.pinned, Discard::Tainted),
+        let shared = held.published.shared();
+        drop(held.published);
+        let memories = match shared {
+            Ok(shared) => {
+                let mut memories = std::pin::pin!(self.take_back(shared));
+                match timeout(IN_USE, &mut memories).await {
+                    Ok(memories) => memories,
+                    Err(_) => {
+                        let name = &named.wanted.name;
+                        tracing::warn!(name, "its memory is still in use here");
+                        self.free_name(named);
+                        memories.await
                     }
                 }
             }
-        } else {
-            self.free_name(named);
-            // Without the memory, only its count is left.
-            if let Some(reserve) = self.nodes.get(&named.node) {
-                reserve.lost(named.pinned, Discard::Tainted);
-            }
+            Err(_) => None,
+        };
+        match memories {
+            Some(memories) => reserve.give_back(Chunk::all(memories, held.pasts), held.charge),
+            // Only its count is left.
+            None => reserve.lost(held.pinned, Discard::Tainted),
         }
-        if let Some((release, Some(charge))) = unconfirmed {
+        self.free_name(named);
+        if let Some((release, charge)) = unconfirmed {
             self.charge_until_confirmed(named, release, charge).await;
         }
     }
 
-    /// Frees the name of an ended publication: another peer may create it from then on.
-    fn free_name(&self, named: &Named) {
-        lock(&self.table).names.remove(&named.name);
-        named.ended.send_replace(true);
+    /// Takes memory back once no code in this process uses it, such as a driver call that does not return; `None` if some
+    /// still does when the service drains.
+    async fn take_back(&self, mut shared: Shared) -> Option<Vec<PhysicalMemory>> {
+        let begun = Instant::now();
+        loop {
+            match shared.into_physical() {
+                Ok(memories) => return Some(memories),
+                Err(still) => shared = still,
+            }
+            let is_late = begun.elapsed() > IN_USE;
+            if is_late && self.draining.load(Relaxed) {
+                return None;
+            }
+            sleep(if is_late { RELOADED } else { LOOK }).await;
+        }
     }
 
     /// Charges a silent holder for memory that it may still have mapped, if the owner is not silent itself: the owner can do
@@ -221,7 +224,7 @@ impl ServiceState {
     ) -> Charge {
         charge.turn(Use::Unconfirmed);
         let peers = release.peers();
-        let is_owner = |peer: &PeerName| named.owner.as_ref() == Some(peer);
+        let is_owner = |peer: &PeerName| named.wanted.owner.as_ref() == Some(peer);
         if let Some(silent) = peers.first()
             && !peers.iter().any(is_owner)
         {
@@ -238,9 +241,14 @@ impl ServiceState {
         unconfirmed: UnconfirmedRelease,
         charge: Charge,
     ) {
-        let Some(owner) = &named.owner else { return };
-        let (name, bytes) = (&named.name, charge.bytes());
-        tracing::warn!(name, %owner, bytes, "it counts until its silent holders are heard of");
+        let (name, bytes) = (&named.wanted.name, charge.bytes());
+        let owner = named.wanted.owner.as_ref().map(tracing::field::display);
+        tracing::warn!(
+            name,
+            owner,
+            bytes,
+            "it counts until its silent holders are heard of"
+        );
         let begun = Instant::now();
         // A reload may change the time meanwhile.
         let forgiven = async {
@@ -256,14 +264,14 @@ impl ServiceState {
             resolved = unconfirmed.resolved() => {
                 drop(charge);
                 if resolved {
-                    tracing::info!(name, %owner, bytes, "no holder has it mapped any more");
+                    tracing::info!(name, owner, bytes, "no holder has it mapped any more");
                 }
             }
             () = forgiven => {
                 drop(charge);
                 self.asked.forgiven_bytes.fetch_add(bytes, Relaxed);
                 let why = "it no longer counts, but its silent holders may still have it mapped";
-                tracing::warn!(name, %owner, bytes, "{why}");
+                tracing::warn!(name, owner, bytes, "{why}");
             }
         }
     }
@@ -271,26 +279,9 @@ impl ServiceState {
     /// Asks all holders to release their memory by `until`, also holders of names that are still being
     /// created, once they exist. Describes those that did not.
     pub async fn unpublish_and_wait(&self, until: Instant) -> Vec<String> {
-        let mut made = self.made.subscribe();
         let mut asked = JoinSet::new();
-        let mut seen = HashSet::new();
-        loop {
-            made.borrow_and_update();
-            let (there, making) = self.all();
-            for named in there {
-                if seen.insert(named.name.clone()) {
-                    let left = until.saturating_duration_since(Instant::now());
-                    asked.spawn(async move { named.unpublish_and_wait(left).await });
-                }
-            }
-            if making == 0 {
-                break;
-            }
-            // The server refuses to publish memory that is not created by then.
-            let Ok(Ok(())) = tokio::time::timeout_at(until, made.changed()).await else {
-                tracing::warn!(making, "names were still being created at the deadline");
-                break;
-            };
+        for named in lock(&self.names).values().cloned() {
+            asked.spawn(async move { named.unpublish_and_wait(until).await });
         }
         let mut still = Vec::new();
         while let Some(done) = asked.join_next().await {
@@ -298,53 +289,6 @@ impl ServiceState {
         }
         still
     }
-}
-
-/// Takes memory back once no code in this process uses it, such as a driver call that does not return.
-///
-/// # Errors
-/// The memory, when `gives_up` says so.
-async fn take_back(
-    mut shared: Shared,
-    pause: Duration,
-    gives_up: impl Fn() -> bool,
-) -> Result<Vec<PhysicalMemory>, Shared> {
-    loop {
-        match shared.into_physical() {
-            Ok(memories) => return Ok(memories),
-            Err(still) => shared = still,
-        }
-        if gives_up() {
-            return Err(shared);
-        }
-        sleep(pause).await;
-    }
-}
-
-/// Chunks that no name has. Dropping this gives them back with their charges; the rest of the name's charge ends.
-pub(super) struct Taken<'a> {
-    pub reserve: &'a Reserve,
-    pub chunks: Vec<Chunk>,
-    pub charge: Option<Charge>,
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        for chunk in &mut self.chunks {
-            let bytes = chunk.bytes();
-            chunk.charge = self.charge.as_mut().map(|charge| charge.split(bytes));
-        }
-        self.reserve.give_back(std::mem::take(&mut self.chunks));
-    }
-}
-
-pub(super) fn chunks_of(memories: Vec<PhysicalMemory>, pasts: Vec<Past>) -> Vec<Chunk> {
-    let chunk = |(memory, past)| Chunk {
-        memory,
-        charge: None,
-        past,
-    };
-    memories.into_iter().zip(pasts).map(chunk).collect()
 }
 
 #[cfg(test)]

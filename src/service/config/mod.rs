@@ -174,6 +174,18 @@ pub struct ReserveConfig {
     pub min_chunk: u64,
 }
 
+impl ReserveConfig {
+    /// Returns the reserve of a node for which none is configured.
+    pub(crate) fn empty(node: NodeId) -> Self {
+        Self {
+            node,
+            bytes: 0,
+            chunk: defaults::chunk(),
+            min_chunk: defaults::min_chunk(),
+        }
+    }
+}
+
 /// Limits and the kind of memory for each node.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]

@@ -42,12 +42,12 @@ async fn a_creation_waits_for_the_same_peers_of_that_name_and_follows_it_if_it_f
     let [one, other] = [PeerName::User(1), PeerName::User(2)];
     // Another process of the first peer, killed since, had begun to create the name.
     let charge = state.ledger.charge(&one, 20 * MIB, 0).unwrap();
-    let making = NameState::Making(Some(one.clone()));
-    lock(&state.table).names.insert("kv".into(), making);
     let asked = ask("kv", 20 * MIB);
+    let wanted = || state.wanted(&one, &asked).unwrap();
+    let making = Arc::new(Named::new(wanted()));
+    lock(&state.names).insert("kv".into(), Arc::clone(&making));
     let mut again = allocator.create(&one, &asked);
-    let wanted = state.wanted(&one, &asked).unwrap();
-    assert!(state.claim(&wanted).unwrap().is_none());
+    assert!(state.claim(wanted()).unwrap().1.is_none());
     let waited = tokio::time::timeout(Duration::ZERO, &mut again).await;
     waited.expect_err("the name is being made");
     // For another peer the name is taken, and beyond its quota there is nothing to learn.
@@ -58,9 +58,8 @@ async fn a_creation_waits_for_the_same_peers_of_that_name_and_follows_it_if_it_f
     assert_eq!(refused.0, Refusal::Quota);
     assert_eq!(refused, allocator.create(&other, &free).await.unwrap_err());
 
-    lock(&state.table).names.remove("kv");
     drop(charge);
-    state.made.send_replace(());
+    state.free_name(&making);
     let made = tokio::time::timeout(PATIENCE, again).await;
     made.unwrap().unwrap();
     let (charged, _) = state.ledger.all();
@@ -83,10 +82,11 @@ async fn a_quota_that_is_too_small_by_now_is_named_with_its_numbers() {
     let state = Arc::clone(&service.state);
     let wanted = state.wanted(&PeerName::User(1), &ask("kv", 20 * MIB));
     let wanted = wanted.unwrap();
-    let claim = state.claim(&wanted).unwrap().unwrap();
+    let (named, claim) = state.claim(wanted).unwrap();
     let (bytes, names) = (8 * MIB, 9);
     state.ledger.set_quota(Quota { bytes, names });
-    let made = state.publish(&wanted, claim, &AtomicBool::new(false));
+    let client = Arc::new(());
+    let made = state.publish(&named, claim.unwrap(), &Arc::downgrade(&client));
     let (reason, detail) = refusal(made.unwrap_err());
     assert_eq!(reason, Refusal::Quota);
     assert!(detail.contains("of 8 MiB are taken with these"), "{detail}");

@@ -10,60 +10,35 @@ mod threads;
 use std::ops::Deref;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use self::free_chunks::{FreeChunks, Sums};
+use super::config::{NodeConfig, ReserveConfig, ReuseConfig};
 use super::quota::{Charge, Use};
-use super::reuse_policy::{Discard, Past, Reuse};
+use super::reuse_policy::{Discard, Past};
 use crate::backing::Chosen;
 use crate::driver::{HandleTypes, NodeId};
+use crate::exchange::PeerName;
 use crate::per_driver::lock;
 use crate::size::{Granularity, PaddedSize};
 use crate::topology::{Overcommit, free_now};
 use crate::vmm::{PhysicalMemory, PhysicalOptions};
 use crate::{Driver, Error, Growth, Result};
 
-/// The processor that zeroes memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Scrubber {
-    /// The CPU, in several threads.
-    #[default]
-    Cpu,
-    /// The first GPU, which then has a context of this process: some hundreds of MiB of its memory.
-    Gpu,
-}
-
 /// The parameters of a node's reserve.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    pub node: NodeId,
     pub handle_types: HandleTypes,
     pub backing: Chosen,
-    /// Bytes to keep ready for any peer.
-    pub target: u64,
-    /// The most bytes to keep for peers that used them before. Returned memory for any peer is kept up to the
-    /// larger of this and `target`.
-    pub keep: u64,
-    /// The size of a chunk, and the smallest size that it is halved to when memory is short.
-    pub chunk: u64,
-    pub min_chunk: u64,
-    /// The most bytes that the service pins on the node.
-    pub cap: u64,
-    /// Bytes that the node is to have free beyond that.
-    pub headroom: u64,
+    /// The node, the bytes to keep ready for any peer, and the sizes of chunks.
+    pub reserve: ReserveConfig,
+    pub limits: NodeConfig,
+    /// Returned memory for any peer is kept up to the larger of [`ReuseConfig::keep`] and the reserve.
+    pub reuse: ReuseConfig,
     /// Whether the driver is asked even for more than the node has free, or for the headroom.
     pub overcommit: Overcommit,
-    /// How long to leave the driver to a client that has just been given memory and imports it.
-    pub quiet: Duration,
-    /// How long to wait after a failure before filling the reserve again.
-    pub retry: Duration,
-    pub reuse: Reuse,
-    pub scrubber: Scrubber,
-    pub scrub_threads: usize,
     /// Counted down when the reserve has been filled for the first time, or has failed to.
     pub unready: Option<Arc<watch::Sender<usize>>>,
 }
@@ -71,7 +46,7 @@ pub(crate) struct Plan {
 impl Plan {
     /// Returns the options of the node's chunks.
     fn options(&self) -> PhysicalOptions {
-        PhysicalMemory::options(self.node)
+        PhysicalMemory::options(self.reserve.node)
             .handle_types(self.handle_types)
             .chosen(self.backing.clone())
     }
@@ -88,13 +63,21 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// Returns a chunk that no peer has seen.
-    const fn fresh(memory: PhysicalMemory) -> Self {
+    /// Returns a chunk that is not charged.
+    const fn new(memory: PhysicalMemory, past: Past) -> Self {
         Self {
             memory,
             charge: None,
-            past: Past::Fresh,
+            past,
         }
+    }
+
+    /// Returns chunks of these memories.
+    pub fn all(memories: Vec<PhysicalMemory>, pasts: Vec<Past>) -> Vec<Self> {
+        let parts = memories.into_iter().zip(pasts);
+        parts
+            .map(|(memory, past)| Self::new(memory, past))
+            .collect()
     }
 
     /// Returns its bytes.
@@ -207,11 +190,17 @@ impl ReserveState {
         }
     }
 
-    /// Counts out chunks that make room for others.
-    fn evict(&mut self, chunks: &[Chunk]) {
-        let bytes = total(chunks);
+    /// Counts out chunks that make room for others: see [`FreeChunks::evict`].
+    fn evict(&mut self, peer: Option<&PeerName>, bytes: u64) -> Vec<Chunk> {
+        let evicted = self.free_chunks.evict(peer, bytes);
+        self.evicted(evicted)
+    }
+
+    fn evicted(&mut self, chunks: Vec<Chunk>) -> Vec<Chunk> {
+        let bytes = total(&chunks);
         self.pinned -= bytes;
         self.counts.evicted_bytes += bytes;
+        chunks
     }
 }
 
@@ -247,7 +236,7 @@ impl NodeReserve {
 
     /// Returns the node.
     pub fn node(&self) -> NodeId {
-        self.plan.node
+        self.plan.reserve.node
     }
 
     /// Gives chunks that are counted out back to the driver, without the lock: that may take long. Requests count their
@@ -269,7 +258,7 @@ impl NodeReserve {
     /// Returns the bytes that the node has free and that limit creations; `None` if the driver alone decides.
     fn free(&self) -> Option<u64> {
         match self.plan.overcommit {
-            Overcommit::Refuse => free_now(&self.driver, self.plan.node),
+            Overcommit::Refuse => free_now(&self.driver, self.node()),
             Overcommit::Allow => None,
         }
     }
@@ -279,7 +268,7 @@ impl NodeReserve {
         let state = self.state();
         let sums = state.sums();
         Levels {
-            target: self.plan.target,
+            target: self.plan.reserve.bytes,
             warm: sums.warm,
             kept: sums.kept,
             dirty: sums.dirty_warm + sums.dirty_kept,
@@ -307,13 +296,14 @@ impl Reserve {
     /// [`System`](crate::MemoryError::System) if a thread cannot be started; the driver's errors.
     pub fn start(driver: &Driver, mut plan: Plan) -> Result<Self> {
         let granule = plan.options().granularity_of(driver)?;
-        if plan.target > 0 {
-            plan.target = PaddedSize::new(plan.target, granule)?.padded();
+        let reserve = &mut plan.reserve;
+        if reserve.bytes > 0 {
+            reserve.bytes = PaddedSize::new(reserve.bytes, granule)?.padded();
         }
-        plan.min_chunk = Growth::chunk_in(granule, plan.min_chunk);
-        plan.chunk = Growth::chunk_in(granule, plan.chunk.max(plan.min_chunk));
+        reserve.min_chunk = Growth::chunk_in(granule, reserve.min_chunk);
+        reserve.chunk = Growth::chunk_in(granule, reserve.chunk.max(reserve.min_chunk));
         let state = ReserveState {
-            chunk: plan.chunk,
+            chunk: reserve.chunk,
             ..ReserveState::default()
         };
         let shared = Arc::new(NodeReserve {

@@ -1,9 +1,11 @@
 //! Serves requests: from ready memory, and beyond that with new memory.
 
+use std::sync::MutexGuard;
 use std::time::Instant;
 
 use super::threads::LONG;
 use super::{Chunk, NodeReserve, Plan, ReserveState, total};
+use crate::config::ReserveConfig;
 use crate::driver::{AccessDesc, Location};
 use crate::exchange::PeerName;
 use crate::guard::is_shortage;
@@ -14,21 +16,23 @@ use crate::vmm::PhysicalMemory;
 use crate::{Backing, Error, MemoryError, MemoryResult, Refusal, Result};
 
 impl NodeReserve {
-    /// Takes chunks of at most `bytes` together that are kept for this peer.
+    /// Takes chunks of at most `bytes` together that are kept for this peer. Their charges end: the caller's counts them.
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for 0 bytes or more than an address space.
     pub fn take_kept(&self, peer: &PeerName, bytes: u64) -> Result<Vec<Chunk>> {
         let padded = self.padded(bytes)?;
         let mut state = self.state();
-        let (taken, missing) = state.free_chunks.take_own(peer, padded, MAX_PARTS);
+        let (mut taken, missing) = state.free_chunks.take_own(peer, padded, MAX_PARTS);
         state.counts.taken_warm_bytes += padded - missing;
+        drop(state);
+        end_charges(&mut taken);
         Ok(taken)
     }
 
     /// Adds chunks to `taken` until they have `bytes` together, rounded up to the granularity: first from the
     /// reserve, then created now. Blocks while memory is created. After an error `taken` contains the chunks
-    /// taken so far.
+    /// taken so far. Their charges end: the caller's counts them.
     ///
     /// # Errors
     /// [`Error::LimitReached`] beyond the cap or in more than [`MAX_PARTS`] pieces;
@@ -61,6 +65,7 @@ impl NodeReserve {
         state.counts.taken_cold_bytes += total(taken) - before;
         state.demands -= 1;
         drop(state);
+        end_charges(taken);
         self.changed.notify_all();
         result
     }
@@ -71,11 +76,11 @@ impl NodeReserve {
         if missing == 0 {
             return Ok(());
         }
-        let parts = missing.div_ceil(self.plan.chunk);
+        let limits = &self.plan.limits;
+        let parts = missing.div_ceil(self.plan.reserve.chunk);
         if parts.saturating_add(taken.len() as u64) > MAX_PARTS as u64 {
             return Err(too_many_parts());
         }
-        let node = self.plan.node;
         let state = self.state();
         let idle = state.sums().all() + state.filling;
         let used = state.pinned.saturating_sub(idle);
@@ -83,19 +88,16 @@ impl NodeReserve {
         drop(state);
         // Read last: memory that has been released meanwhile counts twice, and none is missed.
         let free = self.free();
-        if used.saturating_add(missing) > self.plan.cap {
+        if used.saturating_add(missing) > limits.max_bytes {
             return Err(self.at_cap());
         }
-        let room = |free: u64| free.saturating_add(soon).saturating_sub(self.plan.headroom);
-        match free.map(room).filter(|room| *room < missing) {
-            Some(free) => Err(MemoryError::NodeTooFull {
-                node,
-                requested: missing.saturating_add(total(taken)),
-                free: free.saturating_add(total(taken)),
-            }
-            .into()),
-            None => Ok(()),
+        let room = free.map(|free| free.saturating_add(soon).saturating_sub(limits.headroom));
+        if let Some(free) = room.filter(|room| *room < missing) {
+            let requested = missing.saturating_add(total(taken));
+            let free = free.saturating_add(total(taken));
+            return Err(self.too_full(requested, free).into());
         }
+        Ok(())
     }
 
     fn create_missing(
@@ -117,30 +119,29 @@ impl NodeReserve {
 
     /// Creates one chunk of at most `missing` bytes. Evicts free chunks and waits for memory on its way if that helps.
     fn create_for(&self, peer: Option<&PeerName>, missing: u64) -> Result<Chunk> {
-        let mut bytes = missing.min(self.plan.chunk);
+        let max_bytes = self.plan.limits.max_bytes;
+        let ReserveConfig {
+            chunk, min_chunk, ..
+        } = self.plan.reserve;
+        let mut bytes = missing.min(chunk);
         loop {
             let mut state = self.state();
             if state.stop {
                 return Err(ended());
             }
-            let need = state.pinned.saturating_add(bytes);
-            let over = need.saturating_sub(self.plan.cap);
-            let evicted = state.free_chunks.evict(peer, over);
-            state.evict(&evicted);
-            if state.pinned.saturating_add(bytes) > self.plan.cap {
-                if !evicted.is_empty() {
-                    self.release(state, evicted);
-                } else if state.is_busy() {
-                    self.wait(state, LONG);
-                } else {
+            let over = state.pinned.saturating_add(bytes).saturating_sub(max_bytes);
+            let evicted = state.evict(peer, over);
+            if state.pinned.saturating_add(bytes) > max_bytes {
+                if evicted.is_empty() && !state.is_busy() {
                     return Err(self.at_cap());
                 }
+                self.release_or_wait(state, evicted);
                 continue;
             }
             state.pinned += bytes;
             let arrivals = state.arrivals;
             self.release(state, evicted);
-            let error = match self.create_pinned(bytes) {
+            let error = match self.create(bytes) {
                 Ok(chunk) => return Ok(chunk),
                 Err(error) => error,
             };
@@ -149,19 +150,25 @@ impl NodeReserve {
             }
             let mut state = self.state();
             // Free chunks are useless while a request cannot be served.
-            let evicted = state.free_chunks.evict(peer, bytes);
-            state.evict(&evicted);
-            if !evicted.is_empty() {
-                self.release(state, evicted);
-            } else if bytes > self.plan.min_chunk {
+            let evicted = state.evict(peer, bytes);
+            if evicted.is_empty() && bytes > min_chunk {
                 drop(state);
                 bytes = self.halved(bytes);
-            } else if state.arrivals == arrivals {
-                if !state.is_busy() && state.returning == 0 {
+            } else if !evicted.is_empty() || state.arrivals == arrivals {
+                if evicted.is_empty() && !state.is_busy() && state.returning == 0 {
                     return Err(error.into());
                 }
-                self.wait(state, LONG);
+                self.release_or_wait(state, evicted);
             }
+        }
+    }
+
+    /// Releases evicted chunks; without any, waits for a change.
+    fn release_or_wait(&self, state: MutexGuard<'_, ReserveState>, evicted: Vec<Chunk>) {
+        if evicted.is_empty() {
+            self.wait(state, LONG);
+        } else {
+            self.release(state, evicted);
         }
     }
 
@@ -169,13 +176,13 @@ impl NodeReserve {
     pub fn add_granule(&self, parts: usize) -> Option<Chunk> {
         let bytes = self.granule();
         let mut state = self.state();
-        let fits = state.pinned.saturating_add(bytes) <= self.plan.cap;
+        let fits = state.pinned.saturating_add(bytes) <= self.plan.limits.max_bytes;
         if state.stop || parts >= MAX_PARTS || !fits {
             return None;
         }
         state.pinned += bytes;
         drop(state);
-        let made = self.create_pinned(bytes).inspect_err(|error| {
+        let made = self.create(bytes).inspect_err(|error| {
             tracing::debug!(%error, "memory goes without room for probes");
         });
         let chunk = made.ok()?;
@@ -183,30 +190,14 @@ impl NodeReserve {
         Some(chunk)
     }
 
-    /// Creates a chunk whose bytes are counted as pinned already, and are no more after an error.
-    fn create_pinned(&self, bytes: u64) -> MemoryResult<Chunk> {
-        let made = self.create(bytes);
-        if made.is_err() {
-            self.state().pinned -= bytes;
-        }
-        made.map(Chunk::fresh)
-    }
-
-    /// Creates physical memory of `bytes`, if the node keeps its headroom or may be overcommitted.
-    pub(super) fn create(&self, bytes: u64) -> MemoryResult<PhysicalMemory> {
-        let node = self.plan.node;
-        let made = match self.free() {
-            Some(free) if free < bytes.saturating_add(self.plan.headroom) => {
-                Err(MemoryError::NodeTooFull {
-                    node,
-                    requested: bytes,
-                    free: free.saturating_sub(self.plan.headroom),
-                })
-            }
-            _ => (self.plan)
-                .options()
-                .create(&self.driver, bytes)
-                .and_then(with_pages),
+    /// Creates a chunk, if the node keeps its headroom or may be overcommitted. The caller has counted its bytes as pinned;
+    /// after an error they no longer are.
+    pub(super) fn create(&self, bytes: u64) -> MemoryResult<Chunk> {
+        let free = self.free();
+        let free = free.map(|free| free.saturating_sub(self.plan.limits.headroom));
+        let made = match free.filter(|free| *free < bytes) {
+            Some(free) => Err(self.too_full(bytes, free)),
+            None => (self.plan.options().create(&self.driver, bytes)).and_then(with_pages),
         };
         let mut state = self.state();
         if made.is_ok() {
@@ -214,20 +205,29 @@ impl NodeReserve {
             state.counts.made_bytes += bytes;
         } else {
             state.counts.failed_chunks += 1;
+            state.pinned -= bytes;
         }
-        made
+        made.map(|memory| Chunk::new(memory, Past::Fresh))
     }
 
     /// Returns half, in whole granules, and at least the smallest chunk.
     pub(super) fn halved(&self, bytes: u64) -> u64 {
         let half = (bytes / 2).next_multiple_of(self.granule());
-        half.max(self.plan.min_chunk)
+        half.max(self.plan.reserve.min_chunk)
+    }
+
+    fn too_full(&self, requested: u64, free: u64) -> MemoryError {
+        MemoryError::NodeTooFull {
+            node: self.node(),
+            requested,
+            free,
+        }
     }
 
     pub(super) fn at_cap(&self) -> Error {
         Error::LimitReached {
             what: "bytes on the node",
-            limit: self.plan.cap,
+            limit: self.plan.limits.max_bytes,
         }
     }
 
@@ -240,18 +240,20 @@ impl NodeReserve {
         };
         let mut state = self.state();
         let evicted = state.free_chunks.evict_some(bytes, same);
-        state.evict(&evicted);
+        let evicted = state.evicted(evicted);
         let freed = total(&evicted);
         self.release(state, evicted);
         freed
     }
 
-    /// Takes back chunks that no peer holds; each chunk's history decides its next use.
-    pub fn give_back(&self, chunks: Vec<Chunk>) {
+    /// Takes back chunks that no peer holds; each chunk's history decides its next use. Each takes its bytes' part of
+    /// `charge` along, and the rest of it ends.
+    pub fn give_back(&self, chunks: Vec<Chunk>, mut charge: Option<Charge>) {
         let mut discarded = Vec::new();
         let mut state = self.state();
         for mut chunk in chunks {
             let bytes = chunk.bytes();
+            chunk.charge = charge.as_mut().map(|charge| charge.split(bytes));
             match state.next_owner(&self.plan, &chunk) {
                 Err(why) => {
                     state.discard(bytes, why);
@@ -285,17 +287,21 @@ impl ReserveState {
     /// # Errors
     /// Why the chunk goes back to the driver, by its history or the plan.
     fn next_owner(&self, plan: &Plan, chunk: &Chunk) -> Result<Option<PeerName>, Discard> {
-        let owner = chunk.past.next_owner(plan.reuse)?;
+        let owner = chunk.past.next_owner(plan.reuse.policy)?;
         let sums = self.sums();
         let (there, most) = match owner {
-            Some(_) => (sums.kept + sums.dirty_kept, plan.keep),
-            None => (self.warm_soon(), plan.target.max(plan.keep)),
+            Some(_) => (sums.kept + sums.dirty_kept, plan.reuse.keep),
+            None => (self.warm_soon(), plan.reserve.bytes.max(plan.reuse.keep)),
         };
         if self.stop || there + chunk.bytes() > most {
             return Err(Discard::Policy);
         }
         Ok(owner)
     }
+}
+
+fn end_charges(chunks: &mut [Chunk]) {
+    chunks.iter_mut().for_each(|chunk| chunk.charge = None);
 }
 
 fn too_many_parts() -> Error {

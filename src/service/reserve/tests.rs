@@ -3,8 +3,10 @@ mod returned;
 
 use crate::{MemoryError, ShareError};
 
+use std::time::Duration;
+
 use super::*;
-use crate::Backing;
+use crate::{Backing, Reuse};
 use crate::backing::choose::choose_for_others;
 use crate::driver::{Access, AccessDesc, Call, Code, Location};
 use crate::exchange::PeerName;
@@ -20,21 +22,26 @@ const B: PeerName = PeerName::User(2);
 
 fn plan() -> Plan {
     Plan {
-        node: NodeId(0),
         handle_types: HandleTypes::POSIX_FD,
         backing: Chosen::DRIVER,
-        target: 32 * MIB,
-        keep: 32 * MIB,
-        chunk: 8 * MIB,
-        min_chunk: 2 * MIB,
-        cap: u64::MAX,
-        headroom: 0,
+        reserve: ReserveConfig {
+            node: NodeId(0),
+            bytes: 32 * MIB,
+            chunk: 8 * MIB,
+            min_chunk: 2 * MIB,
+        },
+        limits: NodeConfig {
+            headroom: 0,
+            quiet: Duration::ZERO,
+            retry: Duration::from_millis(5),
+            ..NodeConfig::default()
+        },
+        reuse: ReuseConfig {
+            keep: 32 * MIB,
+            threads: 2,
+            ..ReuseConfig::default()
+        },
         overcommit: Overcommit::Refuse,
-        quiet: Duration::ZERO,
-        retry: Duration::from_millis(5),
-        reuse: Reuse::SamePeer,
-        scrubber: Scrubber::Cpu,
-        scrub_threads: 2,
         unready: None,
     }
 }
@@ -54,7 +61,7 @@ fn take(reserve: &Reserve, peer: Option<&PeerName>, bytes: u64) -> Result<Vec<Ch
     match reserve.fill_up(peer, bytes, &mut taken) {
         Ok(()) => Ok(taken),
         Err(error) => {
-            reserve.give_back(taken);
+            reserve.give_back(taken, None);
             Err(error)
         }
     }
@@ -122,7 +129,7 @@ fn what_the_reserve_lacks_is_made_and_the_rest_is_exact() {
     assert_eq!(total(&taken), 44 * MIB);
     // No peer has seen it, so it is kept as it is, except memory that the reserve has no room for.
     until(&reserve, |levels| levels.warm == 32 * MIB);
-    reserve.give_back(taken);
+    reserve.give_back(taken, None);
     let levels = reserve.levels();
     assert_eq!((levels.warm, levels.pinned), (32 * MIB, 32 * MIB));
     assert!(take(&reserve, None, 0).is_err());
@@ -158,10 +165,8 @@ fn a_failure_that_is_no_shortage_is_told_and_tried_again() {
 #[test]
 fn the_cap_and_the_headroom_hold_and_free_chunks_give_way_to_requests() {
     let driver = driver();
-    let cap = Plan {
-        cap: 40 * MIB,
-        ..plan()
-    };
+    let mut cap = plan();
+    cap.limits.max_bytes = 40 * MIB;
     let (reserve, filled) = start(&driver, cap);
     filled.unwrap();
     // 32 are warm, and only new memory fits 4; 8 more may be created.
@@ -176,10 +181,8 @@ fn the_cap_and_the_headroom_hold_and_free_chunks_give_way_to_requests() {
     drop(small);
 
     let free = free_now(&driver, NodeId(0)).unwrap();
-    let headroom = Plan {
-        headroom: free - 20 * MIB,
-        ..plan()
-    };
+    let mut headroom = plan();
+    headroom.limits.headroom = free - 20 * MIB;
     let (reserve, filled) = start(&driver, headroom);
     assert!(
         matches!(
@@ -205,13 +208,11 @@ fn the_cap_and_the_headroom_hold_and_free_chunks_give_way_to_requests() {
 fn a_request_that_cannot_fit_pins_nothing() {
     let driver = driver();
     let free = free_now(&driver, NodeId(0)).unwrap();
-    let short = Plan {
-        target: 8 * MIB,
-        headroom: free - 24 * MIB,
-        // After the refusal, until the warm chunk is back, the reserve lacks memory.
-        quiet: PATIENCE,
-        ..plan()
-    };
+    let mut short = plan();
+    short.reserve.bytes = 8 * MIB;
+    short.limits.headroom = free - 24 * MIB;
+    // After the refusal, until the warm chunk is back, the reserve lacks memory.
+    short.limits.quiet = PATIENCE;
     let (reserve, filled) = start(&driver, short.clone());
     filled.unwrap();
     let sim = driver.sim().unwrap();
@@ -227,11 +228,9 @@ fn a_request_that_cannot_fit_pins_nothing() {
     drop(take(&reserve, Some(&A), 24 * MIB).unwrap());
     drop(reserve);
 
-    let cap = Plan {
-        cap: 24 * MIB,
-        headroom: 0,
-        ..short
-    };
+    let mut cap = short;
+    cap.limits.max_bytes = 24 * MIB;
+    cap.limits.headroom = 0;
     let (reserve, filled) = start(&driver, cap);
     filled.unwrap();
     let made = sim.count(Call::MemCreate);
@@ -240,10 +239,8 @@ fn a_request_that_cannot_fit_pins_nothing() {
     assert_eq!(sim.count(Call::MemCreate), made);
     drop(reserve);
 
-    let many = Plan {
-        quiet: PATIENCE,
-        ..plan()
-    };
+    let mut many = plan();
+    many.limits.quiet = PATIENCE;
     let (reserve, _) = start(&driver, many);
     let made = sim.count(Call::MemCreate);
     let parts = crate::share::MAX_PARTS as u64;
@@ -265,17 +262,13 @@ fn a_request_that_cannot_fit_pins_nothing() {
 fn overcommit_leaves_the_limit_to_the_driver() {
     let driver = driver();
     let free = free_now(&driver, NodeId(0)).unwrap();
-    let plan = Plan {
-        target: 0,
-        headroom: free,
-        ..plan()
-    };
+    let mut plan = plan();
+    plan.reserve.bytes = 0;
+    plan.limits.headroom = free;
     let (reserve, _) = start(&driver, plan.clone());
     take(&reserve, Some(&A), 4 * MIB).unwrap_err();
-    let allowed = Plan {
-        overcommit: Overcommit::Allow,
-        ..plan
-    };
+    let mut allowed = plan;
+    allowed.overcommit = Overcommit::Allow;
     let (reserve, _) = start(&driver, allowed);
     take(&reserve, Some(&A), 4 * MIB).unwrap();
 }
@@ -284,11 +277,9 @@ fn overcommit_leaves_the_limit_to_the_driver() {
 fn a_request_waits_for_memory_that_the_driver_is_releasing() {
     let driver = driver();
     let free = free_now(&driver, NodeId(0)).unwrap();
-    let full = Plan {
-        target: 0,
-        headroom: free - 16 * MIB,
-        ..plan()
-    };
+    let mut full = plan();
+    full.reserve.bytes = 0;
+    full.limits.headroom = free - 16 * MIB;
     let (reserve, _) = start(&driver, full);
     let chunks = take(&reserve, Some(&A), 16 * MIB).unwrap();
     let mut state = reserve.state();
@@ -315,13 +306,11 @@ fn a_request_waits_for_memory_that_the_driver_is_releasing() {
 #[test]
 fn what_comes_back_while_the_reserve_is_filled_does_not_make_it_larger_than_planned() {
     let driver = driver();
-    let plan = Plan {
-        target: 16 * MIB,
-        keep: 0,
-        chunk: 4 * MIB,
-        reuse: Reuse::Anyone,
-        ..plan()
-    };
+    let mut plan = plan();
+    plan.reserve.bytes = 16 * MIB;
+    plan.reuse.keep = 0;
+    plan.reserve.chunk = 4 * MIB;
+    plan.reuse.policy = Reuse::Anyone;
     let (reserve, filled) = start(&driver, plan);
     filled.unwrap();
     std::thread::scope(|scope| {
@@ -334,7 +323,7 @@ fn what_comes_back_while_the_reserve_is_filled_does_not_make_it_larger_than_plan
                             .iter_mut()
                             .for_each(|chunk| chunk.past.shown(&A, true));
                     }
-                    reserve.give_back(taken);
+                    reserve.give_back(taken, None);
                     let Levels { warm, dirty, .. } = reserve.levels();
                     assert!(warm + dirty <= 16 * MIB, "{warm} bytes and {dirty} dirty");
                 }
@@ -350,10 +339,8 @@ fn what_comes_back_while_the_reserve_is_filled_does_not_make_it_larger_than_plan
 #[test]
 fn filling_leaves_the_driver_to_a_client_that_was_just_given_memory() {
     let driver = driver();
-    let plan = Plan {
-        quiet: Duration::from_secs(3600),
-        ..plan()
-    };
+    let mut plan = plan();
+    plan.limits.quiet = Duration::from_secs(3600);
     let (reserve, filled) = start(&driver, plan);
     filled.unwrap();
     let made = driver.sim().unwrap().count(Call::MemCreate);
@@ -372,7 +359,7 @@ fn it_ends_in_the_middle_of_its_work() {
         for chunk in &mut taken {
             chunk.past.shown(&A, true);
         }
-        reserve.give_back(taken);
+        reserve.give_back(taken, None);
         drop(reserve);
         assert!(driver.sim().unwrap().held().is_empty());
     }
@@ -381,10 +368,8 @@ fn it_ends_in_the_middle_of_its_work() {
 #[test]
 fn a_granule_for_probes_evicts_nothing() {
     let driver = driver();
-    let cap = Plan {
-        cap: 36 * MIB,
-        ..plan()
-    };
+    let mut cap = plan();
+    cap.limits.max_bytes = 36 * MIB;
     let (reserve, filled) = start(&driver, cap);
     filled.unwrap();
     let granules = [(); 2].map(|()| reserve.add_granule(1).unwrap());
@@ -392,7 +377,7 @@ fn a_granule_for_probes_evicts_nothing() {
     assert!(reserve.add_granule(1).is_none());
     let levels = reserve.levels();
     assert_eq!((levels.warm, levels.pinned), (32 * MIB, 36 * MIB));
-    reserve.give_back(Vec::from(granules));
+    reserve.give_back(Vec::from(granules), None);
     assert!(reserve.add_granule(crate::share::MAX_PARTS).is_none());
     drop(reserve);
     assert!(driver.sim().unwrap().held().is_empty());
@@ -414,10 +399,8 @@ fn memory_goes_without_a_granule_that_the_driver_refuses() {
 fn memory_that_is_being_zeroed_at_the_end_goes_back_at_once() {
     for _ in 0..4 {
         let driver = driver();
-        let none = Plan {
-            target: 0,
-            ..plan()
-        };
+        let mut none = plan();
+        none.reserve.bytes = 0;
         let (reserve, _) = start(&driver, none);
         let mut taken = take(&reserve, Some(&A), 32 * MIB).unwrap();
         for chunk in &mut taken {
@@ -425,7 +408,7 @@ fn memory_that_is_being_zeroed_at_the_end_goes_back_at_once() {
         }
         let sim = driver.sim().unwrap();
         let mapped = sim.count(Call::MemMap);
-        reserve.give_back(taken);
+        reserve.give_back(taken, None);
         until(&reserve, |_| sim.count(Call::MemMap) > mapped);
         reserve.stop();
         assert_eq!(reserve.levels(), Levels::default());
@@ -443,10 +426,8 @@ fn memory_that_is_being_zeroed_at_the_end_goes_back_at_once() {
 fn registered_memory_is_kept_scrubbed_and_given_out_without_a_gpu() {
     let driver = Driver::simulated(Machine::h200x8()).unwrap();
     let site = (NodeId(0).into(), HandleTypes::POSIX_FD);
-    let plan = Plan {
-        backing: choose_for_others(&driver, Backing::Auto, site, &[]).unwrap(),
-        ..plan()
-    };
+    let mut plan = plan();
+    plan.backing = choose_for_others(&driver, Backing::Auto, site, &[]).unwrap();
     let (reserve, filled) = start(&driver, plan);
     filled.unwrap();
     let mut taken = take(&reserve, Some(&A), 12 * MIB).unwrap();
@@ -454,7 +435,7 @@ fn registered_memory_is_kept_scrubbed_and_given_out_without_a_gpu() {
     assert!(kinds.clone().all(|kind| kind == Backing::Registered));
     use_by(&mut taken, A, 7);
     let ids: Vec<_> = taken.iter().map(|chunk| chunk.memory.identity()).collect();
-    reserve.give_back(taken);
+    reserve.give_back(taken, None);
     until(&reserve, |levels| {
         levels.kept == 12 * MIB && levels.warm == 32 * MIB
     });

@@ -3,11 +3,12 @@
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Chunk, NodeReserve, ReserveState, Scrubber, total};
+use super::{NodeReserve, ReserveState, total};
 use crate::driver::{Access, AccessDesc, Location};
 use crate::guard::is_shortage;
 use crate::memory::{Memory, ParallelCopy};
 use crate::quota::Use;
+use crate::reuse_policy::Scrubber;
 use crate::size::Bytes;
 use crate::vmm::PhysicalMemory;
 use crate::{MemoryError, MemoryResult, Result, Stream};
@@ -29,9 +30,9 @@ impl NodeReserve {
                 return;
             }
             // Memory that is being zeroed will be ready without asking the driver.
-            let lacking = self.plan.target.saturating_sub(state.warm_soon());
+            let lacking = self.plan.reserve.bytes.saturating_sub(state.warm_soon());
             // Chunks created ahead are whole: a remainder below the smallest size is left out.
-            let is_full = lacking < self.plan.min_chunk;
+            let is_full = lacking < self.plan.reserve.min_chunk;
             if is_full && state.filled.is_none() {
                 drop(state);
                 self.first_filled(Ok(()));
@@ -43,13 +44,13 @@ impl NodeReserve {
             }
             // The driver does one thing at a time: filling would slow the client's import.
             let since = state.taken.map(|taken| taken.elapsed());
-            let quiet = since.and_then(|since| self.plan.quiet.checked_sub(since));
+            let quiet = since.and_then(|since| self.plan.limits.quiet.checked_sub(since));
             if let Some(quiet) = quiet.filter(|quiet| !quiet.is_zero()) {
                 self.wait(state, quiet);
                 continue;
             }
             let bytes = state.chunk.min(lacking);
-            if state.pinned.saturating_add(bytes) > self.plan.cap {
+            if state.pinned.saturating_add(bytes) > self.plan.limits.max_bytes {
                 drop(state);
                 self.first_filled(Err(self.at_cap()));
                 self.pause();
@@ -63,16 +64,13 @@ impl NodeReserve {
             state.filling = 0;
             state.arrived();
             match made {
-                Ok(memory) => {
-                    state
-                        .free_chunks
-                        .put(Chunk::fresh(memory), bytes, None, false);
+                Ok(chunk) => {
+                    state.free_chunks.put(chunk, bytes, None, false);
                     drop(state);
                     self.changed.notify_all();
                     self.log_filling(begun);
                 }
                 Err(error) => {
-                    state.pinned -= bytes;
                     drop(state);
                     self.changed.notify_all();
                     self.not_created(bytes, error);
@@ -83,29 +81,29 @@ impl NodeReserve {
 
     /// Makes the chunks smaller after a shortage; otherwise waits before the next try.
     fn not_created(&self, bytes: u64, error: MemoryError) {
-        if is_shortage(&error) && bytes > self.plan.min_chunk {
+        if is_shortage(&error) && bytes > self.plan.reserve.min_chunk {
             self.state().chunk = self.halved(bytes);
             return;
         }
-        let node = self.plan.node;
+        let node = self.node();
         tracing::warn!(%node, %error, "the reserve cannot be filled for now");
         self.first_filled(Err(error.into()));
         self.pause();
         // There may be room for whole chunks again.
-        self.state().chunk = self.plan.chunk;
+        self.state().chunk = self.plan.reserve.chunk;
     }
 
     /// Logs each tenth of the first filling.
     fn log_filling(&self, begun: Instant) {
         let mut state = self.state();
-        let (ready, target) = (state.free_chunks.sums().warm, self.plan.target);
+        let (ready, target) = (state.free_chunks.sums().warm, self.plan.reserve.bytes);
         let tenths = ready / target.div_ceil(10).max(1);
         if state.filled.is_some() || tenths <= state.logged {
             return;
         }
         state.logged = tenths;
         drop(state);
-        let (node, took) = (self.plan.node, begun.elapsed());
+        let (node, took) = (self.node(), begun.elapsed());
         let rate = format!("{:.2} GB/s", ready as f64 / took.as_secs_f64() / 1e9);
         tracing::info!(%node, ready = %Bytes(ready), target = %Bytes(target), %rate, "filling the reserve");
     }
@@ -121,7 +119,7 @@ impl NodeReserve {
         let Some(unready) = &self.plan.unready else {
             return;
         };
-        let node = self.plan.node;
+        let node = self.node();
         match result {
             Ok(()) => tracing::info!(%node, "the reserve is full"),
             Err(error) => tracing::warn!(%node, %error, "ready without a full reserve"),
@@ -143,9 +141,13 @@ impl NodeReserve {
             let bytes = chunk.bytes();
             state.scrubbing = Some((bytes, owner.is_some()));
             drop(state);
-            let result = scrub(&chunk.memory, self.plan.scrubber, self.plan.scrub_threads);
+            let result = scrub(
+                &chunk.memory,
+                self.plan.reuse.scrub,
+                self.plan.reuse.threads,
+            );
             if let Err(error) = &result {
-                let node = self.plan.node;
+                let node = self.node();
                 tracing::warn!(%node, %error, "cannot zero memory: it goes back to the driver");
             }
             let mut state = self.state();
@@ -175,7 +177,7 @@ impl NodeReserve {
 
     /// Waits until the next try, or until the end.
     fn pause(&self) {
-        let until = Instant::now() + self.plan.retry;
+        let until = Instant::now() + self.plan.limits.retry;
         loop {
             let state = self.state();
             let left = until.saturating_duration_since(Instant::now());

@@ -1,6 +1,5 @@
-use std::sync::atomic::AtomicBool;
-
-use super::super::create::{Allocator, Wanted};
+use super::super::create::Allocator;
+use super::super::state::Wanted;
 use super::super::{Service, ServiceConfig};
 use super::*;
 use crate::driver::{Access, NodeId};
@@ -30,19 +29,18 @@ async fn a_name_that_comes_to_be_while_it_drains_is_asked_back_too() {
     let state = Arc::clone(&service.state);
 
     // The state while the memory is being created.
-    let insert = |entry| lock(&state.table).names.insert("late".into(), entry);
-    let Some(NameState::There(named)) = insert(NameState::Making(None)) else {
-        panic!()
-    };
+    let named = Arc::clone(&lock(&state.names)["late"]);
+    let held = lock(&named.held).take().unwrap();
+    let published = Arc::clone(&held.published);
+    named.phase.send_replace(Phase::Making);
     state.draining.store(true, Relaxed);
     let draining = Arc::clone(&state);
     let until = Instant::now() + PATIENCE;
     let mut waiting = Box::pin(async move { draining.unpublish_and_wait(until).await });
     let waited = tokio::time::timeout(Duration::ZERO, &mut waiting).await;
     waited.expect_err("there is a name to come");
-    insert(NameState::There(Arc::clone(&named)));
-    state.made.send_replace(());
-    let published = lock(&named.published).clone().unwrap();
+    *lock(&named.held) = Some(held);
+    named.phase.send_replace(Phase::There);
     let holder = async {
         let end = Instant::now() + PATIENCE;
         while published.importers()[0].state != HolderState::Withdrawing {
@@ -75,16 +73,14 @@ async fn a_name_that_comes_to_be_while_it_drains_is_asked_back_too() {
     };
     state.set_create(Some(create));
     state.draining.store(false, Relaxed);
-    let late = lock(&state.table).names.remove("late");
+    let late = lock(&state.names).remove("late");
     let allocator = Allocator(Arc::clone(&state));
     let refused = allocator.create(&PeerName::Local, &ask("late", 1)).await;
     assert_eq!(refused.unwrap_err().0, Refusal::Exists);
-    lock(&state.table)
-        .names
-        .extend(late.map(|late| ("late".to_owned(), late)));
+    lock(&state.names).extend(late.map(|late| ("late".to_owned(), late)));
 
     // A reserve that has ended says so.
-    state.nodes.values().for_each(Reserve::stop);
+    state.nodes.values().for_each(|reserve| reserve.stop());
     let refused = allocator.create(&PeerName::Local, &ask("more", 1)).await;
     assert_eq!(refused.unwrap_err().0, Refusal::Closing);
     state.draining.store(true, Relaxed);
@@ -100,7 +96,7 @@ async fn a_name_that_comes_to_be_while_it_drains_is_asked_back_too() {
         access: Access::ReadWrite,
         probe: false,
     };
-    let error = state.claim(&wanted).map(drop).unwrap_err();
+    let error = state.claim(wanted).map(drop).unwrap_err();
     let closing = matches!(&error, Error::Refused { reason, .. } if *reason == Refusal::Closing);
     assert!(closing, "{error}");
     drop((published, named, allocator));
@@ -125,8 +121,6 @@ async fn a_creation_that_outlasts_the_drain_leaves_nothing() {
     let config = ServiceConfig::from_toml(text).unwrap();
     let service = Service::start(config, &driver).await.unwrap();
     let state = Arc::clone(&service.state);
-    // The drain's last step, while a creation that began before it is in progress.
-    state.forget_published();
     let wanted = Wanted {
         name: "late".into(),
         bytes: 1,
@@ -137,13 +131,17 @@ async fn a_creation_that_outlasts_the_drain_leaves_nothing() {
         access: Access::ReadWrite,
         probe: false,
     };
-    let claim = state.claim(&wanted).unwrap().unwrap();
+    let (named, claim) = state.claim(wanted).unwrap();
+    // The drain's last step, while the creation is in progress.
+    state.forget_names();
+    let client = Arc::new(());
     let error = state
-        .publish(&wanted, claim, &AtomicBool::new(false))
+        .publish(&named, claim.unwrap(), &Arc::downgrade(&client))
         .unwrap_err();
     let closing = matches!(&error, Error::Refused { reason, .. } if *reason == Refusal::Closing);
     assert!(closing, "{error}");
-    assert!(lock(&state.table).names.is_empty());
+    assert!(lock(&state.names).is_empty());
+    assert_eq!(named.phase(), Phase::Ended);
     service.drain(PATIENCE).await.unwrap();
     assert!(driver.sim().unwrap().held().is_empty());
     drop(state);

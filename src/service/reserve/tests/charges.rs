@@ -24,23 +24,19 @@ fn what_a_peer_gave_back_counts_until_it_is_kept_for_nobody() {
         (Reuse::Anyone, 0),
         (Reuse::Never, 0),
     ] {
-        let plan = Plan {
-            target: 0,
-            reuse,
-            ..plan()
-        };
+        let mut plan = plan();
+        plan.reserve.bytes = 0;
+        plan.reuse.policy = reuse;
         let (reserve, _) = start(&driver, plan);
         let ledger = Ledger::new(quota);
-        let mut charge = ledger.charge(&A, 16 * MIB, 0).unwrap();
+        let charge = ledger.charge(&A, 16 * MIB, 0).unwrap();
         let mut taken = take(&reserve, Some(&A), 16 * MIB).unwrap();
         for chunk in &mut taken {
             chunk.past.shown(&A, true);
-            chunk.charge = Some(charge.split(chunk.bytes()));
         }
         let other = ledger.charge(&B, 2 * MIB, 0).unwrap();
-        drop(charge);
         assert_eq!(ledger.all().0.named, 18 * MIB);
-        reserve.give_back(taken);
+        reserve.give_back(taken, Some(charge));
         until(&reserve, |levels| levels.dirty == 0);
         until_charged(&ledger, left + 2 * MIB);
         assert_eq!(ledger.all().0.kept, left);

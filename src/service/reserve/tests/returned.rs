@@ -5,15 +5,13 @@ use super::*;
 #[test]
 fn a_peer_gets_its_own_back_zeroed_under_another_identity_and_nobody_else_does() {
     let driver = driver();
-    let none = Plan {
-        target: 0,
-        ..plan()
-    };
+    let mut none = plan();
+    none.reserve.bytes = 0;
     let (reserve, _) = start(&driver, none);
     let mut taken = take(&reserve, Some(&A), 8 * MIB).unwrap();
     assert_eq!(use_by(&mut taken, A, 0xaa), [0]);
     let before = taken[0].memory.identity().unwrap();
-    reserve.give_back(taken);
+    reserve.give_back(taken, None);
     until(&reserve, |levels| levels.kept == 8 * MIB);
 
     let mut others = take(&reserve, Some(&B), 8 * MIB).unwrap();
@@ -35,16 +33,14 @@ fn a_peer_gets_its_own_back_zeroed_under_another_identity_and_nobody_else_does()
 fn memory_that_somebody_may_still_have_mapped_goes_back_to_the_driver() {
     let driver = driver();
     for reuse in [Reuse::SamePeer, Reuse::Anyone, Reuse::Never] {
-        let plan = Plan {
-            target: 0,
-            reuse,
-            ..plan()
-        };
+        let mut plan = plan();
+        plan.reserve.bytes = 0;
+        plan.reuse.policy = reuse;
         let (reserve, _) = start(&driver, plan);
         let mut taken = take(&reserve, Some(&A), 8 * MIB).unwrap();
         use_by(&mut taken, A, 0xaa);
         taken[0].past.taint();
-        reserve.give_back(taken);
+        reserve.give_back(taken, None);
         assert_eq!(reserve.levels(), Levels::default(), "{reuse:?}");
         let counts = reserve.counts();
         assert_eq!(counts.discarded_tainted_bytes, 8 * MIB);
@@ -55,16 +51,14 @@ fn memory_that_somebody_may_still_have_mapped_goes_back_to_the_driver() {
 #[test]
 fn with_trust_anybody_gets_it_but_zeroed() {
     let driver = driver();
-    let plan = Plan {
-        target: 8 * MIB,
-        reuse: Reuse::Anyone,
-        ..plan()
-    };
+    let mut plan = plan();
+    plan.reserve.bytes = 8 * MIB;
+    plan.reuse.policy = Reuse::Anyone;
     let (reserve, _) = start(&driver, plan);
     let mut taken = take(&reserve, Some(&A), 8 * MIB).unwrap();
     let before = taken[0].memory.identity().unwrap();
     use_by(&mut taken, A, 0xaa);
-    reserve.give_back(taken);
+    reserve.give_back(taken, None);
     until(&reserve, |levels| {
         levels.dirty == 0 && levels.warm >= 8 * MIB
     });
@@ -83,15 +77,13 @@ fn with_trust_anybody_gets_it_but_zeroed() {
 #[test]
 fn no_more_is_kept_than_the_plan_says_and_what_cannot_be_zeroed_is_discarded() {
     let driver = driver();
-    let plan = Plan {
-        target: 0,
-        keep: 8 * MIB,
-        ..plan()
-    };
+    let mut plan = plan();
+    plan.reserve.bytes = 0;
+    plan.reuse.keep = 8 * MIB;
     let (reserve, _) = start(&driver, plan);
     let mut taken = take(&reserve, Some(&A), 16 * MIB).unwrap();
     use_by(&mut taken, A, 1);
-    reserve.give_back(taken);
+    reserve.give_back(taken, None);
     let levels = until(&reserve, |levels| levels.dirty == 0);
     assert_eq!((levels.kept, levels.pinned), (8 * MIB, 8 * MIB));
 
@@ -101,7 +93,7 @@ fn no_more_is_kept_than_the_plan_says_and_what_cannot_be_zeroed_is_discarded() {
         .sim()
         .unwrap()
         .fail(Call::MemMap, 1, Code::OUT_OF_MEMORY);
-    reserve.give_back(taken);
+    reserve.give_back(taken, None);
     let levels = until(&reserve, |levels| levels.dirty == 0 && levels.pinned == 0);
     assert_eq!(levels.kept, 0);
     assert_eq!(reserve.counts().scrub_failures, 1);
