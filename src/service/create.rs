@@ -15,22 +15,15 @@ use crate::exchange::{Owner, PeerList, PeerName, Server};
 use crate::per_driver::lock;
 use crate::share::Shared;
 use crate::size::Bytes;
-use crate::{Error, MemoryError, Refusal, Result, ShareError};
+use crate::{ENDING, Error, MemoryError, Refusal, Result, ShareError, refused};
 
-/// The refusal of requests that come too late.
-const ENDING: &str = "the service is ending";
 /// How often a creation that waits for memory checks whether its client still waits.
 const LOOK: Duration = Duration::from_millis(100);
 
 impl Wanted {
     /// Returns the refusal of the request.
     fn refused(&self, reason: Refusal, detail: &str) -> Error {
-        Error::Refused {
-            peer: "the service".into(),
-            what: format!("to create {}", self.name),
-            reason,
-            detail: detail.into(),
-        }
+        refused(format!("to create {}", self.name), reason, detail)
     }
 
     /// Updates the history of memory that is published now.

@@ -44,9 +44,6 @@
 
 mod config;
 mod create;
-#[cfg(feature = "etcd")]
-mod etcd;
-mod http;
 mod lines;
 mod metrics;
 mod quota;
@@ -73,3 +70,16 @@ pub use config::{
 pub use lines::LineWriter;
 pub use reuse_policy::{Reuse, Scrubber};
 pub use service::Service;
+
+/// The refusal of requests that come too late.
+const ENDING: &str = "the service is ending";
+
+/// Returns the refusal of a request to the service.
+fn refused(what: impl Into<String>, reason: Refusal, detail: &str) -> Error {
+    Error::Refused {
+        peer: "the service".into(),
+        what: what.into(),
+        reason,
+        detail: detail.into(),
+    }
+}

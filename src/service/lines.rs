@@ -1,13 +1,12 @@
 //! A service's logs, whose readers may be slow or gone: a writer that never blocks, and the audit log.
 
-use std::fmt;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use tracing::Dispatch;
@@ -32,32 +31,21 @@ const PER_LINE: usize = 64;
 /// assert_eq!(log.dropped(), 0);
 /// # Ok::<(), egmem::exchange::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct LineWriter {
-    queue: Sender<Message>,
+    queue: Sender<Job>,
     counts: Arc<Counts>,
 }
 
-enum Message {
-    Line(Vec<u8>),
-    /// Continue with this sink.
-    Reopen(Box<dyn Write + Send>),
-    /// Answer when everything before this is written.
-    Flush(Sender<()>),
-}
+/// Work of the thread, in order.
+type Job = Box<dyn FnOnce(&mut Writer) + Send>;
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Counts {
     /// The bytes that wait, with [`PER_LINE`] for each line.
     waiting: AtomicUsize,
     /// Lines lost since the start.
     dropped: AtomicU64,
-}
-
-impl fmt::Debug for LineWriter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LineWriter").finish_non_exhaustive()
-    }
 }
 
 impl LineWriter {
@@ -77,9 +65,9 @@ impl LineWriter {
         sink: impl Write + Send + 'static,
         lost_line: impl Fn(u64) -> String + Send + 'static,
     ) -> Result<Self> {
-        let (queue, messages) = channel();
+        let (queue, jobs) = channel::<Job>();
         let counts = Arc::<Counts>::default();
-        let writer = Writer {
+        let mut writer = Writer {
             sink: Box::new(sink),
             torn: false,
             reported: 0,
@@ -88,7 +76,12 @@ impl LineWriter {
         };
         std::thread::Builder::new()
             .name(format!("egmem-{what}"))
-            .spawn(move || writer.run(&messages))
+            .spawn(move || {
+                for job in jobs {
+                    job(&mut writer);
+                    writer.report();
+                }
+            })
             .map_err(|error| Error::system("cannot start a thread", &error))?;
         Ok(Self { queue, counts })
     }
@@ -99,9 +92,15 @@ impl LineWriter {
         if self.counts.waiting.fetch_add(size, Relaxed) + size > ROOM {
             self.counts.waiting.fetch_sub(size, Relaxed);
             self.counts.dropped.fetch_add(1, Relaxed);
-        } else {
-            self.send(Message::Line(line.to_vec()));
+            return;
         }
+        let line = line.to_vec();
+        self.send(move |writer| {
+            if !writer.write(&line) {
+                writer.counts.dropped.fetch_add(1, Relaxed);
+            }
+            writer.counts.waiting.fetch_sub(size, Relaxed);
+        });
     }
 
     /// Returns how many lines were dropped or could not be written.
@@ -111,19 +110,25 @@ impl LineWriter {
 
     /// Writes to another sink from the next line on.
     fn reopen(&self, sink: impl Write + Send + 'static) {
-        self.send(Message::Reopen(Box::new(sink)));
+        self.send(move |writer| {
+            writer.sink = Box::new(sink);
+            writer.torn = false;
+        });
     }
 
     /// Waits until all lines are written, for at most `most`; returns whether they are.
     pub fn flush_within(&self, most: Duration) -> bool {
         let (done, flushed) = channel();
-        self.send(Message::Flush(done));
+        self.send(move |writer| {
+            writer.report();
+            let _ = done.send(());
+        });
         flushed.recv_timeout(most).is_ok()
     }
 
-    fn send(&self, message: Message) {
+    fn send(&self, job: impl FnOnce(&mut Writer) + Send + 'static) {
         // The thread ends only when the last sender has gone.
-        let _ = self.queue.send(message);
+        let _ = self.queue.send(Box::new(job));
     }
 }
 
@@ -152,30 +157,6 @@ struct Writer {
 }
 
 impl Writer {
-    fn run(mut self, messages: &Receiver<Message>) {
-        for message in messages {
-            let mut flushed = None;
-            match message {
-                Message::Line(line) => {
-                    if !self.write(&line) {
-                        self.counts.dropped.fetch_add(1, Relaxed);
-                    }
-                    let size = line.len() + PER_LINE;
-                    self.counts.waiting.fetch_sub(size, Relaxed);
-                }
-                Message::Reopen(sink) => {
-                    self.sink = sink;
-                    self.torn = false;
-                }
-                Message::Flush(done) => flushed = Some(done),
-            }
-            self.report();
-            if let Some(done) = flushed {
-                let _ = done.send(());
-            }
-        }
-    }
-
     /// Writes how many lines were lost since the last report, if any were.
     fn report(&mut self) {
         let dropped = self.counts.dropped.load(Relaxed);
@@ -188,14 +169,12 @@ impl Writer {
     /// Writes a line, and returns whether that succeeded. If the previous one may be incomplete, writes a line
     /// feed first, so that the fragment does not spoil this line too.
     fn write(&mut self, line: &[u8]) -> bool {
-        let begun = if self.torn {
-            self.sink.write_all(b"\n")
+        let line = if self.torn {
+            &[b"\n", line].concat()
         } else {
-            Ok(())
+            line
         };
-        let written = begun
-            .and_then(|()| self.sink.write_all(line))
-            .and_then(|()| self.sink.flush());
+        let written = self.sink.write_all(line).and_then(|()| self.sink.flush());
         self.torn = written.is_err();
         written.is_ok()
     }
@@ -281,6 +260,8 @@ fn file(path: &Path) -> Result<File> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::Receiver;
+
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(300);

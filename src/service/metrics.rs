@@ -1,80 +1,195 @@
-//! A service's metrics in Prometheus' text form (OpenMetrics 1.0).
+//! The HTTP endpoint: metrics in Prometheus' text form (OpenMetrics 1.0), liveness and readiness.
 
-use std::fmt::Display;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
-use super::http::Pages;
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, lookup_host};
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::config::{MetricsConfig, elsewhere};
 use super::lines::{AuditFile, LineWriter};
+use super::quota::Use;
 use super::reserve::{Counts, Levels};
 use super::state::ServiceState;
 use crate::exchange::server::ServerStats;
+use crate::{Error, Result};
 
-/// The media type of the text.
-pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// The most connections at once: a new one replaces the oldest. With [`BUFFER`] this bounds the memory that clients can
+/// make the endpoint use.
+const CONNECTIONS: usize = 64;
+/// The most bytes of a request's head.
+const BUFFER: usize = 16 << 10;
+/// The time limits of a request's head and of a connection.
+const HEAD: Duration = Duration::from_secs(5);
+const CONNECTION: Duration = Duration::from_secs(30);
+/// How long to wait after the kernel had no file descriptor or memory for a connection.
+const AFTER_FAILURE: Duration = Duration::from_millis(100);
+
+/// Serves the metrics at `address`, host and port, until the task is dropped; returns the address that it listens at.
+///
+/// # Errors
+/// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an address that other machines reach,
+/// unless `anywhere`; [`System`](crate::MemoryError::System) if the socket cannot be opened.
+pub(super) async fn serve(
+    MetricsConfig { address, anywhere }: &MetricsConfig,
+    state: Arc<ServiceState>,
+) -> Result<(SocketAddr, JoinSet<()>)> {
+    let fail = |error| Error::system(format!("cannot serve metrics at {address}"), &error);
+    let found: Vec<SocketAddr> = lookup_host(address).await.map_err(fail)?.collect();
+    if !anywhere && found.iter().any(|found| !found.ip().is_loopback()) {
+        return Err(elsewhere(address));
+    }
+    let listener = TcpListener::bind(&found[..]).await.map_err(fail)?;
+    let address = listener.local_addr().map_err(fail)?;
+    let mut task = JoinSet::new();
+    task.spawn(accept(listener, state));
+    Ok((address, task))
+}
+
+async fn accept(listener: TcpListener, state: Arc<ServiceState>) {
+    let mut open = VecDeque::<AbortHandle>::new();
+    // Dropped with this task, and the connections' tasks with it.
+    let mut tasks = JoinSet::new();
+    loop {
+        let accepted = listener.accept().await;
+        while tasks.try_join_next().is_some() {}
+        open.retain(|task| !task.is_finished());
+        if (accepted.is_err() || open.len() >= CONNECTIONS)
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.abort();
+        }
+        let accepted = accepted.inspect_err(|error| tracing::debug!(%error, "metrics: accept"));
+        let Ok((stream, _)) = accepted else {
+            tokio::time::sleep(AFTER_FAILURE).await;
+            continue;
+        };
+        let state = Arc::clone(&state);
+        let task = tasks.spawn(async move {
+            let answer = service_fn(|request| {
+                let response = respond(&request, &state);
+                async { Ok::<_, Infallible>(response) }
+            });
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD)
+                .max_buf_size(BUFFER)
+                .max_headers(64)
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(stream), answer);
+            if let Ok(Err(error)) = tokio::time::timeout(CONNECTION, connection).await {
+                tracing::debug!(%error, "metrics: connection");
+            }
+        });
+        open.push_back(task);
+    }
+}
+
+fn respond(request: &Request<Incoming>, state: &ServiceState) -> Response<Full<Bytes>> {
+    let mut kind = "text/plain; charset=utf-8";
+    let is_head = request.method() == Method::HEAD;
+    let (status, text) = match request.uri().path() {
+        _ if !is_head && request.method() != Method::GET => {
+            (StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n".into())
+        }
+        "/metrics" => {
+            kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            (StatusCode::OK, state.metrics())
+        }
+        "/healthz" => (StatusCode::OK, "alive\n".into()),
+        "/readyz" => match state.readiness() {
+            Ok(()) => (StatusCode::OK, "ready\n".into()),
+            Err(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n"),
+        },
+        _ => (
+            StatusCode::NOT_FOUND,
+            "/metrics, /healthz, /readyz\n".into(),
+        ),
+    };
+    let body = if is_head { String::new() } else { text };
+    let mut response = Response::new(Full::from(body));
+    *response.status_mut() = status;
+    for (name, value) in [
+        (CONTENT_TYPE, kind),
+        (CACHE_CONTROL, "no-store"),
+        (ALLOW, "GET, HEAD"),
+    ] {
+        response
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
 
 /// A metric's type, and the end of its samples' name.
 type Kind = (&'static str, &'static str);
 const GAUGE: Kind = ("gauge", "");
 const COUNTER: Kind = ("counter", "_total");
 
-/// The text while it is written; every name begins with `egmem_`.
-#[derive(Default)]
-struct Text(String);
+/// A metric's values, each with its label in braces.
+struct Samples(Vec<(String, u64)>);
 
-/// Writes metrics of one kind: name, help, and a value, or a field with a sample for each node.
+impl From<u64> for Samples {
+    fn from(value: u64) -> Self {
+        Self(vec![(String::new(), value)])
+    }
+}
+
+impl Samples {
+    /// Returns a sample for each value of a label.
+    fn by(label: &str, all: impl IntoIterator<Item = (impl ToString, u64)>) -> Self {
+        let all = all.into_iter();
+        Self(
+            all.map(|(of, value)| (format!("{{{label}={:?}}}", of.to_string()), value))
+                .collect(),
+        )
+    }
+}
+
+/// Returns the text of metrics of one kind: name, help and samples. Every name begins with `egmem_`.
 macro_rules! metrics {
-    ($text:expr, $kind:expr; $($name:literal, $help:literal => $value:expr;)*) => {
-        $($text.metric($kind, $name, $help, $value);)*
-    };
-    ($text:expr, $kind:expr, $nodes:expr, $of:ident; $($name:literal, $help:literal => $field:ident;)*) => {
-        $({
-            let samples = $nodes.iter().map(|numbers| (numbers.node, numbers.$of.$field));
-            $text.family($kind, ($name, $help), "node", samples);
-        })*
+    ($kind:expr; $($name:literal, $help:literal => $samples:expr;)*) => {
+        [$(family($kind, $name, $help, $samples.into()),)*].concat()
     };
 }
 
-impl Text {
-    fn metric(&mut self, kind: Kind, name: &str, help: &str, value: u64) {
-        self.family(kind, (name, help), "", [("", value)]);
+fn family((kind, end): Kind, name: &str, help: &str, Samples(samples): Samples) -> String {
+    if samples.is_empty() {
+        return String::new();
     }
-
-    /// Writes a metric with a sample for each value of a label.
-    fn family<L: Display>(
-        &mut self,
-        (kind, end): Kind,
-        (name, help): (&str, &str),
-        label: &str,
-        samples: impl IntoIterator<Item = (L, u64)>,
-    ) {
-        let mut head = format!("# HELP egmem_{name} {help}.\n# TYPE egmem_{name} {kind}\n");
-        for (of, value) in samples {
-            self.0 += &std::mem::take(&mut head);
-            let of = of.to_string().replace('\\', r"\\").replace('"', r#"\""#);
-            let of = of.replace('\n', r"\n");
-            let label = if label.is_empty() {
-                String::new()
-            } else {
-                format!("{{{label}=\"{of}\"}}")
-            };
-            self.0 += &format!("egmem_{name}{end}{label} {value}\n");
-        }
-    }
+    let head = format!("# HELP egmem_{name} {help}.\n# TYPE egmem_{name} {kind}\n");
+    let samples = samples.into_iter();
+    let lines = samples.map(|(label, value)| format!("egmem_{name}{end}{label} {value}\n"));
+    head + &lines.collect::<String>()
 }
 
-impl Pages for ServiceState {
-    fn metrics(&self) -> String {
+/// Each node, and its reserve's numbers.
+type Nodes = Vec<(i32, Levels, Counts)>;
+
+impl ServiceState {
+    /// Returns the metrics in Prometheus' text form.
+    pub fn metrics(&self) -> String {
         let stats = self.server().map(|server| server.stats());
         let stats = stats.unwrap_or_default();
-        let mut text = Text::default();
-        self.gauges(&mut text, &stats);
-        self.counts(&mut text, &stats);
-        self.nodes(&mut text);
-        text.0 + "# EOF\n"
+        let nodes = self.nodes.iter();
+        let nodes = nodes.map(|(node, reserve)| (node.0, reserve.levels(), reserve.counts()));
+        let nodes = nodes.collect();
+        self.gauges(&stats, &nodes) + &self.counts(&stats, &nodes) + "# EOF\n"
     }
 
     /// Returns whether the service is ready, or the reason why not.
-    fn readiness(&self) -> Result<(), String> {
+    pub fn readiness(&self) -> Result<(), String> {
         if self.draining.load(Relaxed) {
             return Err("draining".into());
         }
@@ -85,19 +200,23 @@ impl Pages for ServiceState {
             )),
         }
     }
-}
 
-impl ServiceState {
-    /// Writes the numbers that rise and fall.
-    fn gauges(&self, text: &mut Text, stats: &ServerStats) {
+    /// Returns the numbers that rise and fall.
+    fn gauges(&self, stats: &ServerStats, nodes: &Nodes) -> String {
         let (charged, owners) = self.ledger.all();
-        if let Some(registered) = self.is_registered() {
-            let help = "Whether the directory knows this service";
-            text.metric(GAUGE, "directory_registered", help, registered.into());
-        }
-        metrics! { text, GAUGE;
-            "ready", "Whether the service is ready" => self.readiness().is_ok().into();
-            "draining", "Whether the service is ending" => self.draining.load(Relaxed).into();
+        let registered = self.is_registered();
+        let registered = registered.map(|is| (String::new(), u64::from(is)));
+        let registered = Samples(registered.into_iter().collect());
+        let of_nodes = |of: fn(&Levels) -> u64| {
+            Samples::by(
+                "node",
+                nodes.iter().map(|(node, levels, _)| (node, of(levels))),
+            )
+        };
+        metrics! { GAUGE;
+            "directory_registered", "Whether the directory knows this service" => registered;
+            "ready", "Whether the service is ready" => u64::from(self.readiness().is_ok());
+            "draining", "Whether the service is ending" => u64::from(self.draining.load(Relaxed));
             "connections", "Open connections" => stats.connections;
             "handshakes", "Open connections that have not been greeted yet" => stats.handshakes;
             "fds", "File descriptors open for peers" => stats.fds;
@@ -107,22 +226,27 @@ impl ServiceState {
             "published_bytes", "Published memory, padding included" => stats.bytes;
             "owners", "Peers that have created names" => owners as u64;
             "unconfirmed_bytes", "Bytes of deleted names that a silent holder may still have mapped"
-                => charged.unconfirmed;
+                => charged.of(Use::Unconfirmed);
+            "charged_bytes", "Bytes that count against peers' quotas, by what they are"
+                => Samples::by("state", charged.by_use());
+            "reserve_target_bytes", "Bytes to keep ready for any peer" => of_nodes(|node| node.target);
+            "reserve_bytes", "Bytes ready for any peer" => of_nodes(|node| node.warm);
+            "kept_bytes", "Bytes ready for the one peer that had them" => of_nodes(|node| node.kept);
+            "dirty_bytes", "Bytes waiting to be zeroed" => of_nodes(|node| node.dirty_warm + node.dirty_kept);
+            "pinned_bytes", "Bytes that the service has pinned" => of_nodes(|node| node.pinned);
         }
-        let help = "Bytes that count against peers' quotas, by what they are";
-        let by_use = [
-            ("named", charged.named),
-            ("unconfirmed", charged.unconfirmed),
-            ("dirty", charged.dirty),
-            ("kept", charged.kept),
-        ];
-        text.family(GAUGE, ("charged_bytes", help), "state", by_use);
     }
 
-    /// Writes the numbers that only rise.
-    fn counts(&self, text: &mut Text, stats: &ServerStats) {
+    /// Returns the numbers that only rise.
+    fn counts(&self, stats: &ServerStats, nodes: &Nodes) -> String {
         let asked = &self.asked;
-        metrics! { text, COUNTER;
+        let of_nodes = |of: fn(&Counts) -> u64| {
+            Samples::by(
+                "node",
+                nodes.iter().map(|(node, _, counts)| (node, of(counts))),
+            )
+        };
+        metrics! { COUNTER;
             "created", "Names created by request" => asked.created.load(Relaxed);
             "deleted", "Names deleted by request" => asked.deleted.load(Relaxed);
             "creations_refused", "Requests for memory that were refused"
@@ -147,83 +271,25 @@ impl ServiceState {
             "fetches", "Leases granted" => stats.fetches;
             "released", "Leases released by their holders" => stats.released;
             "expired", "Leases that ended because their holder went silent" => stats.expired;
-        }
-        let refusals = stats
-            .refusals
-            .iter()
-            .map(|(reason, &count)| (reason, count));
-        let help = "Requests refused, by reason";
-        text.family(COUNTER, ("refusals", help), "reason", refusals);
-    }
-
-    /// Writes the numbers of each node.
-    fn nodes(&self, text: &mut Text) {
-        let nodes = self.nodes.iter();
-        let nodes = nodes.map(|(node, reserve)| NodeNumbers {
-            node: node.0,
-            levels: reserve.levels(),
-            counts: reserve.counts(),
-        });
-        let nodes: Vec<_> = nodes.collect();
-        metrics! { text, GAUGE, &nodes, levels;
-            "reserve_target_bytes", "Bytes to keep ready for any peer" => target;
-            "reserve_bytes", "Bytes ready for any peer" => warm;
-            "kept_bytes", "Bytes ready for the one peer that had them" => kept;
-            "dirty_bytes", "Bytes waiting to be zeroed" => dirty;
-            "pinned_bytes", "Bytes that the service has pinned" => pinned;
-        }
-        metrics! { text, COUNTER, &nodes, counts;
-            "chunks_made", "Pieces of memory made by the driver" => made_chunks;
-            "made_bytes", "Bytes made by the driver" => made_bytes;
-            "chunks_failed", "Pieces of memory that the driver or a limit refused" => failed_chunks;
-            "taken_warm_bytes", "Bytes given out that were ready" => taken_warm_bytes;
-            "taken_cold_bytes", "Bytes given out that had to be made first" => taken_cold_bytes;
-            "scrubbed_bytes", "Bytes zeroed for reuse" => scrubbed_bytes;
-            "scrub_failures", "Pieces that could not be zeroed" => scrub_failures;
+            "refusals", "Requests refused, by reason"
+                => Samples::by("reason", stats.refusals.iter().map(|(reason, &count)| (reason, count)));
+            "chunks_made", "Pieces of memory made by the driver" => of_nodes(|node| node.made_chunks);
+            "made_bytes", "Bytes made by the driver" => of_nodes(|node| node.made_bytes);
+            "chunks_failed", "Pieces of memory that the driver or a limit refused"
+                => of_nodes(|node| node.failed_chunks);
+            "taken_warm_bytes", "Bytes given out that were ready" => of_nodes(|node| node.taken_warm_bytes);
+            "taken_cold_bytes", "Bytes given out that had to be made first"
+                => of_nodes(|node| node.taken_cold_bytes);
+            "scrubbed_bytes", "Bytes zeroed for reuse" => of_nodes(|node| node.scrubbed_bytes);
+            "scrub_failures", "Pieces that could not be zeroed" => of_nodes(|node| node.scrub_failures);
             "discarded_tainted_bytes", "Bytes given up because a holder may still have them mapped"
-                => discarded_tainted_bytes;
+                => of_nodes(|node| node.discarded_tainted_bytes);
             "discarded_policy_bytes", "Bytes given up by the reuse policy or because they were unused"
-                => discarded_policy_bytes;
-            "evicted_bytes", "Bytes in reserve given up for requests" => evicted_bytes;
+                => of_nodes(|node| node.discarded_policy_bytes);
+            "evicted_bytes", "Bytes in reserve given up for requests" => of_nodes(|node| node.evicted_bytes);
         }
     }
-}
-
-/// A node's number, and its reserve's.
-struct NodeNumbers {
-    node: i32,
-    levels: Levels,
-    counts: Counts,
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn metrics_are_comments_and_samples() {
-        let mut text = Text::default();
-        text.metric(GAUGE, "ready", "Whether it is ready", 1);
-        text.metric(COUNTER, "fetches", "Leases granted", u64::MAX);
-        let samples = [("quota\"\n\\", 2), ("limit", 3)];
-        text.family(COUNTER, ("refusals", "By reason"), "reason", samples);
-        text.family(
-            GAUGE,
-            ("none", "None"),
-            "node",
-            [0; 0].map(|node| (node, 0)),
-        );
-        let expected = r#"# HELP egmem_ready Whether it is ready.
-# TYPE egmem_ready gauge
-egmem_ready 1
-# HELP egmem_fetches Leases granted.
-# TYPE egmem_fetches counter
-egmem_fetches_total 18446744073709551615
-# HELP egmem_refusals By reason.
-# TYPE egmem_refusals counter
-egmem_refusals_total{reason="quota\"\n\\"} 2
-egmem_refusals_total{reason="limit"} 3
-"#;
-        assert_eq!(text.0, expected);
-    }
-}
+mod tests;

@@ -16,7 +16,7 @@ use crate::per_driver::lock;
 use crate::size::Bytes;
 
 /// The limits of one peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Quota {
     /// Bytes, including padding.
     pub bytes: u64,
@@ -37,27 +37,38 @@ pub(crate) enum Use {
     Kept,
 }
 
+/// The name of each [`Use`], in order.
+const USES: [&str; 4] = ["named", "unconfirmed", "dirty", "kept"];
+
 /// The charges of one peer, or of all peers together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amounts {
     /// Names, including deleted ones whose release is unconfirmed.
     pub names: u64,
-    /// Bytes, by their [`Use`].
-    pub named: u64,
-    pub unconfirmed: u64,
-    pub dirty: u64,
-    pub kept: u64,
+    /// The bytes of each [`Use`].
+    bytes: [u64; USES.len()],
 }
 
 impl Amounts {
+    /// Returns the bytes of one use.
+    pub const fn of(&self, what: Use) -> u64 {
+        self.bytes[what as usize]
+    }
+
+    /// Returns the bytes of each use, with its name.
+    pub fn by_use(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        USES.into_iter().zip(self.bytes)
+    }
+
     /// Returns the bytes that only the peer or time can free.
     const fn committed(&self) -> u64 {
-        self.named.saturating_add(self.unconfirmed)
+        self.of(Use::Named)
+            .saturating_add(self.of(Use::Unconfirmed))
     }
 
     /// Returns the bytes that the service frees as soon as the peer needs other memory.
     pub const fn reclaimable(&self) -> u64 {
-        self.dirty.saturating_add(self.kept)
+        self.of(Use::Dirty).saturating_add(self.of(Use::Kept))
     }
 
     /// Returns all bytes.
@@ -65,18 +76,9 @@ impl Amounts {
         self.committed().saturating_add(self.reclaimable())
     }
 
-    fn of(&mut self, what: Use) -> &mut u64 {
-        match what {
-            Use::Named => &mut self.named,
-            Use::Unconfirmed => &mut self.unconfirmed,
-            Use::Dirty => &mut self.dirty,
-            Use::Kept => &mut self.kept,
-        }
-    }
-
     /// Describes the bytes of unconfirmed releases, for a message.
     fn unconfirmed_note(&self) -> String {
-        match self.unconfirmed {
+        match self.of(Use::Unconfirmed) {
             0 => String::new(),
             bytes => format!(
                 "; {} of what counts was deleted, but a holder that fell silent may still have it mapped",
@@ -86,7 +88,7 @@ impl Amounts {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Accounts {
     quota: Quota,
     /// Of peers that are charged with anything.
@@ -94,21 +96,14 @@ struct Accounts {
 }
 
 impl Accounts {
-    fn add(&mut self, charge: &Charge) {
+    /// Adds a charge, or subtracts it.
+    fn apply(&mut self, charge: &Charge, to: fn(u64, u64) -> u64) {
         let amounts = self.peers.entry(charge.peer.clone()).or_default();
-        amounts.names = amounts.names.saturating_add(charge.names);
-        let bytes = amounts.of(charge.what);
-        *bytes = bytes.saturating_add(charge.bytes);
-    }
-
-    fn remove(&mut self, charge: &Charge) {
-        if let Some(amounts) = self.peers.get_mut(&charge.peer) {
-            amounts.names = amounts.names.saturating_sub(charge.names);
-            let bytes = amounts.of(charge.what);
-            *bytes = bytes.saturating_sub(charge.bytes);
-            if *amounts == Amounts::default() {
-                self.peers.remove(&charge.peer);
-            }
+        amounts.names = to(amounts.names, charge.names);
+        let bytes = &mut amounts.bytes[charge.what as usize];
+        *bytes = to(*bytes, charge.bytes);
+        if *amounts == Amounts::default() {
+            self.peers.remove(&charge.peer);
         }
     }
 
@@ -120,24 +115,16 @@ impl Accounts {
 /// Each peer's names and bytes.
 ///
 /// Its lock comes last in the lock order, and no other lock is taken under it.
-#[derive(Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Ledger(Arc<Books>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Books {
     accounts: Mutex<Accounts>,
     changed: Condvar,
 }
 
 impl Ledger {
-    pub fn new(quota: Quota) -> Self {
-        let peers = HashMap::new();
-        Self(Arc::new(Books {
-            accounts: Mutex::new(Accounts { quota, peers }),
-            changed: Condvar::new(),
-        }))
-    }
-
     fn accounts(&self) -> MutexGuard<'_, Accounts> {
         lock(&self.0.accounts)
     }
@@ -176,30 +163,28 @@ impl Ledger {
         }
         let with_optional = bytes.checked_add(optional).filter(|all| fits(*all));
         let charge = Charge {
-            books: Arc::clone(&self.0),
+            ledger: self.clone(),
             peer: peer.clone(),
             what: Use::Named,
             bytes: with_optional.unwrap_or(bytes),
             names: 1,
         };
-        accounts.add(&charge);
+        accounts.apply(&charge, u64::saturating_add);
         Ok(charge)
     }
 
     /// Returns whether the unconfirmed releases of a peer use up its quota.
     pub fn is_silent_beyond(&self, peer: &PeerName) -> bool {
         let accounts = self.accounts();
-        accounts.of(peer).unconfirmed > accounts.quota.bytes
+        accounts.of(peer).of(Use::Unconfirmed) > accounts.quota.bytes
     }
 
     /// Returns by how many bytes the charged peer is over its quota, and its charges.
     pub fn over(&self, charge: &Charge) -> (u64, Amounts) {
         let accounts = self.accounts();
         let amounts = accounts.of(&charge.peer);
-        (
-            amounts.bytes().saturating_sub(accounts.quota.bytes),
-            amounts,
-        )
+        let over = amounts.bytes().saturating_sub(accounts.quota.bytes);
+        (over, amounts)
     }
 
     /// Returns the charges of all peers, and how many peers have names.
@@ -208,10 +193,9 @@ impl Ledger {
         let mut sum = Amounts::default();
         for one in accounts.peers.values() {
             sum.names = sum.names.saturating_add(one.names);
-            sum.named = sum.named.saturating_add(one.named);
-            sum.unconfirmed = sum.unconfirmed.saturating_add(one.unconfirmed);
-            sum.dirty = sum.dirty.saturating_add(one.dirty);
-            sum.kept = sum.kept.saturating_add(one.kept);
+            for (sum, bytes) in sum.bytes.iter_mut().zip(one.bytes) {
+                *sum = sum.saturating_add(bytes);
+            }
         }
         let owners = accounts.peers.values().filter(|one| one.names > 0);
         (sum, owners.count())
@@ -221,7 +205,7 @@ impl Ledger {
 /// Bytes, and possibly a name, that a peer is charged with until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Charge {
-    books: Arc<Books>,
+    ledger: Ledger,
     peer: PeerName,
     what: Use,
     bytes: u64,
@@ -239,7 +223,7 @@ impl Charge {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         Self {
-            books: Arc::clone(&self.books),
+            ledger: self.ledger.clone(),
             peer: self.peer.clone(),
             what: self.what,
             bytes,
@@ -258,13 +242,13 @@ impl Charge {
     }
 
     fn change(&mut self, change: impl FnOnce(&mut Self)) {
-        let books = Arc::clone(&self.books);
-        let mut accounts = lock(&books.accounts);
-        accounts.remove(self);
+        let ledger = self.ledger.clone();
+        let mut accounts = ledger.accounts();
+        accounts.apply(self, u64::saturating_sub);
         change(self);
-        accounts.add(self);
+        accounts.apply(self, u64::saturating_add);
         drop(accounts);
-        books.changed.notify_all();
+        ledger.0.changed.notify_all();
     }
 
     /// Returns whether both are charged to the same peer.
@@ -275,19 +259,18 @@ impl Charge {
     /// Waits until the peer's charges may have changed since they were `seen`, for at most `at_most`.
     pub fn changed_since(&self, seen: Amounts, at_most: Duration) {
         let same = |accounts: &mut Accounts| accounts.of(&self.peer) == seen;
-        let accounts = lock(&self.books.accounts);
+        let (accounts, changed) = (self.ledger.accounts(), &self.ledger.0.changed);
         // After a poisoned lock or a timeout the caller checks again.
-        let _ = self
-            .books
-            .changed
-            .wait_timeout_while(accounts, at_most, same);
+        let _ = changed.wait_timeout_while(accounts, at_most, same);
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        lock(&self.books.accounts).remove(self);
-        self.books.changed.notify_all();
+        let mut accounts = self.ledger.accounts();
+        accounts.apply(self, u64::saturating_sub);
+        drop(accounts);
+        self.ledger.0.changed.notify_all();
     }
 }
 
@@ -304,6 +287,9 @@ pub(crate) struct Turns {
     peers: Mutex<HashMap<PeerName, Weak<Semaphore>>>,
 }
 
+/// A creation that runs until this is dropped.
+pub(crate) type Turn = [Option<OwnedSemaphorePermit>; 2];
+
 impl Default for Turns {
     fn default() -> Self {
         Self {
@@ -312,9 +298,6 @@ impl Default for Turns {
         }
     }
 }
-
-/// A creation that runs until this is dropped.
-pub(crate) type Turn = [Option<OwnedSemaphorePermit>; 2];
 
 impl Turns {
     /// Waits until a creation of this peer may run.
@@ -343,7 +326,13 @@ mod tests {
 
     const A: PeerName = PeerName::User(1);
     const B: PeerName = PeerName::User(2);
-    const USES: [Use; 4] = [Use::Named, Use::Unconfirmed, Use::Dirty, Use::Kept];
+    const ALL: [Use; 4] = [Use::Named, Use::Unconfirmed, Use::Dirty, Use::Kept];
+
+    fn ledger(quota: Quota) -> Ledger {
+        let ledger = Ledger::default();
+        ledger.set_quota(quota);
+        ledger
+    }
 
     /// A charge, and the state that the test expects of it.
     struct Known {
@@ -358,7 +347,7 @@ mod tests {
             ops in proptest::collection::vec((0_u32..3, 0_u64..60, 0_u64..9, 0_u8..8), 0..200),
         ) {
             let quota = Quota { bytes: 100, names: 4 };
-            let ledger = Ledger::new(quota);
+            let ledger = ledger(quota);
             let mut all: Vec<Known> = Vec::new();
             for (peer, bytes, optional, op) in ops {
                 let sum = |all: &[Known], uses: &[Use]| -> u64 {
@@ -369,7 +358,7 @@ mod tests {
                 match (op, own) {
                     (0..=2, _) => {
                         let names = all.iter().filter(|k| k.peer == peer && k.has_name).count() as u64;
-                        let committed = sum(&all, &USES[..2]);
+                        let committed = sum(&all, &ALL[..2]);
                         let fits = names < quota.names && committed + bytes <= quota.bytes;
                         let charged = ledger.charge(&PeerName::User(peer), bytes, optional);
                         prop_assert_eq!(charged.is_ok(), fits);
@@ -380,7 +369,7 @@ mod tests {
                         // Like the service before it pins anything: reclaims as much as possible.
                         while let (1.., _) = ledger.over(&all[all.len() - 1].charge) {
                             let victim = all.iter().position(|known| {
-                                known.peer == peer && USES[2..].contains(&known.charge.what)
+                                known.peer == peer && ALL[2..].contains(&known.charge.what)
                             });
                             prop_assert!(victim.is_some(), "what is committed fits");
                             drop(all.swap_remove(victim.unwrap_or(0)));
@@ -389,7 +378,7 @@ mod tests {
                             prop_assert!(at.is_some());
                             all.swap(at.unwrap_or(0), last);
                         }
-                        prop_assert!(sum(&all, &USES) <= quota.bytes);
+                        prop_assert!(sum(&all, &ALL) <= quota.bytes);
                     }
                     (3, Some(at)) => drop(all.swap_remove(at)),
                     (4, Some(at)) => {
@@ -398,7 +387,7 @@ mod tests {
                     }
                     (what, Some(at)) => {
                         // A charge loses its name with the memory, but not if the release is unconfirmed.
-                        let to = USES[usize::from(what - 4)];
+                        let to = ALL[usize::from(what - 4)];
                         if all[at].charge.what == Use::Named && (to == Use::Unconfirmed || !all[at].has_name) {
                             all[at].charge.turn(to);
                         }
@@ -420,7 +409,7 @@ mod tests {
 
     #[test]
     fn a_refusal_says_what_is_unconfirmed() {
-        let ledger = Ledger::new(Quota {
+        let ledger = ledger(Quota {
             bytes: 4 << 20,
             names: 2,
         });
@@ -438,7 +427,7 @@ mod tests {
 
     #[test]
     fn a_charge_goes_to_another_peer_even_beyond_its_quota() {
-        let ledger = Ledger::new(Quota { bytes: 9, names: 1 });
+        let ledger = ledger(Quota { bytes: 9, names: 1 });
         let mut charge = ledger.charge(&A, 9, 0).unwrap();
         let _own = ledger.charge(&B, 9, 0).unwrap();
         charge.turn(Use::Unconfirmed);
@@ -448,7 +437,10 @@ mod tests {
         second.turn(Use::Unconfirmed);
         second.transfer(&B);
         assert!(ledger.is_silent_beyond(&B));
-        assert_eq!((ledger.all().0.unconfirmed, ledger.all().0.names), (18, 3));
+        assert_eq!(
+            (ledger.all().0.of(Use::Unconfirmed), ledger.all().0.names),
+            (18, 3)
+        );
         drop((charge, second));
         assert!(!ledger.is_silent_beyond(&B));
         assert_eq!(ledger.all().0.bytes(), 9);
@@ -456,7 +448,7 @@ mod tests {
 
     #[test]
     fn a_sum_beyond_64_bits_is_refused() {
-        let ledger = Ledger::new(Quota {
+        let ledger = ledger(Quota {
             bytes: u64::MAX,
             names: 9,
         });

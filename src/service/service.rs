@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::config::{BufferConfig, ReserveConfig, peers, server_options};
 use super::create::Allocator;
-use super::http::{Endpoint, Pages};
 use super::lines::{AuditFile, LineWriter};
+use super::metrics::serve;
 use super::reserve::{Plan, Reserve};
 use super::state::{ServiceState, Wanted};
 use crate::ServiceConfig;
@@ -40,7 +41,7 @@ pub struct Service {
     pub(super) state: Arc<ServiceState>,
     server: Server,
     tls: Option<Tls>,
-    endpoint: Option<Endpoint>,
+    endpoint: Option<(SocketAddr, JoinSet<()>)>,
     /// The current configuration, which a reload changes in part.
     config: Mutex<ServiceConfig>,
 }
@@ -87,14 +88,11 @@ impl Service {
             Ok((nodes, homes))
         })
         .await?;
-        let state = ServiceState::new(nodes, &config, unready.subscribe(), audit);
+        let state = ServiceState::new(nodes, &config, unready, audit);
         let state = Arc::new(state);
 
         let endpoint = match &config.metrics {
-            Some(metrics) => {
-                let pages = Arc::clone(&state);
-                Some(Endpoint::start(&metrics.address, metrics.anywhere, pages).await?)
-            }
+            Some(metrics) => Some(serve(metrics, Arc::clone(&state)).await?),
             None => None,
         };
         let mut options =
@@ -117,7 +115,7 @@ impl Service {
             let _ = service.drain(GIVE_UP).await;
             return Err(error);
         }
-        unready.send_modify(|count| *count -= 1);
+        state.unready.send_modify(|count| *count -= 1);
         Ok(service)
     }
 
@@ -125,8 +123,7 @@ impl Service {
     async fn fill(&self, config: ServiceConfig, homes: Vec<NodeId>) -> Result<()> {
         #[cfg(feature = "etcd")]
         if let Some(directory) = &config.directory {
-            let registration = super::etcd::register(directory, &self.server).await?;
-            *lock(&self.state.directory) = Some(registration);
+            self.state.register(directory, &self.server)?;
         }
         for (buffer, node) in config.buffers.into_iter().zip(homes) {
             let state = Arc::clone(&self.state);
@@ -159,7 +156,7 @@ impl Service {
 
     /// Returns the address of the metrics, if they are served.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
-        self.endpoint.as_ref().map(Endpoint::address)
+        self.endpoint.as_ref().map(|(address, _)| *address)
     }
 
     /// Returns the instance id, which is unique to this run of the service.
@@ -183,7 +180,7 @@ impl Service {
     /// # Cancel safety
     /// It may be dropped and called again.
     pub async fn ready(&self) {
-        let mut unready = self.state.unready.clone();
+        let mut unready = self.state.unready.subscribe();
         // If the sender is gone, nothing more is to be filled.
         let _ = unready.wait_for(|count| *count == 0).await;
     }
@@ -325,14 +322,7 @@ async fn blocking<T: Send + 'static>(
 
 /// Returns the node of each buffer, in order; fails if the configuration names a node that does not exist.
 fn homes(config: &ServiceConfig, topology: &Topology) -> Result<Vec<NodeId>> {
-    let known = |node: NodeId| -> Result<NodeId> {
-        let choices: Vec<_> = topology.nodes().iter().map(|known| known.id).collect();
-        if choices.contains(&node) {
-            return Ok(node);
-        }
-        let gpu = topology.gpu_with_memory(node);
-        Err(MemoryError::NoSuchNode { node, gpu, choices }.into())
-    };
+    let known = |node| -> Result<NodeId> { Ok(topology.node(node)?.id) };
     for reserve in &config.reserves {
         known(reserve.node)?;
     }

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::config::{CreateConfig, ServiceConfig, defaults};
+#[cfg(feature = "etcd")]
+use super::config::DirectoryConfig;
+use super::config::{CreateConfig, FORGIVE_AFTER, ServiceConfig};
 use super::lines::{AuditFile, LineWriter};
 use super::quota::{Charge, Ledger, Quota, Turns};
 use super::reserve::Reserve;
@@ -15,9 +17,13 @@ use super::reuse_policy::Past;
 use crate::Refusal;
 use crate::driver::{Access, NodeId};
 use crate::exchange::directory::Registration;
+#[cfg(feature = "etcd")]
+use crate::exchange::directory::{Directory, Exporter};
 use crate::exchange::server::Published;
 use crate::exchange::{PeerList, PeerName, Server};
 use crate::per_driver::lock;
+#[cfg(feature = "etcd")]
+use crate::{Error, Result, exchange::Address, share::BootId};
 
 /// A refusal, as a code and as a message.
 pub(super) type Refused = (Refusal, String);
@@ -102,7 +108,7 @@ pub(super) struct Asked {
     pub forgiven_bytes: AtomicU64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ServiceState {
     pub nodes: BTreeMap<NodeId, Reserve>,
     /// The rights of peers to create memory; changed by a reload.
@@ -125,32 +131,26 @@ pub(super) struct ServiceState {
     pub log: OnceLock<LineWriter>,
     pub draining: AtomicBool,
     /// Reserves whose first filling has not ended, plus one until the names are published.
-    pub unready: watch::Receiver<usize>,
+    pub unready: Arc<watch::Sender<usize>>,
 }
 
 impl ServiceState {
     pub fn new(
         nodes: BTreeMap<NodeId, Reserve>,
         config: &ServiceConfig,
-        unready: watch::Receiver<usize>,
+        unready: Arc<watch::Sender<usize>>,
         audit: Option<AuditFile>,
     ) -> Self {
         let configured = config.buffers.iter().map(|buffer| buffer.name.clone());
-        Self {
+        let state = Self {
             nodes,
-            names: Mutex::default(),
             configured: configured.collect(),
-            ledger: Ledger::new(quota_of(config.create.as_ref())),
-            create: Mutex::new(config.create.clone()),
-            creations: Turns::default(),
-            server: Mutex::default(),
-            directory: Mutex::default(),
-            asked: Asked::default(),
-            audit,
-            log: OnceLock::new(),
-            draining: AtomicBool::new(false),
             unready,
-        }
+            audit,
+            ..Self::default()
+        };
+        state.set_create(config.create.clone());
+        state
     }
 
     pub fn server(&self) -> Option<Server> {
@@ -164,6 +164,28 @@ impl ServiceState {
             .map(Registration::is_registered)
     }
 
+    /// Registers the service in etcd; its names follow as they are published.
+    #[cfg(feature = "etcd")]
+    pub fn register(&self, config: &DirectoryConfig, server: &Server) -> Result<()> {
+        let mut options = config.options();
+        if let (Some(user), Some(file)) = (&config.user, &config.password_file) {
+            let text = std::fs::read_to_string(file).map_err(|error| {
+                Error::system(format!("cannot read {}", file.display()), &error)
+            })?;
+            let text = zeroize::Zeroizing::new(text);
+            options = options.user(user.as_str(), text.trim_end_matches('\n'));
+        }
+        let unix = server.addresses().into_iter().filter(Address::is_unix);
+        let exporter = Exporter {
+            addresses: [config.advertise.clone()].into_iter().chain(unix).collect(),
+            instance: server.instance(),
+            boot: BootId::current()?,
+        };
+        let registration = Directory::etcd(options)?.register(exporter)?;
+        *lock(&self.directory) = Some(registration);
+        Ok(())
+    }
+
     /// Changes the rights of peers to create memory. Existing names stay.
     pub fn set_create(&self, create: Option<CreateConfig>) {
         self.ledger.set_quota(quota_of(create.as_ref()));
@@ -174,7 +196,7 @@ impl ServiceState {
     pub fn forgive_after(&self) -> Duration {
         let create = lock(&self.create);
         let set = create.as_ref().map(|create| create.forgive_after);
-        set.unwrap_or_else(defaults::forgive_after)
+        set.unwrap_or(Duration::from_secs(FORGIVE_AFTER))
     }
 
     /// Changes which peers may fetch a name of the configuration.

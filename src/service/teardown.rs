@@ -250,25 +250,22 @@ impl ServiceState {
             "it counts until its silent holders are heard of"
         );
         let begun = Instant::now();
-        // A reload may change the time meanwhile.
-        let forgiven = async {
-            loop {
-                let left = self.forgive_after().saturating_sub(begun.elapsed());
-                if left.is_zero() {
-                    break;
-                }
-                sleep(left.min(RELOADED)).await;
+        let resolved = loop {
+            let left = self.forgive_after().saturating_sub(begun.elapsed());
+            // A reload may change the time meanwhile.
+            match timeout(left.min(RELOADED), unconfirmed.resolved()).await {
+                Ok(resolved) => break Some(resolved),
+                Err(_) if left.is_zero() => break None,
+                Err(_) => {}
             }
         };
-        tokio::select! {
-            resolved = unconfirmed.resolved() => {
-                drop(charge);
-                if resolved {
-                    tracing::info!(name, owner, bytes, "no holder has it mapped any more");
-                }
+        drop(charge);
+        match resolved {
+            Some(true) => {
+                tracing::info!(name, owner, bytes, "no holder has it mapped any more");
             }
-            () = forgiven => {
-                drop(charge);
+            Some(false) => {}
+            None => {
                 self.asked.forgiven_bytes.fetch_add(bytes, Relaxed);
                 let why = "it no longer counts, but its silent holders may still have it mapped";
                 tracing::warn!(name, owner, bytes, "{why}");

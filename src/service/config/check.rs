@@ -1,5 +1,6 @@
 //! Reads a configuration from TOML; checks beyond the types, and changes that a running service accepts.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::exchange::protocol::check_name;
 use crate::exchange::{Address, PeerName, Security};
 use crate::size::Granularity;
 use crate::text::bounded;
-use crate::{Backing, Error, Growth, Result, http};
+use crate::{Backing, Error, Growth, Result};
 
 /// How many bytes of a parser's message an error contains: the message quotes the file.
 const MAX_EXCERPT: usize = 400;
@@ -94,29 +95,26 @@ impl ServiceConfig {
 
     /// Checks buffers, reserves, and the limits of each node.
     fn check_memory(&self) -> Result<()> {
-        let mut names: Vec<&str> = Vec::new();
+        let (max, mut names) = (self.node.max_bytes, HashSet::new());
         let is_open = self.node.backing == Backing::Registered;
         for buffer in &self.buffers {
             buffer.check()?;
+            let name = &buffer.name;
             refuse! { wrong;
                 is_open && buffer.access == Access::Read =>
-                    "buffer '{}' has `access` \"read\", but registered memory is open to every GPU: set `node.backing` to \"auto\" or \"driver\"", buffer.name;
-                names.contains(&buffer.name.as_str()) => "two buffers have the name '{}'", buffer.name;
+                    "buffer '{name}' has `access` \"read\", but registered memory is open to every GPU: set `node.backing` to \"auto\" or \"driver\"";
+                !names.insert(name) => "two buffers have the name '{name}'";
+                buffer.bytes > max => "buffer '{name}' is larger than `node.max_bytes`";
             }
-            names.push(&buffer.name);
         }
-        let mut nodes = Vec::new();
+        let mut nodes = HashSet::new();
         for reserve in &self.reserves {
             reserve.check()?;
-            refuse! { wrong; nodes.contains(&reserve.node) => "node {} has two reserves", reserve.node; }
-            nodes.push(reserve.node);
-        }
-        let max = self.node.max_bytes;
-        for ReserveConfig { node, bytes, .. } in &self.reserves {
-            refuse! { wrong; *bytes > max => "the reserve of node {node} is larger than `node.max_bytes`"; }
-        }
-        for BufferConfig { name, bytes, .. } in &self.buffers {
-            refuse! { wrong; *bytes > max => "buffer '{name}' is larger than `node.max_bytes`"; }
+            let node = reserve.node;
+            refuse! { wrong;
+                !nodes.insert(node) => "node {node} has two reserves";
+                reserve.bytes > max => "the reserve of node {node} is larger than `node.max_bytes`";
+            }
         }
         refuse! { wrong;
             max == 0 => "`node.max_bytes` is 0";
@@ -153,7 +151,7 @@ impl ServiceConfig {
         server_options(self, security).check()?;
         for address in &self.listen {
             refuse! { wrong;
-                plain && is_other_name(address) =>
+                plain && is_beyond(address) =>
                     "`listen`: {address} is a host name; without `tls` give `localhost` or an IP address of loopback";
             }
         }
@@ -266,7 +264,7 @@ impl DirectoryConfig {
         }
         between(self.lease, "directory.lease", Duration::from_secs(1), HOUR)?;
         #[cfg(feature = "etcd")]
-        return crate::etcd::check(self);
+        return self.options().check();
         #[cfg(not(feature = "etcd"))]
         Err(crate::MemoryError::PlatformUnsupported {
             what: "`directory`, because this program was built without the feature etcd",
@@ -278,30 +276,29 @@ impl DirectoryConfig {
 
 impl MetricsConfig {
     fn check(&self) -> Result<()> {
-        let address: Address = format!("tcp://{}", self.address).parse().map_err(|_| {
-            wrong(format!(
-                "`metrics.address` is '{}', not host:port",
-                self.address
-            ))
-        })?;
-        let ip = match &address {
-            Address::Tcp { host, .. } => host.parse::<IpAddr>().ok(),
-            Address::Unix(_) => None,
-        };
-        let is_beyond = ip.is_some_and(|ip| !ip.is_loopback()) || is_other_name(&address);
+        let address = format!("tcp://{}", self.address).parse::<Address>();
+        let is_beyond = address.as_ref().is_ok_and(is_beyond);
+        refuse! { wrong; address.is_err() => "`metrics.address` is '{}', not host:port", self.address; }
         if is_beyond && !self.anywhere {
-            return Err(http::elsewhere(&self.address));
+            return Err(elsewhere(&self.address));
         }
         Ok(())
     }
 }
 
-/// Returns whether this is a host name whose addresses may lie beyond loopback.
-fn is_other_name(address: &Address) -> bool {
-    match address {
-        Address::Tcp { host, .. } => {
-            host.parse::<IpAddr>().is_err() && !host.eq_ignore_ascii_case("localhost")
-        }
-        Address::Unix(_) => false,
-    }
+/// Returns the error for an address of the metrics that other machines may reach.
+pub(crate) fn elsewhere(address: &str) -> Error {
+    let why = format!("other machines can reach {address}, and `metrics.anywhere` is not set");
+    Error::invalid("metrics address", why)
+}
+
+/// Returns whether other machines may reach an address: all but loopback's, and names that may stand for others.
+fn is_beyond(address: &Address) -> bool {
+    let Address::Tcp { host, .. } = address else {
+        return false;
+    };
+    let ip = host.parse::<IpAddr>();
+    ip.map_or(!host.eq_ignore_ascii_case("localhost"), |ip| {
+        !ip.is_loopback()
+    })
 }

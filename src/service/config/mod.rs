@@ -11,10 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::driver::{Access, NodeId};
+#[cfg(feature = "etcd")]
+use crate::exchange::directory::EtcdOptions;
 use crate::exchange::server::ServerOptions;
 use crate::exchange::{Address, Limits, Namespaces, PeerList, Security, Server, TlsFiles};
 use crate::share::Peers;
 use crate::{Backing, Reuse, Scrubber};
+
+pub(crate) use check::elsewhere;
 
 /// A service's configuration.
 ///
@@ -91,14 +95,14 @@ pub struct CreateConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
     /// The most bytes pinned for one peer, including padding, room for probes, and deleted memory.
-    #[serde(with = "bytes", default = "defaults::peer_bytes")]
+    #[serde(with = "bytes", default = "number::<{ 64 << 30 }>")]
     pub peer_bytes: u64,
     /// The most names of one peer.
-    #[serde(default = "defaults::peer_names")]
+    #[serde(default = "number::<256>")]
     pub peer_names: u64,
     /// How long deleted memory counts that a silent holder may still have mapped: from 1 ms to 8784 h (366
     /// days), 24 h by default.
-    #[serde(with = "humantime_serde", default = "defaults::forgive_after")]
+    #[serde(with = "humantime_serde", default = "seconds::<FORGIVE_AFTER>")]
     pub forgive_after: Duration,
     /// The names that peers may create. A peer without an entry here may create names only under its own
     /// name, such as `uid:1000/`.
@@ -153,7 +157,7 @@ pub struct BufferConfig {
     pub access: Access,
     /// Whether clients may probe it, in the padding behind its bytes. If the bytes leave no padding, one
     /// granule (2 MiB) is added, unless the node has no room for it.
-    #[serde(default = "defaults::yes")]
+    #[serde(default = "yes")]
     pub probe: bool,
 }
 
@@ -167,10 +171,10 @@ pub struct ReserveConfig {
     #[serde(with = "bytes")]
     pub bytes: u64,
     /// The size of a piece: a buffer consists of whole pieces and an exact remainder.
-    #[serde(with = "bytes", default = "defaults::chunk")]
+    #[serde(with = "bytes", default = "number::<CHUNK>")]
     pub chunk: u64,
     /// If memory is short, pieces are halved down to this size.
-    #[serde(with = "bytes", default = "defaults::min_chunk")]
+    #[serde(with = "bytes", default = "number::<MIN_CHUNK>")]
     pub min_chunk: u64,
 }
 
@@ -180,8 +184,8 @@ impl ReserveConfig {
         Self {
             node,
             bytes: 0,
-            chunk: defaults::chunk(),
-            min_chunk: defaults::min_chunk(),
+            chunk: CHUNK,
+            min_chunk: MIN_CHUNK,
         }
     }
 }
@@ -270,12 +274,12 @@ pub struct DirectoryConfig {
     /// etcd's addresses: `https://host:2379`.
     pub endpoints: Vec<String>,
     /// The prefix of all keys; it begins and ends with a slash.
-    #[serde(default = "defaults::prefix")]
+    #[serde(default = "prefix")]
     pub prefix: String,
     /// The address at which other nodes reach this service.
     pub advertise: Address,
     /// How long this service may be silent before etcd forgets it, in whole seconds.
-    #[serde(with = "humantime_serde", default = "defaults::directory_lease")]
+    #[serde(with = "humantime_serde", default = "seconds::<10>")]
     pub lease: Duration,
     /// The authority that signs etcd's certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -334,36 +338,25 @@ impl Default for DrainConfig {
     }
 }
 
-/// Default values of tables that also have keys without a default.
-pub(super) mod defaults {
-    use std::time::Duration;
+/// The sizes of a reserve's pieces, unless it is configured.
+const CHUNK: u64 = 512 << 20;
+const MIN_CHUNK: u64 = 16 << 20;
+/// Longer than a debugger stops a program, and longer than most jobs run; short enough that a node whose
+/// clients crash regains its quota without an operator.
+pub(super) const FORGIVE_AFTER: u64 = 86_400;
 
-    pub fn yes() -> bool {
-        true
-    }
-    pub fn peer_bytes() -> u64 {
-        64 << 30
-    }
-    pub fn peer_names() -> u64 {
-        256
-    }
-    /// Longer than a debugger stops a program, and longer than most jobs run; short enough that a node whose
-    /// clients crash regains its quota without an operator.
-    pub fn forgive_after() -> Duration {
-        Duration::from_secs(86_400)
-    }
-    pub fn chunk() -> u64 {
-        512 << 20
-    }
-    pub fn min_chunk() -> u64 {
-        16 << 20
-    }
-    pub fn prefix() -> String {
-        "/egmem/v1/".into()
-    }
-    pub fn directory_lease() -> Duration {
-        Duration::from_secs(10)
-    }
+/// Default values of tables that also have keys without one.
+fn number<const N: u64>() -> u64 {
+    N
+}
+fn seconds<const N: u64>() -> Duration {
+    Duration::from_secs(N)
+}
+fn yes() -> bool {
+    true
+}
+fn prefix() -> String {
+    "/egmem/v1/".into()
 }
 
 /// For `#[serde(with)]`: a size in bytes.
@@ -380,6 +373,23 @@ mod bytes {
         let text = String::deserialize(deserializer)?;
         let Bytes(bytes) = text.parse().map_err(de::Error::custom)?;
         Ok(bytes)
+    }
+}
+
+#[cfg(feature = "etcd")]
+impl DirectoryConfig {
+    /// Returns the options to reach etcd, without the user.
+    pub(crate) fn options(&self) -> EtcdOptions {
+        let mut options = EtcdOptions::new(self.endpoints.clone())
+            .prefix(self.prefix.as_str())
+            .lease(self.lease);
+        if let Some(ca) = &self.ca {
+            options = options.ca(ca);
+        }
+        match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => options.identity(cert, key),
+            _ => options,
+        }
     }
 }
 

@@ -14,9 +14,13 @@ struct FreeChunk<C> {
     dirty: bool,
 }
 
-/// The bytes of all chunks.
+/// A reserve's current bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sums {
+pub(crate) struct Levels {
+    /// Bytes to keep ready for any peer.
+    pub target: u64,
+    /// All that the service has pinned on the node, including memory in use.
+    pub pinned: u64,
     /// Ready for any peer.
     pub warm: u64,
     /// Ready for one peer each.
@@ -27,7 +31,7 @@ pub(crate) struct Sums {
     pub dirty_kept: u64,
 }
 
-impl Sums {
+impl Levels {
     /// Adds a chunk's bytes.
     pub const fn add(&mut self, bytes: u64, for_one: bool, dirty: bool) {
         let sum = match (for_one, dirty) {
@@ -39,7 +43,7 @@ impl Sums {
         *sum = sum.saturating_add(bytes);
     }
 
-    /// Returns all bytes.
+    /// Returns the bytes of all chunks.
     pub const fn all(&self) -> u64 {
         self.warm + self.kept + self.dirty_warm + self.dirty_kept
     }
@@ -146,12 +150,12 @@ impl<C> FreeChunks<C> {
     }
 
     /// Returns the bytes of all chunks.
-    pub fn sums(&self) -> Sums {
-        let mut sums = Sums::default();
+    pub fn levels(&self) -> Levels {
+        let mut levels = Levels::default();
         for free in &self.0 {
-            sums.add(free.bytes, free.owner.is_some(), free.dirty);
+            levels.add(free.bytes, free.owner.is_some(), free.dirty);
         }
-        sums
+        levels
     }
 
     /// Returns the number of chunks.
@@ -180,7 +184,7 @@ mod tests {
     }
 
     fn all(free: &FreeChunks<Chunk>) -> u64 {
-        let Sums { warm, kept, .. } = free.sums();
+        let Levels { warm, kept, .. } = free.levels();
         warm + kept
     }
 
@@ -249,7 +253,7 @@ mod tests {
             [8, 8, 2]
         );
         assert_eq!(missing, 3);
-        let sums = free.sums();
+        let sums = free.levels();
         assert_eq!((sums.warm, sums.kept), (4, 8));
         assert_eq!(free.take_own(&user(1), 9, 9), (Vec::new(), 9));
         assert_eq!(free.evict_some(9, |chunk| chunk.1 > 8), []);
@@ -263,7 +267,7 @@ mod tests {
         free.put(Chunk(0, 4), 4, Some(user(1)), false);
         free.put(Chunk(1, 4), 4, Some(user(1)), true);
         free.put(Chunk(2, 2), 2, None, true);
-        let sums = free.sums();
+        let sums = free.levels();
         assert_eq!((sums.dirty_warm, sums.dirty_kept), (2, 4));
         let (taken, missing) = free.take(Some(&user(1)), 10, 9);
         assert_eq!((taken, missing), (vec![Chunk(0, 4)], 6));

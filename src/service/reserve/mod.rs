@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use tokio::sync::watch;
 
-use self::free_chunks::{FreeChunks, Sums};
+use self::free_chunks::FreeChunks;
 use super::config::{NodeConfig, ReserveConfig, ReuseConfig};
 use super::quota::{Charge, Use};
 use super::reuse_policy::{Discard, Past};
@@ -26,6 +26,8 @@ use crate::size::{Granularity, PaddedSize};
 use crate::topology::{Overcommit, free_now};
 use crate::vmm::{PhysicalMemory, PhysicalOptions};
 use crate::{Driver, Error, Growth, Result};
+
+pub(crate) use self::free_chunks::Levels;
 
 /// The parameters of a node's reserve.
 #[derive(Clone, Debug)]
@@ -114,20 +116,6 @@ pub(crate) struct Counts {
     pub evicted_bytes: u64,
 }
 
-/// A reserve's current bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Levels {
-    pub target: u64,
-    /// Ready for any peer.
-    pub warm: u64,
-    /// Ready for one peer each.
-    pub kept: u64,
-    /// Waiting to be zeroed.
-    pub dirty: u64,
-    /// All that the service has pinned on the node, including memory in use.
-    pub pinned: u64,
-}
-
 #[derive(Debug, Default)]
 struct ReserveState {
     free_chunks: FreeChunks<Chunk>,
@@ -157,18 +145,18 @@ struct ReserveState {
 
 impl ReserveState {
     /// Returns the bytes that are there, the chunk included that is being zeroed.
-    fn sums(&self) -> Sums {
-        let mut sums = self.free_chunks.sums();
+    fn levels(&self) -> Levels {
+        let mut levels = self.free_chunks.levels();
         if let Some((bytes, for_one)) = self.scrubbing {
-            sums.add(bytes, for_one, true);
+            levels.add(bytes, for_one, true);
         }
-        sums
+        levels
     }
 
     /// Returns the bytes for any peer that exist, or will exist without creating more.
     fn warm_soon(&self) -> u64 {
-        let sums = self.sums();
-        sums.warm + sums.dirty_warm + self.filling
+        let levels = self.levels();
+        levels.warm + levels.dirty_warm + self.filling
     }
 
     /// Returns whether memory is being created ahead or zeroed: requests can evict it once that is done.
@@ -266,13 +254,10 @@ impl NodeReserve {
     /// Returns the current bytes.
     pub fn levels(&self) -> Levels {
         let state = self.state();
-        let sums = state.sums();
         Levels {
             target: self.plan.reserve.bytes,
-            warm: sums.warm,
-            kept: sums.kept,
-            dirty: sums.dirty_warm + sums.dirty_kept,
             pinned: state.pinned,
+            ..state.levels()
         }
     }
 

@@ -13,7 +13,7 @@ use crate::quota::{Charge, Use};
 use crate::reuse_policy::{Discard, Past};
 use crate::share::MAX_PARTS;
 use crate::vmm::PhysicalMemory;
-use crate::{Backing, Error, MemoryError, MemoryResult, Refusal, Result};
+use crate::{Backing, ENDING, Error, MemoryError, MemoryResult, Refusal, Result, refused};
 
 impl NodeReserve {
     /// Takes chunks of at most `bytes` together that are kept for this peer. Their charges end: the caller's counts them.
@@ -44,28 +44,21 @@ impl NodeReserve {
         taken: &mut Vec<Chunk>,
     ) -> Result<()> {
         let wanted = self.padded(bytes)?.saturating_sub(total(taken));
-        let missing = {
-            let mut state = self.state();
-            if state.stop {
-                return Err(ended());
-            }
-            state.taken = Some(Instant::now());
-            let parts = MAX_PARTS.saturating_sub(taken.len());
-            let (warm, missing) = state.free_chunks.take(peer, wanted, parts);
-            taken.extend(warm);
-            state.counts.taken_warm_bytes += wanted - missing;
-            state.demands += 1;
-            missing
-        };
-        self.changed.notify_all();
-        let before = total(taken);
-        let result = self.check_room(missing, taken);
-        let result = result.and_then(|()| self.create_missing(peer, missing, taken));
         let mut state = self.state();
-        state.counts.taken_cold_bytes += total(taken) - before;
-        state.demands -= 1;
+        if state.stop {
+            return Err(ended());
+        }
+        state.taken = Some(Instant::now());
+        let parts = MAX_PARTS.saturating_sub(taken.len());
+        let (warm, missing) = state.free_chunks.take(peer, wanted, parts);
+        taken.extend(warm);
+        state.counts.taken_warm_bytes += wanted - missing;
+        state.demands += 1;
         drop(state);
+        self.changed.notify_all();
         end_charges(taken);
+        let result = self.create_missing(peer, missing, taken);
+        self.state().demands -= 1;
         self.changed.notify_all();
         result
     }
@@ -73,16 +66,13 @@ impl NodeReserve {
     /// Checks that the bytes missing beside those taken fit the node, the cap and [`MAX_PARTS`] if every free chunk gives way,
     /// so that a request that cannot be served pins nothing. Other requests may still take the room.
     fn check_room(&self, missing: u64, taken: &[Chunk]) -> Result<()> {
-        if missing == 0 {
-            return Ok(());
-        }
         let limits = &self.plan.limits;
         let parts = missing.div_ceil(self.plan.reserve.chunk);
         if parts.saturating_add(taken.len() as u64) > MAX_PARTS as u64 {
             return Err(too_many_parts());
         }
         let state = self.state();
-        let idle = state.sums().all() + state.filling;
+        let idle = state.levels().all() + state.filling;
         let used = state.pinned.saturating_sub(idle);
         let soon = idle + state.returning;
         drop(state);
@@ -106,12 +96,16 @@ impl NodeReserve {
         mut missing: u64,
         taken: &mut Vec<Chunk>,
     ) -> Result<()> {
+        if missing > 0 {
+            self.check_room(missing, taken)?;
+        }
         while missing > 0 {
             if taken.len() >= MAX_PARTS {
                 return Err(too_many_parts());
             }
             let chunk = self.create_for(peer, missing)?;
             missing -= chunk.bytes();
+            self.state().counts.taken_cold_bytes += chunk.bytes();
             taken.push(chunk);
         }
         Ok(())
@@ -225,10 +219,7 @@ impl NodeReserve {
     }
 
     pub(super) fn at_cap(&self) -> Error {
-        Error::LimitReached {
-            what: "bytes on the node",
-            limit: self.plan.limits.max_bytes,
-        }
+        limit_reached("bytes on the node", self.plan.limits.max_bytes)
     }
 
     /// Gives memory that is charged to the same peer, kept or waiting to be zeroed, back to the driver until
@@ -288,9 +279,9 @@ impl ReserveState {
     /// Why the chunk goes back to the driver, by its history or the plan.
     fn next_owner(&self, plan: &Plan, chunk: &Chunk) -> Result<Option<PeerName>, Discard> {
         let owner = chunk.past.next_owner(plan.reuse.policy)?;
-        let sums = self.sums();
+        let levels = self.levels();
         let (there, most) = match owner {
-            Some(_) => (sums.kept + sums.dirty_kept, plan.reuse.keep),
+            Some(_) => (levels.kept + levels.dirty_kept, plan.reuse.keep),
             None => (self.warm_soon(), plan.reserve.bytes.max(plan.reuse.keep)),
         };
         if self.stop || there + chunk.bytes() > most {
@@ -305,19 +296,15 @@ fn end_charges(chunks: &mut [Chunk]) {
 }
 
 fn too_many_parts() -> Error {
-    Error::LimitReached {
-        what: "parts of one buffer",
-        limit: MAX_PARTS as u64,
-    }
+    limit_reached("parts of one buffer", MAX_PARTS as u64)
+}
+
+fn limit_reached(what: &'static str, limit: u64) -> Error {
+    Error::LimitReached { what, limit }
 }
 
 fn ended() -> Error {
-    Error::Refused {
-        peer: "the service".into(),
-        what: "memory of its reserve".into(),
-        reason: Refusal::Closing,
-        detail: "the service is ending".into(),
-    }
+    refused("memory of its reserve", Refusal::Closing, ENDING)
 }
 
 /// Creates the pages of new registered memory: its first mapping does, and they outlive it.

@@ -96,7 +96,7 @@ impl NodeReserve {
     /// Logs each tenth of the first filling.
     fn log_filling(&self, begun: Instant) {
         let mut state = self.state();
-        let (ready, target) = (state.free_chunks.sums().warm, self.plan.reserve.bytes);
+        let (ready, target) = (state.free_chunks.levels().warm, self.plan.reserve.bytes);
         let tenths = ready / target.div_ceil(10).max(1);
         if state.filled.is_some() || tenths <= state.logged {
             return;

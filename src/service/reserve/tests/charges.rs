@@ -28,18 +28,21 @@ fn what_a_peer_gave_back_counts_until_it_is_kept_for_nobody() {
         plan.reserve.bytes = 0;
         plan.reuse.policy = reuse;
         let (reserve, _) = start(&driver, plan);
-        let ledger = Ledger::new(quota);
+        let ledger = Ledger::default();
+        ledger.set_quota(quota);
         let charge = ledger.charge(&A, 16 * MIB, 0).unwrap();
         let mut taken = take(&reserve, Some(&A), 16 * MIB).unwrap();
         for chunk in &mut taken {
             chunk.past.shown(&A, true);
         }
         let other = ledger.charge(&B, 2 * MIB, 0).unwrap();
-        assert_eq!(ledger.all().0.named, 18 * MIB);
+        assert_eq!(ledger.all().0.of(Use::Named), 18 * MIB);
         reserve.give_back(taken, Some(charge));
-        until(&reserve, |levels| levels.dirty == 0);
+        until(&reserve, |levels| {
+            (levels.dirty_warm + levels.dirty_kept) == 0
+        });
         until_charged(&ledger, left + 2 * MIB);
-        assert_eq!(ledger.all().0.kept, left);
+        assert_eq!(ledger.all().0.of(Use::Kept), left);
 
         // A request evicts the peer's own memory, not that of other peers.
         let charge = ledger.charge(&A, 64 * MIB, 0).unwrap();

@@ -60,7 +60,7 @@ fn with_trust_anybody_gets_it_but_zeroed() {
     use_by(&mut taken, A, 0xaa);
     reserve.give_back(taken, None);
     until(&reserve, |levels| {
-        levels.dirty == 0 && levels.warm >= 8 * MIB
+        (levels.dirty_warm + levels.dirty_kept) == 0 && levels.warm >= 8 * MIB
     });
     let mut seen = false;
     let mut held = Vec::new();
@@ -84,7 +84,9 @@ fn no_more_is_kept_than_the_plan_says_and_what_cannot_be_zeroed_is_discarded() {
     let mut taken = take(&reserve, Some(&A), 16 * MIB).unwrap();
     use_by(&mut taken, A, 1);
     reserve.give_back(taken, None);
-    let levels = until(&reserve, |levels| levels.dirty == 0);
+    let levels = until(&reserve, |levels| {
+        (levels.dirty_warm + levels.dirty_kept) == 0
+    });
     assert_eq!((levels.kept, levels.pinned), (8 * MIB, 8 * MIB));
 
     let mut taken = take(&reserve, Some(&A), 8 * MIB).unwrap();
@@ -94,7 +96,9 @@ fn no_more_is_kept_than_the_plan_says_and_what_cannot_be_zeroed_is_discarded() {
         .unwrap()
         .fail(Call::MemMap, 1, Code::OUT_OF_MEMORY);
     reserve.give_back(taken, None);
-    let levels = until(&reserve, |levels| levels.dirty == 0 && levels.pinned == 0);
+    let levels = until(&reserve, |levels| {
+        (levels.dirty_warm + levels.dirty_kept) == 0 && levels.pinned == 0
+    });
     assert_eq!(levels.kept, 0);
     assert_eq!(reserve.counts().scrub_failures, 1);
 }
