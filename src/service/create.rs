@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::quota::Charge;
 use super::reserve::{Chunk, Reserve, total};
-use super::reuse_policy::{Discard, Past};
-use super::state::{Held, Named, Phase, Refused, ServiceState, Wanted};
+use super::reuse_policy::Past;
+use super::state::{Held, Named, Phase, Refused, ServiceState, Wanted, blocking};
 use crate::driver::{Access, NodeId};
 use crate::exchange::protocol::{Create, check_name};
 use crate::exchange::server::{Allocate, Allocation};
@@ -28,10 +28,9 @@ impl Wanted {
 
     /// Updates the history of memory that is published now.
     fn note_peers(&self, past: &mut Past) {
-        match &self.owner {
+        if let Some(owner) = &self.owner {
             // Any process on the machine is `local`.
-            Some(owner) => past.shown(owner, *owner != PeerName::Local),
-            None => past.open_to_others(),
+            past.shown(owner, *owner != PeerName::Local);
         }
         if self.open {
             past.open_to_others();
@@ -67,13 +66,12 @@ impl Allocate for Allocator {
     fn create<'a>(&'a self, peer: &'a PeerName, ask: &'a Create) -> Allocation<'a> {
         Box::pin(async move {
             let made = self.0.create(peer, ask).await;
-            match &made {
-                Ok(()) => self.0.asked.created.fetch_add(1, Relaxed),
-                Err((reason, detail)) => {
-                    tracing::info!(%peer, name = ask.name, %reason, detail, "creation refused");
-                    self.0.asked.refused.fetch_add(1, Relaxed)
-                }
+            let Err((reason, detail)) = &made else {
+                self.0.created.fetch_add(1, Relaxed);
+                return made;
             };
+            tracing::info!(%peer, name = ask.name, %reason, detail, "creation refused");
+            self.0.refused.fetch_add(1, Relaxed);
             made
         })
     }
@@ -98,23 +96,16 @@ impl ServiceState {
                 continue;
             };
             let (state, client) = (Arc::clone(self), Arc::downgrade(&client));
-            let published = tokio::task::spawn_blocking(move || {
-                let published = state.publish(&named, claim, &client);
-                drop(turn);
-                published
-            });
-            return match published.await {
-                Ok(published) => published.map_err(refusal),
-                Err(_) => Err((Refusal::Internal, "it has failed".into())),
+            let publish = move || {
+                let _turn = turn;
+                state.publish(&named, claim, &client)
             };
+            return blocking("making memory", publish).await.map_err(refusal);
         }
     }
 
     /// Checks a peer's rights and its request.
     fn wanted(&self, peer: &PeerName, ask: &Create) -> Result<Wanted, Refused> {
-        if self.draining.load(Relaxed) {
-            return Err((Refusal::Closing, ENDING.into()));
-        }
         let invalid = |error: Error| (Refusal::Invalid, error.to_string());
         // Checks the peer's rights first, then its request, its quota and last another peer's name: a refusal must
         // not reveal which names exist outside the peer's prefixes.
@@ -129,12 +120,10 @@ impl ServiceState {
         check_name(&ask.name).map_err(invalid)?;
         let others = ask.peers.parse::<PeerList>().map_err(invalid)?;
         let node = ask.node.or(create.node);
-        let node = node.unwrap_or_else(|| self.best_node());
-        self.reserve(node).map_err(invalid)?;
         Ok(Wanted {
             name: ask.name.clone(),
             bytes: ask.bytes,
-            node,
+            node: node.unwrap_or_else(|| self.best_node()),
             owner: Some(peer.clone()),
             open: !ask.peers.is_empty(),
             peers: others.and(peer.clone()),
@@ -179,9 +168,8 @@ impl ServiceState {
         let there = names.get(&wanted.name);
         // The owner's own name before its quota, which has charged it already: a client that was restarted then
         // takes its memory instead of a refusal. Any other peer's name stays unknown to one over its quota.
-        if let Some(own) =
-            there.filter(|there| owner.is_some() && there.wanted.owner == wanted.owner)
-        {
+        let own = there.filter(|there| owner.is_some() && there.wanted.owner == wanted.owner);
+        if let Some(own) = own {
             let detail = match own.phase() {
                 Phase::Making => return Ok((Arc::clone(own), None)),
                 Phase::There => "",
@@ -190,9 +178,8 @@ impl ServiceState {
             return Err(wanted.refused(Refusal::Exists, detail));
         }
         let charge = owner.map(|owner| self.ledger.charge(owner, padded, room));
-        let charge = charge
-            .transpose()
-            .map_err(|why| wanted.refused(Refusal::Quota, &why))?;
+        let charge = charge.transpose();
+        let charge = charge.map_err(|why| wanted.refused(Refusal::Quota, &why))?;
         let is_configured = owner.is_some() && self.configured.contains(&wanted.name);
         if is_configured || there.is_some() {
             return Err(wanted.refused(Refusal::Exists, ""));
@@ -274,7 +261,7 @@ impl ServiceState {
             charge: claim.charge,
         };
         if let (Some(owner), Some(charge)) = (owner, &taken.charge) {
-            taken.chunks = reserve.take_kept(owner, claim.bytes)?;
+            taken.chunks = reserve.take_kept(owner, claim.bytes);
             self.reclaim(wanted, charge, client)?;
         }
         reserve.fill_up(owner, wanted.bytes, &mut taken.chunks)?;
@@ -305,7 +292,7 @@ impl Taken<'_> {
         let chunks = std::mem::take(&mut self.chunks).into_iter();
         let parts = chunks.map(|chunk| (chunk.memory, chunk.past));
         let (memories, mut pasts): (_, Vec<_>) = parts.unzip();
-        let lost = || self.reserve.lost(pinned, Discard::Tainted);
+        let lost = || self.reserve.lost(pinned);
         let shared = Shared::from_physical(memories, wanted.bytes).inspect_err(|_| lost())?;
         let published = server
             .publish(&wanted.name, shared.clone())
@@ -350,7 +337,9 @@ fn refusal(error: Error) -> Refused {
         Error::LimitReached { .. } => Refusal::Limit,
         Error::Share(ShareError::Memory(memory)) => match memory {
             MemoryError::OutOfMemory { .. } | MemoryError::NodeTooFull { .. } => Refusal::NoMemory,
-            MemoryError::InvalidArgument { .. } => Refusal::Invalid,
+            MemoryError::InvalidArgument { .. } | MemoryError::NoSuchNode { .. } => {
+                Refusal::Invalid
+            }
             _ => Refusal::Internal,
         },
         _ => Refusal::Internal,

@@ -18,11 +18,13 @@ use tokio::net::{TcpListener, lookup_host};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::config::{MetricsConfig, elsewhere};
-use super::lines::{AuditFile, LineWriter};
+use super::lines::LineWriter;
 use super::quota::Use;
 use super::reserve::{Counts, Levels};
 use super::state::ServiceState;
+use crate::exchange::directory::Registration;
 use crate::exchange::server::ServerStats;
+use crate::per_driver::lock;
 use crate::{Error, Result};
 
 /// The most connections at once: a new one replaces the oldest. With [`BUFFER`] this bounds the memory that clients can
@@ -96,6 +98,8 @@ async fn accept(listener: TcpListener, state: Arc<ServiceState>) {
     }
 }
 
+const PATHS: &str = "/metrics, /healthz, /readyz\n";
+
 fn respond(request: &Request<Incoming>, state: &ServiceState) -> Response<Full<Bytes>> {
     let mut kind = "text/plain; charset=utf-8";
     let is_head = request.method() == Method::HEAD;
@@ -112,23 +116,15 @@ fn respond(request: &Request<Incoming>, state: &ServiceState) -> Response<Full<B
             Ok(()) => (StatusCode::OK, "ready\n".into()),
             Err(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n"),
         },
-        _ => (
-            StatusCode::NOT_FOUND,
-            "/metrics, /healthz, /readyz\n".into(),
-        ),
+        _ => (StatusCode::NOT_FOUND, PATHS.into()),
     };
     let body = if is_head { String::new() } else { text };
     let mut response = Response::new(Full::from(body));
     *response.status_mut() = status;
-    for (name, value) in [
-        (CONTENT_TYPE, kind),
-        (CACHE_CONTROL, "no-store"),
-        (ALLOW, "GET, HEAD"),
-    ] {
-        response
-            .headers_mut()
-            .insert(name, HeaderValue::from_static(value));
-    }
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
     response
 }
 
@@ -138,33 +134,27 @@ const GAUGE: Kind = ("gauge", "");
 const COUNTER: Kind = ("counter", "_total");
 
 /// A metric's values, each with its label in braces.
-struct Samples(Vec<(String, u64)>);
+type Samples = Vec<(String, u64)>;
 
-impl From<u64> for Samples {
-    fn from(value: u64) -> Self {
-        Self(vec![(String::new(), value)])
-    }
+fn one(value: impl Into<u64>) -> Samples {
+    vec![(String::new(), value.into())]
 }
 
-impl Samples {
-    /// Returns a sample for each value of a label.
-    fn by(label: &str, all: impl IntoIterator<Item = (impl ToString, u64)>) -> Self {
-        let all = all.into_iter();
-        Self(
-            all.map(|(of, value)| (format!("{{{label}={:?}}}", of.to_string()), value))
-                .collect(),
-        )
-    }
+/// Returns a sample for each value of a label.
+fn by(label: &str, all: impl IntoIterator<Item = (impl ToString, u64)>) -> Samples {
+    all.into_iter()
+        .map(|(of, value)| (format!("{{{label}={:?}}}", of.to_string()), value))
+        .collect()
 }
 
 /// Returns the text of metrics of one kind: name, help and samples. Every name begins with `egmem_`.
 macro_rules! metrics {
     ($kind:expr; $($name:literal, $help:literal => $samples:expr;)*) => {
-        [$(family($kind, $name, $help, $samples.into()),)*].concat()
+        [$(family($kind, $name, $help, $samples),)*].concat()
     };
 }
 
-fn family((kind, end): Kind, name: &str, help: &str, Samples(samples): Samples) -> String {
+fn family((kind, end): Kind, name: &str, help: &str, samples: Samples) -> String {
     if samples.is_empty() {
         return String::new();
     }
@@ -174,18 +164,25 @@ fn family((kind, end): Kind, name: &str, help: &str, Samples(samples): Samples) 
     head + &lines.collect::<String>()
 }
 
-/// Each node, and its reserve's numbers.
-type Nodes = Vec<(i32, Levels, Counts)>;
+/// Returns a number of each node.
+type OfNodes<'a> = &'a dyn Fn(fn(&Levels, &Counts) -> u64) -> Samples;
 
 impl ServiceState {
     /// Returns the metrics in Prometheus' text form.
     pub fn metrics(&self) -> String {
-        let stats = self.server().map(|server| server.stats());
-        let stats = stats.unwrap_or_default();
+        let server = self.server();
+        let stats = server.map_or_else(ServerStats::default, |server| server.stats());
         let nodes = self.nodes.iter();
         let nodes = nodes.map(|(node, reserve)| (node.0, reserve.levels(), reserve.counts()));
-        let nodes = nodes.collect();
-        self.gauges(&stats, &nodes) + &self.counts(&stats, &nodes) + "# EOF\n"
+        let nodes: Vec<_> = nodes.collect();
+        let of_nodes = |of: fn(&Levels, &Counts) -> u64| {
+            let nodes = nodes.iter();
+            by(
+                "node",
+                nodes.map(|(node, levels, counts)| (node, of(levels, counts))),
+            )
+        };
+        self.gauges(&stats, &of_nodes) + &self.counts(&stats, &of_nodes) + "# EOF\n"
     }
 
     /// Returns whether the service is ready, or the reason why not.
@@ -202,91 +199,79 @@ impl ServiceState {
     }
 
     /// Returns the numbers that rise and fall.
-    fn gauges(&self, stats: &ServerStats, nodes: &Nodes) -> String {
+    fn gauges(&self, stats: &ServerStats, of_nodes: OfNodes<'_>) -> String {
         let (charged, owners) = self.ledger.all();
-        let registered = self.is_registered();
-        let registered = registered.map(|is| (String::new(), u64::from(is)));
-        let registered = Samples(registered.into_iter().collect());
-        let of_nodes = |of: fn(&Levels) -> u64| {
-            Samples::by(
-                "node",
-                nodes.iter().map(|(node, levels, _)| (node, of(levels))),
-            )
-        };
+        // Without a directory, no sample.
+        let registered = lock(&self.directory)
+            .as_ref()
+            .map(Registration::is_registered);
         metrics! { GAUGE;
-            "directory_registered", "Whether the directory knows this service" => registered;
-            "ready", "Whether the service is ready" => u64::from(self.readiness().is_ok());
-            "draining", "Whether the service is ending" => u64::from(self.draining.load(Relaxed));
-            "connections", "Open connections" => stats.connections;
-            "handshakes", "Open connections that have not been greeted yet" => stats.handshakes;
-            "fds", "File descriptors open for peers" => stats.fds;
-            "sessions", "Sessions, with and without a connection" => stats.sessions;
-            "leases", "Leases that are held" => stats.leases;
-            "names", "Published names" => stats.names;
-            "published_bytes", "Published memory, padding included" => stats.bytes;
-            "owners", "Peers that have created names" => owners as u64;
+            "directory_registered", "Whether the directory knows this service" => registered.map(one).unwrap_or_default();
+            "ready", "Whether the service is ready" => one(self.readiness().is_ok());
+            "draining", "Whether the service is ending" => one(self.draining.load(Relaxed));
+            "connections", "Open connections" => one(stats.connections);
+            "handshakes", "Open connections that have not been greeted yet" => one(stats.handshakes);
+            "fds", "File descriptors open for peers" => one(stats.fds);
+            "sessions", "Sessions, with and without a connection" => one(stats.sessions);
+            "leases", "Leases that are held" => one(stats.leases);
+            "names", "Published names" => one(stats.names);
+            "published_bytes", "Published memory, padding included" => one(stats.bytes);
+            "owners", "Peers that have created names" => one(owners as u64);
             "unconfirmed_bytes", "Bytes of deleted names that a silent holder may still have mapped"
-                => charged.of(Use::Unconfirmed);
+                => one(charged.of(Use::Unconfirmed));
             "charged_bytes", "Bytes that count against peers' quotas, by what they are"
-                => Samples::by("state", charged.by_use());
-            "reserve_target_bytes", "Bytes to keep ready for any peer" => of_nodes(|node| node.target);
-            "reserve_bytes", "Bytes ready for any peer" => of_nodes(|node| node.warm);
-            "kept_bytes", "Bytes ready for the one peer that had them" => of_nodes(|node| node.kept);
-            "dirty_bytes", "Bytes waiting to be zeroed" => of_nodes(|node| node.dirty_warm + node.dirty_kept);
-            "pinned_bytes", "Bytes that the service has pinned" => of_nodes(|node| node.pinned);
+                => by("state", charged.by_use());
+            "reserve_target_bytes", "Bytes to keep ready for any peer" => of_nodes(|node, _| node.target);
+            "reserve_bytes", "Bytes ready for any peer" => of_nodes(|node, _| node.warm);
+            "kept_bytes", "Bytes ready for the one peer that had them" => of_nodes(|node, _| node.kept);
+            "dirty_bytes", "Bytes waiting to be zeroed" => of_nodes(|node, _| node.dirty_warm + node.dirty_kept);
+            "pinned_bytes", "Bytes that the service has pinned" => of_nodes(|node, _| node.pinned);
         }
     }
 
     /// Returns the numbers that only rise.
-    fn counts(&self, stats: &ServerStats, nodes: &Nodes) -> String {
-        let asked = &self.asked;
-        let of_nodes = |of: fn(&Counts) -> u64| {
-            Samples::by(
-                "node",
-                nodes.iter().map(|(node, _, counts)| (node, of(counts))),
-            )
-        };
+    fn counts(&self, stats: &ServerStats, of_nodes: OfNodes<'_>) -> String {
         metrics! { COUNTER;
-            "created", "Names created by request" => asked.created.load(Relaxed);
-            "deleted", "Names deleted by request" => asked.deleted.load(Relaxed);
+            "created", "Names created by request" => one(self.created.load(Relaxed));
+            "deleted", "Names deleted by request" => one(self.deleted.load(Relaxed));
             "creations_refused", "Requests for memory that were refused"
-                => asked.refused.load(Relaxed);
+                => one(self.refused.load(Relaxed));
             "forgiven_bytes", "Bytes of unconfirmed releases that no longer count after too long a silence"
-                => asked.forgiven_bytes.load(Relaxed);
+                => one(self.forgiven_bytes.load(Relaxed));
             "dropped_log_lines", "Lines of the log that were not read in time"
-                => self.log.get().map_or(0, LineWriter::dropped);
+                => one(self.log.get().map_or(0, LineWriter::dropped));
             "dropped_audit_lines", "Lines of the audit log that could not be written"
-                => self.audit.as_ref().map_or(0, AuditFile::dropped);
-            "accepted", "Connections accepted" => stats.accepted;
+                => one(self.audit.as_ref().map_or(0, |audit| audit.lines.dropped()));
+            "accepted", "Connections accepted" => one(stats.accepted);
             "failed_handshakes", "Connections that did not get to a welcome"
-                => stats.failed_handshakes;
+                => one(stats.failed_handshakes);
             "dropped_handshakes", "Connections that gave way to newer ones before a welcome"
-                => stats.dropped_handshakes;
+                => one(stats.dropped_handshakes);
             "protocol_errors", "Connections ended because the peer broke the protocol"
-                => stats.protocol_errors;
+                => one(stats.protocol_errors);
             "dropped_peers", "Connections ended because the peer was silent or slow, or had no room for a notice"
-                => stats.dropped_peers;
-            "resumed", "Sessions that went on after a broken connection" => stats.resumed;
-            "requests", "Requests" => stats.requests;
-            "fetches", "Leases granted" => stats.fetches;
-            "released", "Leases released by their holders" => stats.released;
-            "expired", "Leases that ended because their holder went silent" => stats.expired;
+                => one(stats.dropped_peers);
+            "resumed", "Sessions that went on after a broken connection" => one(stats.resumed);
+            "requests", "Requests" => one(stats.requests);
+            "fetches", "Leases granted" => one(stats.fetches);
+            "released", "Leases released by their holders" => one(stats.released);
+            "expired", "Leases that ended because their holder went silent" => one(stats.expired);
             "refusals", "Requests refused, by reason"
-                => Samples::by("reason", stats.refusals.iter().map(|(reason, &count)| (reason, count)));
-            "chunks_made", "Pieces of memory made by the driver" => of_nodes(|node| node.made_chunks);
-            "made_bytes", "Bytes made by the driver" => of_nodes(|node| node.made_bytes);
+                => by("reason", stats.refusals.iter().map(|(reason, &count)| (reason, count)));
+            "chunks_made", "Pieces of memory made by the driver" => of_nodes(|_, node| node.made_chunks);
+            "made_bytes", "Bytes made by the driver" => of_nodes(|_, node| node.made_bytes);
             "chunks_failed", "Pieces of memory that the driver or a limit refused"
-                => of_nodes(|node| node.failed_chunks);
-            "taken_warm_bytes", "Bytes given out that were ready" => of_nodes(|node| node.taken_warm_bytes);
+                => of_nodes(|_, node| node.failed_chunks);
+            "taken_warm_bytes", "Bytes given out that were ready" => of_nodes(|_, node| node.taken_warm_bytes);
             "taken_cold_bytes", "Bytes given out that had to be made first"
-                => of_nodes(|node| node.taken_cold_bytes);
-            "scrubbed_bytes", "Bytes zeroed for reuse" => of_nodes(|node| node.scrubbed_bytes);
-            "scrub_failures", "Pieces that could not be zeroed" => of_nodes(|node| node.scrub_failures);
+                => of_nodes(|_, node| node.taken_cold_bytes);
+            "scrubbed_bytes", "Bytes zeroed for reuse" => of_nodes(|_, node| node.scrubbed_bytes);
+            "scrub_failures", "Pieces that could not be zeroed" => of_nodes(|_, node| node.scrub_failures);
             "discarded_tainted_bytes", "Bytes given up because a holder may still have them mapped"
-                => of_nodes(|node| node.discarded_tainted_bytes);
+                => of_nodes(|_, node| node.discarded_tainted_bytes);
             "discarded_policy_bytes", "Bytes given up by the reuse policy or because they were unused"
-                => of_nodes(|node| node.discarded_policy_bytes);
-            "evicted_bytes", "Bytes in reserve given up for requests" => of_nodes(|node| node.evicted_bytes);
+                => of_nodes(|_, node| node.discarded_policy_bytes);
+            "evicted_bytes", "Bytes in reserve given up for requests" => of_nodes(|_, node| node.evicted_bytes);
         }
     }
 }

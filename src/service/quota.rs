@@ -267,10 +267,7 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        let mut accounts = self.ledger.accounts();
-        accounts.apply(self, u64::saturating_sub);
-        drop(accounts);
-        self.ledger.0.changed.notify_all();
+        self.change(|charge| (charge.bytes, charge.names) = (0, 0));
     }
 }
 

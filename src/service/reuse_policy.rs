@@ -75,11 +75,6 @@ impl Past {
         }
     }
 
-    /// Notes that a holder left without confirming that it unmapped the memory.
-    pub fn taint(&mut self) {
-        *self = Self::Tainted;
-    }
-
     /// Returns the only peer that may have the memory again once no peer holds a lease; `None` for any peer. Unless it is
     /// [`Fresh`](Self::Fresh), it must be zeroed first.
     ///
@@ -139,7 +134,7 @@ mod tests {
                         seen.push((peer, named));
                     }
                     Step::Taint => {
-                        past.taint();
+                        past = Past::Tainted;
                         tainted = true;
                     }
                     Step::Back => match past.next_owner(reuse) {
@@ -171,7 +166,7 @@ mod tests {
         past.shown(&b, true);
         assert_eq!(past.next_owner(Reuse::SamePeer), Err(Discard::Policy));
         assert_eq!(past.next_owner(Reuse::Anyone), Ok(None));
-        past.taint();
+        past = Past::Tainted;
         for reuse in [Reuse::SamePeer, Reuse::Anyone, Reuse::Never] {
             assert_eq!(past.next_owner(reuse), Err(Discard::Tainted));
         }

@@ -15,7 +15,7 @@ use super::create::Allocator;
 use super::lines::{AuditFile, LineWriter};
 use super::metrics::serve;
 use super::reserve::{Plan, Reserve};
-use super::state::{ServiceState, Wanted};
+use super::state::{ServiceState, Wanted, blocking};
 use crate::ServiceConfig;
 use crate::backing::Chosen;
 use crate::backing::choose::choose_for_others;
@@ -63,19 +63,15 @@ impl Service {
     /// If dropped before completion, everything created is released.
     pub async fn start(config: ServiceConfig, driver: &Driver) -> Result<Self> {
         config.check()?;
-        let tls = match &config.tls {
-            Some(files) => Some(Tls::load(files.clone())?),
-            None => None,
-        };
+        let tls = config.tls.clone().map(Tls::load).transpose()?;
         let security = match &tls {
             Some(tls) => Security::Tls(tls.clone()),
             None if config.plain_anywhere => Security::PlainAnywhere,
             None => Security::Plain,
         };
-        let audit = match &config.audit {
-            Some(audit) => Some(AuditFile::open(&audit.file)?),
-            None => None,
-        };
+        let audit = config.audit.as_ref();
+        let audit = audit.map(|audit| AuditFile::open(&audit.file));
+        let audit = audit.transpose()?;
         // One for the names.
         let unready = Arc::new(watch::Sender::new(config.reserves.len() + 1));
         let (plans, driver) = (config.clone(), driver.clone());
@@ -83,7 +79,7 @@ impl Service {
         let (nodes, homes) = blocking("starting the reserves", move || {
             let topology = Topology::discover(&driver)?;
             let homes = homes(&plans, &topology)?;
-            check_room(&plans, &driver, &homes, Overcommit::from_env())?;
+            check_room(&plans, &driver, &homes)?;
             let nodes = reserves(&plans, &driver, (&topology, &homes), &countdown)?;
             Ok((nodes, homes))
         })
@@ -139,10 +135,10 @@ impl Service {
             };
             let publish = move || {
                 let client = Arc::new(());
-                match state.claim(wanted)? {
-                    (named, Some(claim)) => state.publish(&named, claim, &Arc::downgrade(&client)),
-                    _ => Ok(()), // only a peer's name is waited for
-                }
+                let (named, claim) = state.claim(wanted)?;
+                let publish = |claim| state.publish(&named, claim, &Arc::downgrade(&client));
+                // Only a peer's name is waited for.
+                claim.map_or(Ok(()), publish)
             };
             blocking("making a buffer", publish).await?;
         }
@@ -268,9 +264,8 @@ impl Service {
         if let Some(registration) = registration {
             let closed = tokio::time::timeout(DEREGISTER.min(within), registration.close()).await;
             if closed.is_err() {
-                tracing::warn!(
-                    "the directory does not answer: its entry for this service will expire"
-                );
+                let why = "its entry for this service will expire";
+                tracing::warn!("the directory does not answer: {why}");
             }
         }
         let still = self.state.unpublish_and_wait(until).await;
@@ -310,27 +305,15 @@ impl Drop for Service {
     }
 }
 
-/// Runs blocking code outside the runtime.
-async fn blocking<T: Send + 'static>(
-    what: &'static str,
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or_else(|error| Err(Error::failed(what, error.to_string())))
-}
-
 /// Returns the node of each buffer, in order; fails if the configuration names a node that does not exist.
 fn homes(config: &ServiceConfig, topology: &Topology) -> Result<Vec<NodeId>> {
-    let known = |node| -> Result<NodeId> { Ok(topology.node(node)?.id) };
-    for reserve in &config.reserves {
-        known(reserve.node)?;
-    }
-    if let Some(node) = config.create.as_ref().and_then(|create| create.node) {
-        known(node)?;
+    let reserves = config.reserves.iter().map(|reserve| reserve.node);
+    let create = config.create.as_ref().and_then(|create| create.node);
+    for node in reserves.chain(create) {
+        topology.node(node)?;
     }
     let home = |buffer: &BufferConfig| match (buffer.node, buffer.gpu) {
-        (Some(node), _) => known(node),
+        (Some(node), _) => Ok(topology.node(node)?.id),
         (None, gpu) => Ok(topology.gpu(gpu.unwrap_or(0))?.host_node()?),
     };
     config.buffers.iter().map(home).collect()
@@ -343,23 +326,18 @@ fn homes(config: &ServiceConfig, topology: &Topology) -> Result<Vec<NodeId>> {
 /// # Errors
 /// [`NodeTooFull`](MemoryError::NodeTooFull), [`NodesTooFull`](MemoryError::NodesTooFull) by the limit of the control
 /// groups, [`InvalidArgument`](MemoryError::InvalidArgument) beyond `node.max_bytes`.
-fn check_room(
-    config: &ServiceConfig,
-    driver: &Driver,
-    homes: &[NodeId],
-    overcommit: Overcommit,
-) -> Result<()> {
+fn check_room(config: &ServiceConfig, driver: &Driver, homes: &[NodeId]) -> Result<()> {
     let mut sums = BTreeMap::<NodeId, u64>::new();
     for (buffer, &node) in config.buffers.iter().zip(homes) {
         let sum = sums.entry(node).or_default();
         *sum = sum.saturating_add(buffer.bytes);
     }
-    let max = config.node.max_bytes;
-    let room = |free: Option<u64>| {
+    let (max, overcommit) = (config.node.max_bytes, Overcommit::from_env());
+    let lacks = |free: Option<u64>, bytes: u64| {
         let free = free.filter(|_| overcommit == Overcommit::Refuse)?;
-        Some(free.saturating_sub(config.node.headroom))
+        let free = free.saturating_sub(config.node.headroom);
+        (bytes > free).then_some(free)
     };
-    let lacks = |free: Option<u64>, bytes: u64| room(free).filter(|free| bytes > *free);
     for (&node, &requested) in &sums {
         if requested > max {
             let (sum, max) = (Bytes(requested), Bytes(max));
@@ -369,7 +347,6 @@ fn check_room(
             return Err(Error::invalid("service configuration", why));
         }
         if let Some(free) = lacks(free_now(driver, node), requested) {
-            let (node, requested) = (node, requested);
             return Err(MemoryError::NodeTooFull {
                 node,
                 requested,

@@ -14,7 +14,6 @@ use super::lines::{AuditFile, LineWriter};
 use super::quota::{Charge, Ledger, Quota, Turns};
 use super::reserve::Reserve;
 use super::reuse_policy::Past;
-use crate::Refusal;
 use crate::driver::{Access, NodeId};
 use crate::exchange::directory::Registration;
 #[cfg(feature = "etcd")]
@@ -22,8 +21,9 @@ use crate::exchange::directory::{Directory, Exporter};
 use crate::exchange::server::Published;
 use crate::exchange::{PeerList, PeerName, Server};
 use crate::per_driver::lock;
+use crate::{Error, Refusal, Result};
 #[cfg(feature = "etcd")]
-use crate::{Error, Result, exchange::Address, share::BootId};
+use crate::{exchange::Address, share::BootId};
 
 /// A refusal, as a code and as a message.
 pub(super) type Refused = (Refusal, String);
@@ -37,7 +37,7 @@ pub(super) struct Wanted {
     /// The peer that asks for it; `None` for the configuration's own.
     pub owner: Option<PeerName>,
     pub peers: PeerList,
-    /// Whether peers other than the owner may fetch it.
+    /// Whether peers other than the owner may fetch it. Always, without an owner.
     pub open: bool,
     pub access: Access,
     pub probe: bool,
@@ -98,16 +98,6 @@ impl Named {
     }
 }
 
-/// Counts of requests to the allocator.
-#[derive(Debug, Default)]
-pub(super) struct Asked {
-    pub created: AtomicU64,
-    pub deleted: AtomicU64,
-    pub refused: AtomicU64,
-    /// Bytes of unconfirmed releases that no longer count after too long a silence.
-    pub forgiven_bytes: AtomicU64,
-}
-
 #[derive(Debug, Default)]
 pub(super) struct ServiceState {
     pub nodes: BTreeMap<NodeId, Reserve>,
@@ -124,7 +114,12 @@ pub(super) struct ServiceState {
     pub server: Mutex<Option<Server>>,
     /// The registration of its names in the directory.
     pub directory: Mutex<Option<Registration>>,
-    pub asked: Asked,
+    /// Counts of requests for memory.
+    pub created: AtomicU64,
+    pub deleted: AtomicU64,
+    pub refused: AtomicU64,
+    /// Bytes of unconfirmed releases that no longer count after too long a silence.
+    pub forgiven_bytes: AtomicU64,
     /// Where audit events go; without it, to the log.
     pub audit: Option<AuditFile>,
     /// The process's log, whose lost lines are counted.
@@ -157,13 +152,6 @@ impl ServiceState {
         lock(&self.server).clone()
     }
 
-    /// Returns whether the directory has this service; `None` without a directory.
-    pub fn is_registered(&self) -> Option<bool> {
-        lock(&self.directory)
-            .as_ref()
-            .map(Registration::is_registered)
-    }
-
     /// Registers the service in etcd; its names follow as they are published.
     #[cfg(feature = "etcd")]
     pub fn register(&self, config: &DirectoryConfig, server: &Server) -> Result<()> {
@@ -188,7 +176,11 @@ impl ServiceState {
 
     /// Changes the rights of peers to create memory. Existing names stay.
     pub fn set_create(&self, create: Option<CreateConfig>) {
-        self.ledger.set_quota(quota_of(create.as_ref()));
+        let quota = create.as_ref().map(|create| Quota {
+            bytes: create.peer_bytes,
+            names: create.peer_names,
+        });
+        self.ledger.set_quota(quota.unwrap_or_default());
         *lock(&self.create) = create;
     }
 
@@ -231,9 +223,12 @@ impl ServiceState {
     }
 }
 
-fn quota_of(create: Option<&CreateConfig>) -> Quota {
-    Quota {
-        bytes: create.map_or(0, |create| create.peer_bytes),
-        names: create.map_or(0, |create| create.peer_names),
-    }
+/// Runs blocking code outside the runtime.
+pub(super) async fn blocking<T: Send + 'static>(
+    what: &'static str,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(Error::failed(what, error.to_string())))
 }

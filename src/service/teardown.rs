@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::quota::{Charge, Use};
 use super::reserve::Chunk;
-use super::reuse_policy::{Discard, Past};
+use super::reuse_policy::Past;
 use super::state::{Named, Phase, Refused, ServiceState};
 use crate::exchange::PeerName;
 use crate::exchange::server::{Holder, HolderState, UnconfirmedRelease};
@@ -40,23 +40,20 @@ impl Named {
             match published.vacate(wait).await {
                 // Memory of a process that died is not reused.
                 Ok(()) => return !published.left_by_dead(),
-                Err(Error::Share(ShareError::Memory(MemoryError::StillHeld { .. }))) => {
-                    let holders = published.importers();
-                    if holders.is_empty() {
-                        continue; // the last one has let go just now
-                    }
-                    if holders.iter().all(is_silent) {
-                        let name = &self.wanted.name;
-                        tracing::warn!(name, "a silent holder may still have it mapped");
-                        return false;
-                    }
-                    wait = ASK_AGAIN;
-                }
+                Err(Error::Share(ShareError::Memory(MemoryError::StillHeld { .. }))) => {}
                 Err(error) => {
                     tracing::warn!(name = self.wanted.name, %error, "cannot withdraw");
                     return false;
                 }
             }
+            let holders = published.importers();
+            // Without holders, the last one has let go just now.
+            if !holders.is_empty() && holders.iter().all(is_silent) {
+                let name = &self.wanted.name;
+                tracing::warn!(name, "a silent holder may still have it mapped");
+                return false;
+            }
+            wait = ASK_AGAIN;
         }
     }
 
@@ -81,20 +78,21 @@ impl Named {
         for holder in published.importers() {
             if before.iter().any(|silent| silent.lease == holder.lease) {
                 tracing::warn!(name, %holder, "a holder that fell silent may still have it mapped");
-            } else if is_silent(&holder) {
-                let how = "silent, it may still have it mapped";
-                still.push(format!("{holder} ('{name}': {how})"));
-            } else {
-                still.push(format!("{holder} ('{name}')"));
+                continue;
             }
+            let how = if is_silent(&holder) {
+                ": silent, it may still have it mapped"
+            } else {
+                ""
+            };
+            still.push(format!("{holder} ('{name}'{how})"));
         }
         still
     }
 
     /// Describes the holders.
     fn holders(&self) -> String {
-        let importers = self.published().map(|published| published.importers());
-        let importers = importers.unwrap_or_default();
+        let importers = self.published().map_or(Vec::new(), |it| it.importers());
         let mut holders: Vec<_> = importers.iter().map(Holder::to_string).collect();
         holders.dedup();
         holders.truncate(16);
@@ -146,7 +144,7 @@ impl ServiceState {
             };
             return Err((Refusal::TimedOut, why));
         }
-        self.asked.deleted.fetch_add(1, Relaxed);
+        self.deleted.fetch_add(1, Relaxed);
         Ok(())
     }
 
@@ -162,34 +160,37 @@ impl ServiceState {
         };
         let mut unconfirmed = None;
         if !clean {
-            held.pasts.iter_mut().for_each(Past::taint);
+            held.pasts.fill(Past::Tainted);
             let release = held.published.leave();
             // It goes back to the driver, but counts until its holders have confirmed.
             let charge = held.charge.take();
-            let charge = charge.map(|charge| self.charge_silent(named, &release, charge));
             unconfirmed = Some(release).zip(charge);
         }
-        let shared = held.published.shared();
-        drop(held.published);
-        let memories = match shared {
-            Ok(shared) => {
-                let mut memories = std::pin::pin!(self.take_back(shared));
-                match timeout(IN_USE, &mut memories).await {
-                    Ok(memories) => memories,
-                    Err(_) => {
-                        let name = &named.wanted.name;
-                        tracing::warn!(name, "its memory is still in use here");
-                        self.free_name(named);
-                        memories.await
-                    }
-                }
+        if let Some((release, charge)) = &mut unconfirmed {
+            charge.turn(Use::Unconfirmed);
+            let peers = release.peers();
+            // A silent holder is charged, unless the owner is silent itself: it can do nothing about another peer's silence.
+            let is_owner = |peer: &PeerName| named.wanted.owner.as_ref() == Some(peer);
+            if let Some(silent) = peers.first().filter(|_| !peers.iter().any(is_owner)) {
+                charge.transfer(silent);
             }
-            Err(_) => None,
+        }
+        let shared = held.published.shared().ok();
+        drop(held.published);
+        let mut taking = std::pin::pin!(async { self.take_back(shared?).await });
+        let memories = match timeout(IN_USE, &mut taking).await {
+            Ok(memories) => memories,
+            Err(_) => {
+                let name = &named.wanted.name;
+                tracing::warn!(name, "its memory is still in use here");
+                self.free_name(named);
+                taking.await
+            }
         };
         match memories {
             Some(memories) => reserve.give_back(Chunk::all(memories, held.pasts), held.charge),
             // Only its count is left.
-            None => reserve.lost(held.pinned, Discard::Tainted),
+            None => reserve.lost(held.pinned),
         }
         self.free_name(named);
         if let Some((release, charge)) = unconfirmed {
@@ -214,25 +215,6 @@ impl ServiceState {
         }
     }
 
-    /// Charges a silent holder for memory that it may still have mapped, if the owner is not silent itself: the owner can do
-    /// nothing about another peer's silence.
-    fn charge_silent(
-        &self,
-        named: &Named,
-        release: &UnconfirmedRelease,
-        mut charge: Charge,
-    ) -> Charge {
-        charge.turn(Use::Unconfirmed);
-        let peers = release.peers();
-        let is_owner = |peer: &PeerName| named.wanted.owner.as_ref() == Some(peer);
-        if let Some(silent) = peers.first()
-            && !peers.iter().any(is_owner)
-        {
-            charge.transfer(silent);
-        }
-        charge
-    }
-
     /// Keeps charging the memory of a deleted name until no holder can have it mapped, or for as long as
     /// the configuration says.
     async fn charge_until_confirmed(
@@ -243,12 +225,8 @@ impl ServiceState {
     ) {
         let (name, bytes) = (&named.wanted.name, charge.bytes());
         let owner = named.wanted.owner.as_ref().map(tracing::field::display);
-        tracing::warn!(
-            name,
-            owner,
-            bytes,
-            "it counts until its silent holders are heard of"
-        );
+        let why = "it counts until its silent holders are heard of";
+        tracing::warn!(name, owner, bytes, "{why}");
         let begun = Instant::now();
         let resolved = loop {
             let left = self.forgive_after().saturating_sub(begun.elapsed());
@@ -266,7 +244,7 @@ impl ServiceState {
             }
             Some(false) => {}
             None => {
-                self.asked.forgiven_bytes.fetch_add(bytes, Relaxed);
+                self.forgiven_bytes.fetch_add(bytes, Relaxed);
                 let why = "it no longer counts, but its silent holders may still have it mapped";
                 tracing::warn!(name, owner, bytes, "{why}");
             }
@@ -277,7 +255,8 @@ impl ServiceState {
     /// created, once they exist. Describes those that did not.
     pub async fn unpublish_and_wait(&self, until: Instant) -> Vec<String> {
         let mut asked = JoinSet::new();
-        for named in lock(&self.names).values().cloned() {
+        for named in lock(&self.names).values() {
+            let named = Arc::clone(named);
             asked.spawn(async move { named.unpublish_and_wait(until).await });
         }
         let mut still = Vec::new();

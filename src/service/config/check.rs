@@ -4,10 +4,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{
-    AuditConfig, BufferConfig, DirectoryConfig, MetricsConfig, ReserveConfig, ServiceConfig,
-    server_options,
-};
+use super::{AuditConfig, DirectoryConfig, MetricsConfig, ServiceConfig, server_options};
 use crate::driver::{Access, refuse};
 use crate::exchange::protocol::check_name;
 use crate::exchange::{Address, PeerName, Security};
@@ -20,6 +17,8 @@ const MAX_EXCERPT: usize = 400;
 const MS: Duration = Duration::from_millis(1);
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(86_400);
+/// The most bytes of an address space.
+const MOST: u64 = isize::MAX as u64;
 
 impl ServiceConfig {
     /// Reads and checks a configuration.
@@ -66,73 +65,78 @@ impl ServiceConfig {
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) that names the key.
     pub fn check(&self) -> Result<()> {
+        let (node, lease, limits) = (&self.node, &self.lease, &self.limits);
         let is_empty = |audit: &AuditConfig| audit.file.as_os_str().is_empty();
         refuse! { wrong;
             self.listen.is_empty() => "`listen` is empty: no client could connect";
             self.plain_anywhere && self.tls.is_some() => "`plain_anywhere` and `tls` exclude each other";
             self.audit.as_ref().is_some_and(is_empty) => "`audit.file` is empty";
+            node.max_bytes == 0 => "`node.max_bytes` is 0";
+            node.quiet > HOUR => "`node.quiet` is {:?}, more than 1 h", node.quiet;
+            !(MS..=DAY).contains(&node.retry) => "`node.retry` is {:?}, not from 1 ms to 24 h", node.retry;
+            !(1..=256).contains(&self.reuse.threads) => "`reuse.threads` is not from 1 to 256";
+            !(10 * MS..=HOUR).contains(&lease.heartbeat) => "`lease.heartbeat` is {:?}, not from 10 ms to 1 h", lease.heartbeat;
+            !(20 * MS..=DAY).contains(&lease.expiry) => "`lease.expiry` is {:?}, not from 20 ms to 24 h", lease.expiry;
+            lease.expiry < 2 * lease.heartbeat => "`lease.expiry` is less than twice `lease.heartbeat`";
+            self.drain.deadline > DAY => "`drain.deadline` is {:?}, more than 24 h", self.drain.deadline;
+            self.buffers.len() > limits.names => "{} buffers are more than `limits.names`, {}", self.buffers.len(), limits.names;
         }
         if let Some(create) = &self.create {
+            let (names, after) = (create.peer_names, create.forgive_after);
             refuse! { wrong;
                 create.node.is_some_and(|node| node.0 < 0) => "`create.node` is negative";
                 create.peer_bytes == 0 => "`create.peer_bytes` is 0";
-                create.peer_names == 0 => "`create.peer_names` is 0";
-                create.peer_names > self.limits.names_per_peer as u64 => "`create.peer_names` is more than `limits.names_per_peer`";
+                names == 0 => "`create.peer_names` is 0";
+                names > limits.names_per_peer as u64 => "`create.peer_names` is more than `limits.names_per_peer`";
+                !(MS..=366 * DAY).contains(&after) => "`create.forgive_after` is {after:?}, not from 1 ms to 8784 h";
             }
-            create
-                .namespaces()
-                .map_err(|error| wrong(format!("`create.prefix`: {error}")))?;
-            between(create.forgive_after, "create.forgive_after", MS, 366 * DAY)?;
+            let namespaces = create.namespaces();
+            namespaces.map_err(|error| wrong(format!("`create.prefix`: {error}")))?;
         }
-        self.check_memory()?;
-        self.check_times()?;
-        self.check_network()?;
-        if let Some(directory) = &self.directory {
-            directory.check()?;
-        }
-        Ok(())
+        self.check_buffers()?;
+        self.check_reserves()?;
+        self.check_network()
     }
 
-    /// Checks buffers, reserves, and the limits of each node.
-    fn check_memory(&self) -> Result<()> {
+    fn check_buffers(&self) -> Result<()> {
         let (max, mut names) = (self.node.max_bytes, HashSet::new());
         let is_open = self.node.backing == Backing::Registered;
         for buffer in &self.buffers {
-            buffer.check()?;
-            let name = &buffer.name;
-            refuse! { wrong;
+            let (name, node, gpu) = (&buffer.name, buffer.node, buffer.gpu);
+            check_name(name).map_err(|error| wrong(format!("a buffer's `name`: {error}")))?;
+            refuse! { |why| wrong(format!("buffer '{name}': {why}"));
+                !names.insert(name) => "another one has its name";
+                buffer.bytes == 0 => "`bytes` is 0";
+                buffer.bytes > max.min(MOST) => "`bytes` is more than `node.max_bytes`, or than an address space holds";
+                node.is_some() == gpu.is_some() => "either `node` or `gpu` says where it lies";
+                node.is_some_and(|node| node.0 < 0) || gpu.is_some_and(|gpu| gpu < 0) => "`node` or `gpu` is negative";
+                buffer.access == Access::None => "`access` is none";
                 is_open && buffer.access == Access::Read =>
-                    "buffer '{name}' has `access` \"read\", but registered memory is open to every GPU: set `node.backing` to \"auto\" or \"driver\"";
-                !names.insert(name) => "two buffers have the name '{name}'";
-                buffer.bytes > max => "buffer '{name}' is larger than `node.max_bytes`";
+                    "`access` is \"read\", but registered memory is open to every GPU: set `node.backing` to \"auto\" or \"driver\"";
             }
-        }
-        let mut nodes = HashSet::new();
-        for reserve in &self.reserves {
-            reserve.check()?;
-            let node = reserve.node;
-            refuse! { wrong;
-                !nodes.insert(node) => "node {node} has two reserves";
-                reserve.bytes > max => "the reserve of node {node} is larger than `node.max_bytes`";
-            }
-        }
-        refuse! { wrong;
-            max == 0 => "`node.max_bytes` is 0";
-            !(1..=256).contains(&self.reuse.threads) => "`reuse.threads` is not from 1 to 256";
         }
         Ok(())
     }
 
-    fn check_times(&self) -> Result<()> {
-        between(self.node.quiet, "node.quiet", Duration::ZERO, HOUR)?;
-        between(self.node.retry, "node.retry", MS, DAY)?;
-        between(self.lease.heartbeat, "lease.heartbeat", 10 * MS, HOUR)?;
-        between(self.lease.expiry, "lease.expiry", 20 * MS, DAY)?;
-        refuse! { wrong;
-            self.lease.expiry < 2 * self.lease.heartbeat =>
-                "`lease.expiry` is less than twice `lease.heartbeat`";
+    fn check_reserves(&self) -> Result<()> {
+        let (max, mut nodes) = (self.node.max_bytes, HashSet::new());
+        for reserve in &self.reserves {
+            let wrong = |why| wrong(format!("reserve of node {}: {why}", reserve.node));
+            for (key, bytes) in [("chunk", reserve.chunk), ("min_chunk", reserve.min_chunk)] {
+                refuse! { wrong;
+                    bytes == 0 || !Granularity::TWO_MIB.divides(bytes) || bytes > Growth::MAX_CHUNK =>
+                        "`{key}` is not a multiple of 2 MiB up to 4094 MiB, the most that one driver call creates";
+                }
+            }
+            refuse! { wrong;
+                reserve.node.0 < 0 => "`node` is negative";
+                !nodes.insert(reserve.node) => "another one has its node";
+                reserve.min_chunk > reserve.chunk => "`min_chunk` is larger than `chunk`";
+                reserve.bytes == 0 => "`bytes` is 0";
+                reserve.bytes > max.min(MOST) => "`bytes` is more than `node.max_bytes`, or than an address space holds";
+            }
         }
-        between(self.drain.deadline, "drain.deadline", Duration::ZERO, DAY)
+        Ok(())
     }
 
     /// Checks for values that the exchange's server, the metrics endpoint and the directory would refuse.
@@ -149,18 +153,24 @@ impl ServiceConfig {
             Security::PlainAnywhere
         };
         server_options(self, security).check()?;
-        for address in &self.listen {
-            refuse! { wrong;
-                plain && is_beyond(address) =>
-                    "`listen`: {address} is a host name; without `tls` give `localhost` or an IP address of loopback";
+        if let Some(name) = self
+            .listen
+            .iter()
+            .find(|address| plain && is_beyond(address))
+        {
+            let how = "without `tls` give `localhost` or an IP address of loopback";
+            return Err(wrong(format!("`listen`: {name} is a host name; {how}")));
+        }
+        if let Some(MetricsConfig { address, anywhere }) = &self.metrics {
+            let parsed = format!("tcp://{address}").parse();
+            refuse! { wrong; parsed.is_err() => "`metrics.address` is '{address}', not host:port"; }
+            if parsed.is_ok_and(|address| is_beyond(&address)) && !anywhere {
+                return Err(elsewhere(address));
             }
         }
-        if let Some(metrics) = &self.metrics {
-            metrics.check()?;
-        }
-        let (buffers, most) = (self.buffers.len(), self.limits.names);
-        refuse! { wrong; buffers > most => "{buffers} buffers are more than `limits.names`, {most}"; }
-        Ok(())
+        self.directory
+            .as_ref()
+            .map_or(Ok(()), DirectoryConfig::check)
     }
 
     /// Returns whether a list of certificate names includes the peer.
@@ -188,13 +198,11 @@ impl ServiceConfig {
         ];
         let mut same = self.buffers.len() == new.buffers.len();
         for buffer in &mut self.buffers {
-            match new.buffers.iter().find(|new| new.name == buffer.name) {
-                Some(new) => {
-                    buffer.who = new.who.clone();
-                    same &= buffer == new;
-                }
-                None => same = false,
+            let found = new.buffers.iter().find(|new| new.name == buffer.name);
+            if let Some(found) = found {
+                buffer.who = found.who.clone();
             }
+            same &= found == Some(buffer);
         }
         self.local = new.local;
         self.create = new.create;
@@ -210,59 +218,15 @@ fn wrong(why: impl Into<String>) -> Error {
     Error::invalid("service configuration", why)
 }
 
-fn between(value: Duration, key: &str, least: Duration, most: Duration) -> Result<()> {
-    if (least..=most).contains(&value) {
-        return Ok(());
-    }
-    Err(wrong(format!(
-        "`{key}` is {value:?}, not from {least:?} to {most:?}"
-    )))
-}
-
-impl BufferConfig {
-    fn check(&self) -> Result<()> {
-        let name = &self.name;
-        check_name(name).map_err(|error| wrong(format!("a buffer's `name`: {error}")))?;
-        refuse! { |why| wrong(format!("buffer '{name}': {why}"));
-            self.bytes == 0 || self.bytes > isize::MAX as u64 =>
-                "`bytes` is 0, or more than an address space holds";
-            self.node.is_some() == self.gpu.is_some() => "either `node` or `gpu` says where it lies";
-            self.node.is_some_and(|node| node.0 < 0) || self.gpu.is_some_and(|gpu| gpu < 0) =>
-                "`node` or `gpu` is negative";
-            self.access == Access::None => "`access` is none";
-        }
-        Ok(())
-    }
-}
-
-impl ReserveConfig {
-    fn check(&self) -> Result<()> {
-        let wrong = |why| wrong(format!("reserve of node {}: {why}", self.node));
-        refuse! { wrong; self.node.0 < 0 => "`node` is negative"; }
-        for (key, bytes) in [("chunk", self.chunk), ("min_chunk", self.min_chunk)] {
-            refuse! { wrong;
-                bytes == 0 || !Granularity::TWO_MIB.divides(bytes) || bytes > Growth::MAX_CHUNK =>
-                    "`{key}` is not a multiple of 2 MiB up to 4094 MiB, the most that one driver call creates";
-            }
-        }
-        refuse! { wrong;
-            self.min_chunk > self.chunk => "`min_chunk` is larger than `chunk`";
-            self.bytes == 0 || self.bytes > isize::MAX as u64 =>
-                "`bytes` is 0, or more than an address space holds";
-        }
-        Ok(())
-    }
-}
-
 impl DirectoryConfig {
     fn check(&self) -> Result<()> {
         refuse! { wrong;
             self.endpoints.is_empty() => "`directory.endpoints` is empty";
+            !(1000 * MS..=HOUR).contains(&self.lease) => "`directory.lease` is {:?}, not from 1 s to 1 h", self.lease;
             self.cert.is_some() != self.key.is_some() => "`directory.cert` and `directory.key` go together";
             self.user.is_some() != self.password_file.is_some() =>
                 "`directory.user` and `directory.password_file` go together";
         }
-        between(self.lease, "directory.lease", Duration::from_secs(1), HOUR)?;
         #[cfg(feature = "etcd")]
         return self.options().check();
         #[cfg(not(feature = "etcd"))]
@@ -271,18 +235,6 @@ impl DirectoryConfig {
             source: None,
         }
         .into())
-    }
-}
-
-impl MetricsConfig {
-    fn check(&self) -> Result<()> {
-        let address = format!("tcp://{}", self.address).parse::<Address>();
-        let is_beyond = address.as_ref().is_ok_and(is_beyond);
-        refuse! { wrong; address.is_err() => "`metrics.address` is '{}', not host:port", self.address; }
-        if is_beyond && !self.anywhere {
-            return Err(elsewhere(&self.address));
-        }
-        Ok(())
     }
 }
 

@@ -35,13 +35,11 @@ pub struct ServiceConfig {
     #[serde(default)]
     pub plain_anywhere: bool,
     /// Certificates, which a reload reads again; without them only Unix sockets and loopback addresses are served.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsFiles>,
     /// Clients on this machine.
     #[serde(default)]
     pub local: LocalConfig,
     /// Creation of memory by request; without it no peer may create any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub create: Option<CreateConfig>,
     /// Memory that exists from the start.
     #[serde(default, rename = "buffer")]
@@ -62,16 +60,13 @@ pub struct ServiceConfig {
     #[serde(default)]
     pub limits: Limits,
     /// Where metrics are served; without it, nowhere.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<MetricsConfig>,
     /// Where audit events are written; without it, to the log.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub audit: Option<AuditConfig>,
     /// How the service ends.
     #[serde(default)]
     pub drain: DrainConfig,
     /// The directory in which the service registers its names; needs the feature `etcd`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<DirectoryConfig>,
 }
 
@@ -92,7 +87,6 @@ pub struct CreateConfig {
     /// The peers that may: names of certificates, `*.suffix`, `uid:1000`, `local`, or `*`.
     pub who: PeerList,
     /// The node for requests that name none; without it, the node with most memory ready.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
     /// The most bytes pinned for one peer, including padding, room for probes, and deleted memory.
     #[serde(with = "bytes", default = "number::<{ 64 << 30 }>")]
@@ -145,10 +139,8 @@ pub struct BufferConfig {
     #[serde(with = "bytes")]
     pub bytes: u64,
     /// The host node that it lies on; or instead:
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
     /// The GPU on whose host node it lies.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<i32>,
     /// The peers that may fetch it, as for [`CreateConfig::who`].
     pub who: PeerList,
@@ -282,19 +274,14 @@ pub struct DirectoryConfig {
     #[serde(with = "humantime_serde", default = "seconds::<10>")]
     pub lease: Duration,
     /// The authority that signs etcd's certificate.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<PathBuf>,
     /// This service's certificate for etcd, if etcd requires one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cert: Option<PathBuf>,
     /// Its key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<PathBuf>,
     /// etcd's user.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// A file with the user's password.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub password_file: Option<PathBuf>,
 }
 
@@ -395,16 +382,14 @@ impl DirectoryConfig {
 
 /// Returns the options of the exchange's server. [`ServiceConfig::check`] checks the same options.
 pub(crate) fn server_options(config: &ServiceConfig, security: Security) -> ServerOptions {
-    let mut options = Server::options()
+    let options = Server::options()
         .security(security)
         .limits(config.limits.clone())
         .heartbeat(config.lease.heartbeat)
         .lease(config.lease.expiry)
         .peers(peers(config));
-    for address in &config.listen {
-        options = options.listen(address.clone());
-    }
-    options
+    let addresses = config.listen.iter().cloned();
+    addresses.fold(options, ServerOptions::listen)
 }
 
 /// Returns the local users that may connect.

@@ -89,7 +89,7 @@ fn what_is_wrong_is_named() {
         ),
         (
             "@[[reserve]]\nnode = 0\nbytes = \"1G\"\n[[reserve]]\nnode = 0\nbytes = \"1G\"",
-            "two reserves",
+            "node 0: another",
         ),
         (
             "@[node]\nmax_bytes = \"1M\"\n[[reserve]]\nnode = 0\nbytes = \"1G\"",
@@ -109,7 +109,7 @@ fn what_is_wrong_is_named() {
             "@[node]\nbacking = \"registered\"\n#gpu = 0\naccess = \"read\"",
             "`node.backing`",
         ),
-        ("@#gpu = 0\n#gpu = 0", "name 'a'"),
+        ("@#gpu = 0\n#gpu = 0", "'a': another"),
         ("@[limits]\nhandshakes = 0", "`handshakes` is 0"),
         ("@[limits]\nframe_bytes = 1", "`frame_bytes` is 1"),
         ("@[limits]\nwait = 0", "`wait` is 0"),
@@ -119,7 +119,7 @@ fn what_is_wrong_is_named() {
         ("@[metrics]\naddress = \"node7:1\"", "metrics.anywhere"),
         (
             "@[node]\nmax_bytes = \"512KiB\"\n#gpu = 0",
-            "buffer 'a' is larger",
+            "buffer 'a': `bytes` is more",
         ),
         (
             "listen = [\"unix:/a\", \"unix:/a\"]",

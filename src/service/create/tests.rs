@@ -67,7 +67,7 @@ async fn a_creation_waits_for_the_same_peers_of_that_name_and_follows_it_if_it_f
     assert_eq!(refused.unwrap_err().0, Refusal::Exists, "not `quota`");
     assert_eq!(state.ledger.all(), (charged, 1));
     assert_eq!(
-        [&state.asked.created, &state.asked.refused].map(|count| count.load(Relaxed)),
+        [&state.created, &state.refused].map(|count| count.load(Relaxed)),
         [1, 4],
         "a wait is not counted"
     );

@@ -161,11 +161,11 @@ async fn a_silent_client_is_dropped() {
 #[test]
 fn metrics_are_comments_and_samples() {
     let text = metrics! { GAUGE;
-        "ready", "Whether it is ready" => 1;
-        "none", "None" => Samples::by("node", [0; 0].map(|node| (node, 0)));
+        "ready", "Whether it is ready" => one(1_u64);
+        "none", "None" => by("node", [0; 0].map(|node| (node, 0)));
     } + &metrics! { COUNTER;
-        "fetches", "Leases granted" => u64::MAX;
-        "refusals", "By reason" => Samples::by("reason", [("quota\"\n\\", 2), ("limit", 3)]);
+        "fetches", "Leases granted" => one(u64::MAX);
+        "refusals", "By reason" => by("reason", [("quota\"\n\\", 2), ("limit", 3)]);
     };
     let expected = r#"# HELP egmem_ready Whether it is ready.
 # TYPE egmem_ready gauge

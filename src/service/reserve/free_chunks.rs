@@ -77,18 +77,9 @@ impl<C> FreeChunks<C> {
         Some((free.chunk, free.owner))
     }
 
-    /// Takes at most `count` chunks of at most `bytes` together for `peer`: the largest that fit, its own
-    /// first. Returns them and the bytes still missing.
-    pub fn take(&mut self, peer: Option<&PeerName>, bytes: u64, count: usize) -> (Vec<C>, u64) {
-        self.take_of(bytes, count, |owner| owner.is_none() || owner == peer)
-    }
-
-    /// As [`take`](Self::take), but takes only chunks kept for `peer`.
-    pub fn take_own(&mut self, peer: &PeerName, bytes: u64, count: usize) -> (Vec<C>, u64) {
-        self.take_of(bytes, count, |owner| owner == Some(peer))
-    }
-
-    fn take_of(
+    /// Takes at most `count` chunks of at most `bytes` together whose owners `may` admits: the largest that fit, first those
+    /// that have an owner. Returns them and the bytes still missing.
+    pub fn take(
         &mut self,
         bytes: u64,
         count: usize,
@@ -211,7 +202,7 @@ mod tests {
                     prop_assert!(sum >= bytes || free.len() == 0);
                     out
                 } else {
-                    let (out, missing) = free.take(peer.as_ref(), bytes, count);
+                    let (out, missing) = free.take(bytes, count, |owner| owner.is_none() || owner == peer.as_ref());
                     let sum = sum(&out);
                     prop_assert_eq!(sum + missing, bytes);
                     prop_assert!(out.len() <= count);
@@ -247,7 +238,9 @@ mod tests {
         {
             free.put(Chunk(id, bytes), bytes, owner, false);
         }
-        let (taken, missing) = free.take(Some(&user(1)), 21, 9);
+        let own = user(1);
+        let may = |owner: Option<&PeerName>| owner.is_none_or(|owner| *owner == own);
+        let (taken, missing) = free.take(21, 9, may);
         assert_eq!(
             taken.iter().map(|chunk| chunk.1).collect::<Vec<_>>(),
             [8, 8, 2]
@@ -255,7 +248,10 @@ mod tests {
         assert_eq!(missing, 3);
         let sums = free.levels();
         assert_eq!((sums.warm, sums.kept), (4, 8));
-        assert_eq!(free.take_own(&user(1), 9, 9), (Vec::new(), 9));
+        assert_eq!(
+            free.take(9, 9, |owner| owner == Some(&own)),
+            (Vec::new(), 9)
+        );
         assert_eq!(free.evict_some(9, |chunk| chunk.1 > 8), []);
         assert_eq!(free.evict(Some(&user(1)), 1), [Chunk(3, 8)]);
         assert_eq!(free.evict(None, 1), [Chunk(0, 4)]);
@@ -269,7 +265,7 @@ mod tests {
         free.put(Chunk(2, 2), 2, None, true);
         let sums = free.levels();
         assert_eq!((sums.dirty_warm, sums.dirty_kept), (2, 4));
-        let (taken, missing) = free.take(Some(&user(1)), 10, 9);
+        let (taken, missing) = free.take(10, 9, |_| true);
         assert_eq!((taken, missing), (vec![Chunk(0, 4)], 6));
         free.put(Chunk(3, 4), 4, Some(user(1)), false);
         assert_eq!(free.evict_some(5, |_| true), [Chunk(1, 4), Chunk(2, 2)]);

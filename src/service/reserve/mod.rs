@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use self::free_chunks::FreeChunks;
 use super::config::{NodeConfig, ReserveConfig, ReuseConfig};
-use super::quota::{Charge, Use};
+use super::quota::Charge;
 use super::reuse_policy::{Discard, Past};
 use crate::backing::Chosen;
 use crate::driver::{HandleTypes, NodeId};
@@ -85,13 +85,6 @@ impl Chunk {
     /// Returns its bytes.
     pub fn bytes(&self) -> u64 {
         self.memory.size().padded()
-    }
-
-    /// Changes the use that its bytes are charged for.
-    fn turn(&mut self, what: Use) {
-        if let Some(charge) = &mut self.charge {
-            charge.turn(what);
-        }
     }
 }
 
@@ -245,10 +238,8 @@ impl NodeReserve {
 
     /// Returns the bytes that the node has free and that limit creations; `None` if the driver alone decides.
     fn free(&self) -> Option<u64> {
-        match self.plan.overcommit {
-            Overcommit::Refuse => free_now(&self.driver, self.node()),
-            Overcommit::Allow => None,
-        }
+        let is_limited = self.plan.overcommit == Overcommit::Refuse;
+        free_now(&self.driver, self.node()).filter(|_| is_limited)
     }
 
     /// Returns the current bytes.

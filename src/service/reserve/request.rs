@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use super::threads::LONG;
 use super::{Chunk, NodeReserve, Plan, ReserveState, total};
-use crate::config::ReserveConfig;
 use crate::driver::{AccessDesc, Location};
 use crate::exchange::PeerName;
 use crate::guard::is_shortage;
@@ -17,17 +16,14 @@ use crate::{Backing, ENDING, Error, MemoryError, MemoryResult, Refusal, Result, 
 
 impl NodeReserve {
     /// Takes chunks of at most `bytes` together that are kept for this peer. Their charges end: the caller's counts them.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for 0 bytes or more than an address space.
-    pub fn take_kept(&self, peer: &PeerName, bytes: u64) -> Result<Vec<Chunk>> {
-        let padded = self.padded(bytes)?;
+    pub fn take_kept(&self, peer: &PeerName, bytes: u64) -> Vec<Chunk> {
         let mut state = self.state();
-        let (mut taken, missing) = state.free_chunks.take_own(peer, padded, MAX_PARTS);
-        state.counts.taken_warm_bytes += padded - missing;
+        let own = |owner: Option<&PeerName>| owner == Some(peer);
+        let (mut taken, missing) = state.free_chunks.take(bytes, MAX_PARTS, own);
+        state.counts.taken_warm_bytes += bytes - missing;
         drop(state);
         end_charges(&mut taken);
-        Ok(taken)
+        taken
     }
 
     /// Adds chunks to `taken` until they have `bytes` together, rounded up to the granularity: first from the
@@ -50,7 +46,8 @@ impl NodeReserve {
         }
         state.taken = Some(Instant::now());
         let parts = MAX_PARTS.saturating_sub(taken.len());
-        let (warm, missing) = state.free_chunks.take(peer, wanted, parts);
+        let may = |owner: Option<&PeerName>| owner.is_none() || owner == peer;
+        let (warm, missing) = state.free_chunks.take(wanted, parts, may);
         taken.extend(warm);
         state.counts.taken_warm_bytes += wanted - missing;
         state.demands += 1;
@@ -113,11 +110,8 @@ impl NodeReserve {
 
     /// Creates one chunk of at most `missing` bytes. Evicts free chunks and waits for memory on its way if that helps.
     fn create_for(&self, peer: Option<&PeerName>, missing: u64) -> Result<Chunk> {
-        let max_bytes = self.plan.limits.max_bytes;
-        let ReserveConfig {
-            chunk, min_chunk, ..
-        } = self.plan.reserve;
-        let mut bytes = missing.min(chunk);
+        let (max_bytes, reserve) = (self.plan.limits.max_bytes, &self.plan.reserve);
+        let mut bytes = missing.min(reserve.chunk);
         loop {
             let mut state = self.state();
             if state.stop {
@@ -145,7 +139,7 @@ impl NodeReserve {
             let mut state = self.state();
             // Free chunks are useless while a request cannot be served.
             let evicted = state.evict(peer, bytes);
-            if evicted.is_empty() && bytes > min_chunk {
+            if evicted.is_empty() && bytes > reserve.min_chunk {
                 drop(state);
                 bytes = self.halved(bytes);
             } else if !evicted.is_empty() || state.arrivals == arrivals {
@@ -255,7 +249,7 @@ impl NodeReserve {
                     state.free_chunks.put(chunk, bytes, None, false);
                 }
                 Ok(owner) => {
-                    chunk.turn(Use::Dirty);
+                    chunk.charge.iter_mut().for_each(|it| it.turn(Use::Dirty));
                     state.free_chunks.put(chunk, bytes, owner, true);
                 }
             }
@@ -264,9 +258,9 @@ impl NodeReserve {
         self.changed.notify_all();
     }
 
-    /// Notes that memory that was taken will not return: it went to the driver.
-    pub fn lost(&self, bytes: u64, why: Discard) {
-        self.state().discard(bytes, why);
+    /// Notes that memory that was taken will not return: it went to the driver, and some code may still use it.
+    pub fn lost(&self, bytes: u64) {
+        self.state().discard(bytes, Discard::Tainted);
         self.changed.notify_all();
     }
 }

@@ -38,15 +38,12 @@ impl NodeReserve {
                 self.first_filled(Ok(()));
                 continue;
             }
-            if is_full || state.demands > 0 {
-                self.wait(state, LONG);
-                continue;
-            }
             // The driver does one thing at a time: filling would slow the client's import.
-            let since = state.taken.map(|taken| taken.elapsed());
-            let quiet = since.and_then(|since| self.plan.limits.quiet.checked_sub(since));
-            if let Some(quiet) = quiet.filter(|quiet| !quiet.is_zero()) {
-                self.wait(state, quiet);
+            let since = state.taken.map_or(Duration::MAX, |taken| taken.elapsed());
+            let quiet = self.plan.limits.quiet.saturating_sub(since);
+            let waits = is_full || state.demands > 0;
+            if waits || !quiet.is_zero() {
+                self.wait(state, if waits { LONG } else { quiet });
                 continue;
             }
             let bytes = state.chunk.min(lacking);
@@ -63,18 +60,12 @@ impl NodeReserve {
             let mut state = self.state();
             state.filling = 0;
             state.arrived();
+            let made = made.map(|chunk| state.free_chunks.put(chunk, bytes, None, false));
+            drop(state);
+            self.changed.notify_all();
             match made {
-                Ok(chunk) => {
-                    state.free_chunks.put(chunk, bytes, None, false);
-                    drop(state);
-                    self.changed.notify_all();
-                    self.log_filling(begun);
-                }
-                Err(error) => {
-                    drop(state);
-                    self.changed.notify_all();
-                    self.not_created(bytes, error);
-                }
+                Ok(()) => self.log_filling(begun),
+                Err(error) => self.not_created(bytes, error),
             }
         }
     }
@@ -165,7 +156,7 @@ impl NodeReserve {
                 // Importers' caches must not take it for the old memory.
                 chunk.memory.renew_identity();
                 match owner {
-                    Some(_) => chunk.turn(Use::Kept),
+                    Some(_) => chunk.charge.iter_mut().for_each(|it| it.turn(Use::Kept)),
                     None => chunk.charge = None,
                 }
                 state.free_chunks.put(chunk, bytes, owner, false);
@@ -177,15 +168,9 @@ impl NodeReserve {
 
     /// Waits until the next try, or until the end.
     fn pause(&self) {
-        let until = Instant::now() + self.plan.limits.retry;
-        loop {
-            let state = self.state();
-            let left = until.saturating_duration_since(Instant::now());
-            if state.stop || left.is_zero() {
-                return;
-            }
-            self.wait(state, left);
-        }
+        let (state, retry) = (self.state(), self.plan.limits.retry);
+        // After a poisoned lock the next try is only earlier.
+        let _ = (self.changed).wait_timeout_while(state, retry, |state| !state.stop);
     }
 
     /// Waits for a change, for at most this long.
@@ -203,12 +188,9 @@ fn scrub(memory: &PhysicalMemory, by: Scrubber, threads: usize) -> MemoryResult<
     let mut mapping = memory.map()?;
     match by {
         Scrubber::Gpu => {
-            let gpu = match memory.location() {
-                Location::Device(gpu) => gpu,
-                _ => 0,
-            };
-            mapping.set_access(&[AccessDesc::new(Location::Device(gpu), Access::ReadWrite)])?;
-            let stream = Stream::new(memory.driver(), gpu)?;
+            let gpu = Location::Device(0);
+            mapping.set_access(&[AccessDesc::new(gpu, Access::ReadWrite)])?;
+            let stream = Stream::new(memory.driver(), 0)?;
             let filled = stream.fill(&mapping, 0, mapping.len(), 0);
             // Even after an error, no work may still run when the mapping is dropped.
             stream.synchronize().and(filled)

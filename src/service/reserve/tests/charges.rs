@@ -1,7 +1,7 @@
 //! The charges of returned memory.
 
 use super::*;
-use crate::quota::{Ledger, Quota};
+use crate::quota::{Ledger, Quota, Use};
 
 /// Waits until a ledger counts this many bytes.
 fn until_charged(ledger: &Ledger, bytes: u64) {

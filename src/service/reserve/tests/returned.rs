@@ -39,7 +39,7 @@ fn memory_that_somebody_may_still_have_mapped_goes_back_to_the_driver() {
         let (reserve, _) = start(&driver, plan);
         let mut taken = take(&reserve, Some(&A), 8 * MIB).unwrap();
         use_by(&mut taken, A, 0xaa);
-        taken[0].past.taint();
+        taken[0].past = Past::Tainted;
         reserve.give_back(taken, None);
         assert_eq!(reserve.levels(), Levels::default(), "{reuse:?}");
         let counts = reserve.counts();
