@@ -1,84 +1,78 @@
 //! Reference-counted values by key: the first user creates a value, the last one drops it.
 
 use std::collections::HashMap;
-use std::fmt::Debug;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex};
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::per_driver::lock;
 use egmem_core::Result;
 
-/// Values by key, each alive while it has users. Clones are the same cache.
+/// Values by key, each alive while it has users.
+pub(super) type Cache<K, V> = Arc<Mutex<HashMap<K, Weak<Slot<K, V>>>>>;
+
+/// The place of a value, which its users have, including those that create it or wait for it.
 #[derive(Debug)]
-pub(super) struct Cache<K: Eq + Hash, V>(Arc<Mutex<HashMap<K, Entry<V>>>>);
-
-#[derive(Debug)]
-struct Entry<V> {
-    /// The number of users of the value, including those that create it or wait for it.
-    seats: usize,
-    cell: Arc<Mutex<Option<Arc<V>>>>,
+pub(super) struct Slot<K: Eq + Hash, V> {
+    cache: Cache<K, V>,
+    key: K,
+    value: Mutex<Option<Arc<V>>>,
 }
 
-impl<K: Eq + Hash, V> Clone for Cache<K, V> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl<K: Eq + Hash, V> Default for Cache<K, V> {
-    fn default() -> Self {
-        Self(Arc::default())
-    }
-}
-
-impl<K: Eq + Hash + Clone, V> Cache<K, V> {
-    /// Returns the value under `key`, created by `make` if there is none. Another caller with the same key
-    /// waits meanwhile; if `make` fails, that caller tries its own `make`.
-    pub(super) fn get_or_try(
-        &self,
-        key: K,
-        make: impl FnOnce() -> Result<V>,
-    ) -> Result<Cached<K, V>> {
-        let cell = {
-            let mut entries = lock(&self.0);
-            let entry = entries.entry(key.clone()).or_insert_with(|| Entry {
-                seats: 0,
-                cell: Arc::default(),
-            });
-            entry.seats += 1;
-            Arc::clone(&entry.cell)
-        };
-        let seat = Seat {
-            cache: self.clone(),
-            key,
-        };
-        let mut held = lock(&cell);
-        let value = match &*held {
-            Some(value) => Arc::clone(value),
-            None => Arc::clone(held.insert(Arc::new(make()?))),
-        };
-        Ok(Cached { value, seat })
-    }
-
-    /// Returns the number of values.
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        lock(&self.0).len()
+impl<K: Eq + Hash, V> Drop for Slot<K, V> {
+    /// Leaves the cache. The value is dropped after that, outside the lock, because releasing memory takes the driver's time.
+    fn drop(&mut self) {
+        let mut slots = lock(&self.cache);
+        // A new slot may have taken its place.
+        if slots
+            .get(&self.key)
+            .is_some_and(|slot| slot.strong_count() == 0)
+        {
+            slots.remove(&self.key);
+        }
     }
 }
 
 /// A use of a cached value.
 #[derive(Debug)]
 pub(super) struct Cached<K: Eq + Hash, V> {
-    // In this order: when the last seat is dropped, only the entry has the value, and drops it.
+    // In this order: when the last use is dropped, only the slot has the value, and drops it.
     value: Arc<V>,
-    seat: Seat<K, V>,
+    slot: Arc<Slot<K, V>>,
 }
 
-impl<K: Eq + Hash, V> Cached<K, V> {
+impl<K: Eq + Hash + Clone, V> Cached<K, V> {
+    /// Returns the value under `key`, created by `make` if there is none. Another caller with the same key
+    /// waits meanwhile; if `make` fails, that caller tries its own `make`.
+    pub(super) fn get_or_try(
+        cache: &Cache<K, V>,
+        key: K,
+        make: impl FnOnce() -> Result<V>,
+    ) -> Result<Self> {
+        let mut slots = lock(cache);
+        let known = slots.get(&key).and_then(Weak::upgrade);
+        let slot = known.unwrap_or_else(|| {
+            let slot = Arc::new(Slot {
+                cache: Arc::clone(cache),
+                key: key.clone(),
+                value: Mutex::default(),
+            });
+            slots.insert(key, Arc::downgrade(&slot));
+            slot
+        });
+        drop(slots);
+        let mut held = lock(&slot.value);
+        let value = match &*held {
+            Some(value) => Arc::clone(value),
+            None => Arc::clone(held.insert(Arc::new(make()?))),
+        };
+        drop(held);
+        Ok(Self { value, slot })
+    }
+
     /// Returns the value's key.
     pub(super) fn key(&self) -> &K {
-        &self.seat.key
+        &self.slot.key
     }
 }
 
@@ -88,34 +82,11 @@ impl<K: Eq + Hash, V: AsRef<V>> AsRef<V> for Cached<K, V> {
     }
 }
 
-impl<K: Eq + Hash, V> std::ops::Deref for Cached<K, V> {
+impl<K: Eq + Hash, V> Deref for Cached<K, V> {
     type Target = V;
 
     fn deref(&self) -> &V {
         &self.value
-    }
-}
-
-#[derive(Debug)]
-struct Seat<K: Eq + Hash, V> {
-    cache: Cache<K, V>,
-    key: K,
-}
-
-impl<K: Eq + Hash, V> Drop for Seat<K, V> {
-    fn drop(&mut self) {
-        let mut entries = lock(&self.cache.0);
-        let last = match entries.get_mut(&self.key) {
-            Some(entry) => {
-                entry.seats -= 1;
-                entry.seats == 0
-            }
-            None => false,
-        };
-        let gone = last.then(|| entries.remove(&self.key));
-        drop(entries);
-        // Outside the lock, because releasing memory takes the driver's time.
-        drop(gone);
     }
 }
 
@@ -169,7 +140,7 @@ mod tests {
                     Step::Use { key, fails } => {
                         let there = users.iter().any(|(other, _)| *other == key);
                         let mut made = false;
-                        let result = cache.get_or_try(key, || {
+                        let result = Cached::get_or_try(&cache, key, || {
                             made = true;
                             match fails {
                                 true => Err(Error::invalid("key", "")),
@@ -188,7 +159,7 @@ mod tests {
                 let mut keys: Vec<u8> = users.iter().map(|(key, _)| *key).collect();
                 keys.sort_unstable();
                 keys.dedup();
-                prop_assert_eq!(cache.len(), keys.len());
+                prop_assert_eq!(lock(&cache).len(), keys.len());
                 for key in 0..4 {
                     let expected = usize::from(keys.contains(&key));
                     prop_assert_eq!(alive[usize::from(key)].load(SeqCst), expected);
@@ -206,7 +177,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
-                    let user = cache.get_or_try(1, || {
+                    let user = Cached::get_or_try(&cache, 1, || {
                         made.fetch_add(1, SeqCst);
                         std::thread::sleep(std::time::Duration::from_millis(5));
                         Ok(Counted::new(&alive))
@@ -218,19 +189,19 @@ mod tests {
             }
         });
         assert_eq!(made.load(SeqCst), 1);
-        assert_eq!((alive.load(SeqCst), cache.len()), (0, 0));
+        assert_eq!((alive.load(SeqCst), lock(&cache).len()), (0, 0));
     }
 
     #[test]
     fn a_failure_or_a_panic_leaves_nothing() {
         let cache = Cache::<u8, Counted>::default();
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let _ = cache.get_or_try(1, || panic!("on purpose"));
+            let _ = Cached::get_or_try(&cache, 1, || panic!("on purpose"));
         }));
         assert!(panic.is_err());
-        assert_eq!(cache.len(), 0);
+        assert_eq!(lock(&cache).len(), 0);
         let alive = Arc::default();
-        cache.get_or_try(1, || Ok(Counted::new(&alive))).unwrap();
-        assert_eq!(cache.len(), 0);
+        Cached::get_or_try(&cache, 1, || Ok(Counted::new(&alive))).unwrap();
+        assert_eq!(lock(&cache).len(), 0);
     }
 }

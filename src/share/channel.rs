@@ -1,6 +1,5 @@
 //! Sends memory from one process to another over a Unix socket.
 
-use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,17 +7,16 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::event::PollFlags;
 
 use super::fd::{self, MAX_FDS, posix};
-use super::frame::{self, Body, MAX_PIECE};
+use super::frame::{self, Body};
 use super::queue;
 use super::socket;
 use super::{Credentials, Description, Offer, PartHandles, Peers, Shared};
 use crate::driver::{Access, HandleType, ShareableHandle};
-use crate::{Error, MemoryError, Result};
+use crate::error::failed;
+use crate::{Error, Result};
 
 /// The default time limit of one operation of a [`Channel`].
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -57,8 +55,6 @@ pub struct Channel {
     stream: UnixStream,
     peer: Credentials,
     timeout: Duration,
-    /// The end of an operation that consists of several messages.
-    until: Option<Instant>,
     /// Set after an error: the socket's buffer may still contain bytes, but they mean nothing.
     closed: bool,
 }
@@ -87,17 +83,15 @@ impl Channel {
     /// # Errors
     /// [`Error::NotTrusted`], the system's errors.
     pub fn new(stream: UnixStream, peers: &Peers) -> Result<Self> {
-        let peer = fd::credentials(stream.as_fd())
-            .map_err(|error| MemoryError::system("reading the credentials of a socket", &error))?;
+        let peer = fd::credentials(stream.as_fd());
+        let peer = peer.map_err(failed("reading the credentials of a socket"))?;
         peers.admit(&peer)?;
-        stream
-            .set_nonblocking(false)
-            .map_err(|error| MemoryError::system("a socket's mode", &error))?;
+        let blocking = stream.set_nonblocking(false);
+        blocking.map_err(failed("a socket's mode"))?;
         Ok(Self {
             stream,
             peer,
             timeout: DEFAULT_TIMEOUT,
-            until: None,
             closed: false,
         })
     }
@@ -120,11 +114,10 @@ impl Channel {
     /// An error that closes the connection closes it for both; memory that had arrived by then may still be received.
     ///
     /// # Errors
-    /// [`System`](MemoryError::System) if this process may open no more file descriptors.
+    /// [`System`](crate::MemoryError::System) if this process may open no more file descriptors.
     pub fn try_clone(&self) -> Result<Self> {
         Ok(Self {
             stream: self.closer()?.0,
-            until: None,
             ..*self
         })
     }
@@ -132,11 +125,10 @@ impl Channel {
     /// Returns a handle by which another thread can end an operation that waits.
     ///
     /// # Errors
-    /// [`System`](MemoryError::System) if this process may open no more file descriptors.
+    /// [`System`](crate::MemoryError::System) if this process may open no more file descriptors.
     pub fn closer(&self) -> Result<Closer> {
         let stream = self.stream.try_clone();
-        let stream = stream.map_err(|error| MemoryError::system("duplicating a socket", &error))?;
-        Ok(Closer(stream))
+        Ok(Closer(stream.map_err(failed("duplicating a socket"))?))
     }
 
     /// Shares memory with the other process and asks it to keep to `access`.
@@ -185,15 +177,13 @@ impl Channel {
     /// [`Error::TimedOut`], after which the caller may retry if no byte had arrived; [`Error::PeerLost`],
     /// [`Error::Protocol`], the system's errors.
     pub fn receive(&mut self) -> Result<Offer> {
-        let (description, handles) = match self.receive_body()? {
-            (Body::Memory(description), fds) => {
+        let (body, mut fds) = self.receive_body(0)?;
+        let (description, handles) = match (body, fds.len()) {
+            (Body::Memory(description), _) => {
                 let handles: Vec<_> = fds.into_iter().map(ShareableHandle::PosixFd).collect();
                 (description, handles.into())
             }
-            (Body::Queued(description), mut fds) => match fds.pop() {
-                Some(queue) => (description, PartHandles::from_queue(queue)),
-                None => return Err(self.refuse("memory without its fds")),
-            },
+            (Body::Queued(description), 1) => (description, PartHandles::from_queue(fds.remove(0))),
             (other, _) => return Err(self.unexpected(&other)),
         };
         Ok(Offer {
@@ -210,21 +200,13 @@ impl Channel {
     /// # Errors
     /// The system's errors.
     pub fn wait_for_message(&self, timeout: Duration) -> Result<bool> {
-        let mut poll = [PollFd::new(&self.stream, PollFlags::IN)];
-        let timeout = Timespec::try_from(timeout).ok();
-        match rustix::event::poll(&mut poll, timeout.as_ref()) {
-            Ok(ready) => Ok(ready > 0),
-            Err(Errno::INTR) => Ok(false),
-            Err(error) => Err(MemoryError::system("waiting for a message", &error.into()).into()),
-        }
+        let found = fd::wait_for(&self.stream, PollFlags::IN, timeout);
+        Ok(!found.map_err(failed("waiting for a message"))?.is_empty())
     }
 
     /// Returns whether the other end is closed, and has left nothing to read.
     pub(super) fn is_gone(&self) -> bool {
-        let mut poll = [PollFd::new(&self.stream, PollFlags::empty())];
-        let hung_up = rustix::event::poll(&mut poll, Some(&Timespec::default())).is_ok()
-            && poll[0].revents().contains(PollFlags::HUP);
-        hung_up && rustix::io::ioctl_fionread(&self.stream) == Ok(0)
+        fd::has_hung_up(&self.stream) && rustix::io::ioctl_fionread(&self.stream) == Ok(0)
     }
 
     /// Closes the connection after an unexpected message.
@@ -280,10 +262,17 @@ impl Channel {
         Ok(())
     }
 
-    pub(super) fn receive_body(&mut self) -> Result<(Body, Vec<OwnedFd>)> {
+    /// Waits for a message that has one fd at most.
+    pub(super) fn receive_one(&mut self) -> Result<(Body, Option<OwnedFd>)> {
+        let (body, mut fds) = self.receive_body(0)?;
+        Ok((body, fds.pop()))
+    }
+
+    /// Waits for a message. The bytes of a text are received up to this number, and otherwise left behind.
+    fn receive_body(&mut self, most: usize) -> Result<(Body, Vec<OwnedFd>)> {
         self.check_open()?;
         let mut idle = true;
-        let result = self.read(&mut idle);
+        let result = self.read(&mut idle, most);
         let again = idle && matches!(result, Err(Error::TimedOut { .. }));
         if result.is_err() && !again {
             self.close();
@@ -292,7 +281,7 @@ impl Channel {
     }
 
     /// `idle` stays true until a byte arrives.
-    fn read(&self, idle: &mut bool) -> Result<(Body, Vec<OwnedFd>)> {
+    fn read(&self, idle: &mut bool, most: usize) -> Result<(Body, Vec<OwnedFd>)> {
         let wait = self.deadline("waiting for memory");
         let mut fds = Vec::new();
         let mut prefix = [0; 4];
@@ -300,7 +289,15 @@ impl Channel {
         let len = frame::length(prefix).map_err(|why| self.protocol(why))?;
         let mut bytes = vec![0; len];
         wait.fill(&mut bytes, &mut fds, MAX_FDS, idle)?;
-        let body = frame::decode(&bytes).map_err(|why| self.protocol(why))?;
+        let mut body = frame::decode(&bytes).map_err(|why| self.protocol(why))?;
+        if let Body::Text { bytes, text } = &mut body
+            && *bytes <= most
+        {
+            let mut read = vec![0; *bytes];
+            wait.fill(&mut read, &mut fds, 0, idle)?;
+            let read = String::from_utf8(read);
+            *text = read.map_err(|_| self.protocol("a text that is not UTF-8"))?;
+        }
         let mut expected = body.fds().min(MAX_FDS);
         loop {
             if fds.len() != expected {
@@ -319,9 +316,28 @@ impl Channel {
         Wait {
             channel: self,
             what,
-            until: self
-                .until
-                .or_else(|| Instant::now().checked_add(self.timeout)),
+            until: Instant::now() + self.timeout.min(fd::FOREVER),
+        }
+    }
+
+    /// Sends a text to the other process.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_text(&mut self, text: &str) -> Result<()> {
+        let (bytes, text) = (text.len(), text.to_owned());
+        self.send_body(&Body::Text { bytes, text }, &[])
+    }
+
+    /// Waits for a text of at most `most` bytes from the other process.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive); [`Protocol`](crate::Error::Protocol) for a longer text.
+    pub fn receive_text(&mut self, most: usize) -> Result<String> {
+        match self.receive_body(most)?.0 {
+            Body::Text { bytes, text } if bytes == text.len() => Ok(text),
+            Body::Text { .. } => Err(self.refuse(format!("a text of more than {most} bytes"))),
+            other => Err(self.unexpected(&other)),
         }
     }
 
@@ -335,14 +351,6 @@ impl Channel {
         if result.is_err() {
             self.close();
         }
-        result
-    }
-
-    /// Calls `work`, whose messages have one time limit together.
-    pub(super) fn as_one<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        self.until = Instant::now().checked_add(self.timeout);
-        let result = work(self);
-        self.until = None;
         result
     }
 }
@@ -363,41 +371,22 @@ impl Closer {
 struct Wait<'a> {
     channel: &'a Channel,
     what: &'static str,
-    /// `None`: no deadline.
-    until: Option<Instant>,
+    until: Instant,
 }
 
 impl Wait<'_> {
-    fn left(&self) -> Option<Duration> {
-        let until = self.until?;
-        Some(until.saturating_duration_since(Instant::now()))
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
     }
 
-    fn what(&self) -> String {
-        format!("{} ({})", self.what, self.channel.peer)
-    }
-
-    fn timed_out(&self) -> Error {
-        Error::timed_out(self.what(), self.channel.timeout)
-    }
-
-    fn lost(&self, why: impl fmt::Display) -> Error {
-        Error::peer_lost(self.channel.peer.to_string(), why.to_string())
-    }
-
-    fn explain(&self, error: io::Error) -> Error {
-        match error.kind() {
-            io::ErrorKind::WouldBlock => self.timed_out(),
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => self.lost(error),
-            io::ErrorKind::InvalidData => self.channel.protocol(error.to_string()),
-            _ => MemoryError::system(self.what(), &error).into(),
-        }
+    fn explain(&self, error: &io::Error) -> Error {
+        let Channel { peer, timeout, .. } = self.channel;
+        Error::of_message(error, self.what, &peer.to_string(), *timeout)
     }
 
     fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize> {
-        let left = self.left().unwrap_or(Duration::MAX);
-        fd::send_within(self.channel.stream.as_fd(), bytes, fds, left)
-            .map_err(|error| self.explain(error))
+        fd::send_within(self.channel.stream.as_fd(), bytes, fds, self.left())
+            .map_err(|error| self.explain(&error))
     }
 
     /// Fills `bytes`; adds fds that arrive with them to `fds`, up to `max` in all.
@@ -408,89 +397,26 @@ impl Wait<'_> {
         max: usize,
         idle: &mut bool,
     ) -> Result<()> {
+        let stream = self.channel.stream.as_fd();
         let mut done = 0;
         while done < bytes.len() {
-            let left = self.left();
-            if left == Some(Duration::ZERO) {
-                return Err(self.timed_out());
-            }
-            // A shorter wait rounds to 0, which the kernel takes for no limit.
-            let left = left.map(|left| left.max(Duration::from_micros(1)));
-            set_socket_timeout(&self.channel.stream, Timeout::Recv, left)
-                .map_err(|error| MemoryError::system("a socket's timeout", &error.into()))?;
-            let stream = self.channel.stream.as_fd();
             let room = max.saturating_sub(fds.len());
-            let (n, more) =
-                fd::recv(stream, &mut bytes[done..], room).map_err(|error| self.explain(error))?;
+            let received = fd::recv_within(stream, &mut bytes[done..], room, self.left());
+            let (n, more) = received.map_err(|error| self.explain(&error))?;
             if n == 0 {
                 let when = if *idle {
                     ""
                 } else {
                     " in the middle of a message"
                 };
-                return Err(self.lost(format!("it has closed the connection{when}")));
+                let why = format!("it has closed the connection{when}");
+                return Err(Error::peer_lost(self.channel.peer.to_string(), why));
             }
             *idle = false;
             done += n;
             fds.extend(more);
         }
         Ok(())
-    }
-}
-
-impl Channel {
-    /// Sends a text to the other process, in pieces of at most half a MiB.
-    ///
-    /// # Errors
-    /// As [`send`](Self::send). All pieces together have the channel's time limit.
-    pub fn send_text(&mut self, text: &str) -> Result<()> {
-        self.as_one(|channel| channel.send_pieces(text))
-    }
-
-    fn send_pieces(&mut self, text: &str) -> Result<()> {
-        let mut rest = text;
-        loop {
-            let mut end = rest.len().min(MAX_PIECE);
-            while !rest.is_char_boundary(end) {
-                end -= 1;
-            }
-            let (piece, behind) = rest.split_at(end);
-            let more = !behind.is_empty();
-            let text = piece.to_owned();
-            self.send_body(&Body::Text { text, more }, &[])?;
-            if !more {
-                return Ok(());
-            }
-            rest = behind;
-        }
-    }
-
-    /// Waits for a text of at most `most` bytes from the other process.
-    ///
-    /// # Errors
-    /// As [`receive`](Self::receive); [`Protocol`](crate::Error::Protocol) for a longer text, and for one that comes in more
-    /// pieces than it needs. All pieces together have the channel's time limit.
-    pub fn receive_text(&mut self, most: usize) -> Result<String> {
-        self.as_one(|channel| channel.receive_pieces(most))
-    }
-
-    fn receive_pieces(&mut self, most: usize) -> Result<String> {
-        let mut all = String::new();
-        loop {
-            let (text, more) = match self.receive_body()? {
-                (Body::Text { text, more }, _) => (text, more),
-                (other, _) => return Err(self.unexpected(&other)),
-            };
-            // A piece is short only at a text's end.
-            let is_short = more && text.len() < MAX_PIECE - 3;
-            if is_short || text.len() > most - all.len() {
-                return Err(self.refuse(format!("a text of more than {most} bytes")));
-            }
-            all.push_str(&text);
-            if !more {
-                return Ok(all);
-            }
-        }
     }
 }
 
@@ -518,52 +444,53 @@ mod tests {
 
     #[test]
     fn texts_of_any_length_arrive_whole() {
-        for bytes in [0, 1, MAX_PIECE - 1, MAX_PIECE, MAX_PIECE + 1, 3 * MAX_PIECE] {
-            let text = "x".repeat(bytes);
-            assert_eq!(through(&text, bytes).unwrap(), text);
+        for bytes in [0, 1, 1 << 20, (3 << 20) + 1] {
+            let text = "ä".repeat(bytes);
+            assert_eq!(through(&text, 2 * bytes).unwrap(), text);
         }
-        let odd = "x".to_owned() + &"ä".repeat(MAX_PIECE);
-        assert_eq!(through(&odd, odd.len()).unwrap(), odd);
     }
 
     #[test]
     fn longer_texts_are_refused() {
-        for most in [0, MAX_PIECE, 2 * MAX_PIECE] {
+        for most in [0, 1, 1 << 20] {
             let error = through(&"x".repeat(most + 1), most).unwrap_err();
             assert!(matches!(error, Error::Protocol { .. }), "{error}");
+            assert!(error.to_string().contains("more than"), "{error}");
         }
     }
 
     #[test]
-    fn all_pieces_have_one_time_limit() {
-        use std::time::Duration;
-
+    fn all_of_a_text_has_one_time_limit() {
         let (mut one, mut other) = pair();
         other.set_timeout(Duration::from_millis(300));
         let sender = std::thread::spawn(move || {
-            let piece = Body::Text {
-                text: "x".repeat(MAX_PIECE),
-                more: true,
-            };
-            while one.send_body(&piece, &[]).is_ok() {
-                std::thread::sleep(Duration::from_millis(100));
+            let frame = frame::encode(&Body::Text {
+                bytes: 1 << 20,
+                text: String::new(),
+            });
+            let mut bytes = frame.unwrap();
+            // A byte now and then, for as long as the receiver waits.
+            while one.write(&bytes, &[]).is_ok() {
+                bytes = vec![b'x'];
+                std::thread::sleep(Duration::from_millis(20));
             }
+            one.close();
         });
-        let error = other.receive_text(30 * MAX_PIECE).unwrap_err();
+        let error = other.receive_text(1 << 20).unwrap_err();
         assert!(matches!(error, Error::TimedOut { .. }), "{error}");
         drop(other);
         sender.join().unwrap();
     }
 
     #[test]
-    fn endless_small_pieces_are_refused() {
-        let (mut one, mut other) = pair();
-        let piece = Body::Text {
-            text: String::new(),
-            more: true,
-        };
-        one.send_body(&piece, &[]).unwrap();
+    fn a_text_that_is_no_text_is_refused() {
+        let (one, mut other) = pair();
+        let (bytes, text) = (2, String::new());
+        let mut sent = frame::encode(&Body::Text { bytes, text }).unwrap();
+        sent.extend([0xff, 0xff]);
+        one.write(&sent, &[]).unwrap();
         let error = other.receive_text(10).unwrap_err();
         assert!(matches!(error, Error::Protocol { .. }), "{error}");
+        assert!(error.to_string().contains("UTF-8"), "{error}");
     }
 }

@@ -130,30 +130,23 @@ impl View {
     }
 
     /// Returns a window of `len` bytes, `offset` bytes into this, whose parts have these sizes.
-    pub fn window(&self, sizes: impl Iterator<Item = u64>, offset: u64, len: u64) -> Result<Self> {
+    pub fn window(
+        &self,
+        sizes: impl Iterator<Item = u64> + Clone,
+        offset: u64,
+        len: u64,
+    ) -> Result<Self> {
         if len == 0 {
             let why = "a window of 0 bytes";
             return Err(Error::invalid_of("length", why, "1 byte or more"));
         }
         check_range(offset, len, self.len)?;
         let begin = self.offset.unwrap_or(0) + offset;
-        let end = begin + len;
-        let mut parts = 0..0;
-        let mut within = 0;
-        let mut start = 0_u64;
-        for (index, size) in sizes.enumerate() {
-            let next = start.saturating_add(size);
-            if (start..next).contains(&begin) {
-                parts.start = self.parts.start + index;
-                within = begin - start;
-            }
-            if start < end {
-                parts.end = self.parts.start + index + 1;
-            }
-            start = next;
-        }
+        let (first, within) = part_at(sizes.clone(), begin, len)?;
+        let (last, _) = part_at(sizes, begin + len - 1, len)?;
+        let before = self.parts.start;
         Ok(Self {
-            parts,
+            parts: before + first..before + last + 1,
             offset: Some(within),
             len,
         })
@@ -167,20 +160,22 @@ impl View {
             check_range(offset, WORD, self.len)?;
         }
         let at = self.offset.unwrap_or(0).saturating_add(offset);
-        let mut start = 0_u64;
-        for (index, size) in sizes.enumerate() {
-            let next = start.saturating_add(size);
-            if at < next {
-                return Ok((self.parts.start + index, at - start));
-            }
-            start = next;
-        }
-        Err(Error::OutOfRange {
-            offset,
-            len: WORD,
-            size: start,
-        })
+        let (index, within) = part_at(sizes, at, WORD)?;
+        Ok((self.parts.start + index, within))
     }
+}
+
+/// Returns the index of the part with the byte at `offset`, where `len` bytes begin or end, and the byte's offset there.
+fn part_at(sizes: impl Iterator<Item = u64>, offset: u64, len: u64) -> Result<(usize, u64)> {
+    let mut size = 0_u64;
+    for (index, part) in sizes.enumerate() {
+        let start = size;
+        size = size.saturating_add(part);
+        if offset < size {
+            return Ok((index, offset - start));
+        }
+    }
+    Err(Error::OutOfRange { offset, len, size })
 }
 
 #[cfg(test)]
@@ -313,7 +308,10 @@ mod tests {
                 .collect()
         }
 
-        fn sizes_of<'a>(view: &View, sizes: &'a [u64]) -> impl Iterator<Item = u64> + use<'a> {
+        fn sizes_of<'a>(
+            view: &View,
+            sizes: &'a [u64],
+        ) -> impl Iterator<Item = u64> + Clone + use<'a> {
             sizes[view.parts.clone()].iter().copied()
         }
 

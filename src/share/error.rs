@@ -1,6 +1,6 @@
 //! Sharing's error: what failed, why, and what to do.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::time::Duration;
 
 use crate::driver::Explain;
@@ -84,6 +84,19 @@ impl Error {
         Self::TimedOut { what, after }
     }
 
+    /// Creates the error of a message that could not be sent or received within a time limit.
+    pub(crate) fn of_message(error: &io::Error, what: &str, peer: &str, within: Duration) -> Self {
+        let what = format!("{what} ({peer})");
+        match error.kind() {
+            ErrorKind::WouldBlock => Self::timed_out(what, within),
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+                Self::peer_lost(peer, error.to_string())
+            }
+            ErrorKind::InvalidData => Self::protocol(peer, error.to_string()),
+            _ => MemoryError::system(what, error).into(),
+        }
+    }
+
     /// Returns what to do about it, in a sentence; nothing where the text says it.
     pub fn remedy(&self) -> &'static str {
         match self {
@@ -116,6 +129,11 @@ impl Error {
             _ => None,
         }
     }
+}
+
+/// Returns the conversion of a system call's error.
+pub(crate) fn failed<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> MemoryError {
+    move |error| MemoryError::system(what, &error.into())
 }
 
 impl Explain for Error {

@@ -24,6 +24,8 @@ pub const MAX_FDS: usize = 253;
 
 /// How long to wait for other processes of the same user to receive fds, of which the kernel has too many in flight.
 const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(1);
+/// The longest wait for a message.
+pub(super) const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 
 /// Sends the beginning of `bytes`, at least one byte, with all of `fds` (at most [`MAX_FDS`]); returns the
 /// number of bytes sent. The fds are sent then; the caller sends the remaining bytes without them.
@@ -47,20 +49,25 @@ pub fn send_within(
     within: Duration,
 ) -> io::Result<usize> {
     // Longer waits would overflow.
-    let until = Instant::now() + within.min(Duration::from_secs(365 * 86_400));
+    let until = Instant::now() + within.min(FOREVER);
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        // A shorter wait rounds to 0, which the kernel takes for no limit.
-        let left = left.max(Duration::from_micros(1));
-        set_socket_timeout(socket, Timeout::Send, Some(left))?;
+        limit_wait(socket, Timeout::Send, left)?;
         match send(socket, bytes, fds) {
             Err(error) if is_too_many_in_flight(&error) => std::thread::sleep(IN_FLIGHT_PAUSE),
             sent => return sent,
         }
     }
+}
+
+/// Limits how long the socket's next calls wait.
+fn limit_wait(socket: BorrowedFd<'_>, which: Timeout, within: Duration) -> io::Result<()> {
+    if within.is_zero() {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    // A shorter wait rounds to 0, which the kernel takes for no limit.
+    let within = within.max(Duration::from_micros(1));
+    Ok(set_socket_timeout(socket, which, Some(within))?)
 }
 
 /// Returns whether a send failed because too many fds of this user are in flight: it succeeds once their receivers have
@@ -128,6 +135,17 @@ pub fn recv(
         return Err(invalid("more file descriptors than expected"));
     }
     Ok((message.bytes, fds))
+}
+
+/// As [`recv`], on a blocking socket, and waits for at most `within`. Sets the socket's timeout for receiving.
+pub(super) fn recv_within(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    max_fds: usize,
+    within: Duration,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
+    limit_wait(socket, Timeout::Recv, within.min(FOREVER))?;
+    recv(socket, bytes, max_fds)
 }
 
 fn invalid(why: &'static str) -> io::Error {
@@ -206,8 +224,28 @@ pub fn peer_has_ended(socket: BorrowedFd<'_>) -> bool {
 
 /// Returns whether a pidfd's process has ended.
 pub fn has_ended(process: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(process, PollFlags::IN)];
-    matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+    wait_for(process, PollFlags::IN, Duration::ZERO).is_ok_and(|found| !found.is_empty())
+}
+
+/// Waits for events of a file, for at most `timeout`; returns those that came. A signal ends the wait.
+pub(super) fn wait_for(
+    file: impl AsFd,
+    events: PollFlags,
+    timeout: Duration,
+) -> io::Result<PollFlags> {
+    let mut fds = [PollFd::new(&file, events)];
+    // `None`, without an end, for more than the kernel counts.
+    match poll(&mut fds, Timespec::try_from(timeout).ok().as_ref()) {
+        Ok(_) => Ok(fds[0].revents()),
+        Err(Errno::INTR) => Ok(PollFlags::empty()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Returns whether no process has the other end of a socket or a pipe any more.
+pub(super) fn has_hung_up(file: impl AsFd) -> bool {
+    let found = wait_for(file, PollFlags::empty(), Duration::ZERO);
+    found.is_ok_and(|found| found.contains(PollFlags::HUP))
 }
 
 /// Returns the fds of POSIX handles.

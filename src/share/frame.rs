@@ -1,22 +1,19 @@
 //! The frames of a [`Channel`](super::Channel): a length (32 bits, big-endian) and that many bytes of JSON.
 //!
 //! The first byte of a frame carries as many of its fds as one message can; further fds come with bytes of
-//! their own, which follow the frame and are zero.
+//! their own, which follow the frame and are zero. The bytes of a text follow its frame.
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::{BootId, Description};
-use crate::driver::{Location, PoolPtrExport};
+use crate::driver::Location;
 use egmem_core::{Error, Result};
 
 /// The version of the frames that this crate writes and reads.
 pub(super) const VERSION: u16 = 3;
 /// The most bytes of JSON in a frame.
 pub(super) const MAX_FRAME: usize = 1 << 20;
-/// The most bytes of a text in a frame: each of them may take six bytes of JSON.
-pub(super) const MAX_PIECE: usize = 128 << 10;
-
 /// One message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -40,12 +37,11 @@ pub(super) enum Body {
     },
     /// An event, with an fd that the importer keeps open while it has the event.
     Event(EventBody),
-    /// A piece of a text of the program's own.
+    /// A text of the program's own. Its bytes follow the frame.
     Text {
-        /// The piece.
+        bytes: usize,
+        #[serde(skip)]
         text: String,
-        /// Whether another piece follows.
-        more: bool,
     },
     /// One end of a [link](super::Link), with its fd.
     Link {},
@@ -56,12 +52,8 @@ impl Body {
     pub(super) fn fds(&self) -> usize {
         match self {
             Self::Memory(description) => description.parts.len(),
-            Self::Queued(_)
-            | Self::Pool { .. }
-            | Self::PoolBuffer { .. }
-            | Self::Event(_)
-            | Self::Link {} => 1,
             Self::Text { .. } => 0,
+            _ => 1,
         }
     }
 
@@ -81,14 +73,6 @@ impl Body {
         match self {
             Self::Memory(description) | Self::Queued(description) => description.check(),
             Self::PoolBuffer { bytes: 0, .. } => Err(Error::invalid("size", "0 bytes")),
-            Self::PoolBuffer { pointer, .. } if pointer.0.len() != size_of::<PoolPtrExport>() => {
-                let why = format!("{} bytes", pointer.0.len());
-                Err(Error::invalid("exported pointer", why))
-            }
-            Self::Event(EventBody { handle, .. }) if handle.0.len() != 64 => {
-                let why = format!("a handle of {} bytes", handle.0.len());
-                Err(Error::invalid("event", why))
-            }
             _ => Ok(()),
         }
     }
@@ -107,7 +91,23 @@ pub(super) struct EventBody {
 
 /// The bytes of an exported pointer or event.
 #[derive(Clone, Serialize, Deserialize)]
-pub(super) struct Pointer(pub(super) Vec<u8>);
+#[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
+pub(super) struct Pointer(pub(super) [u8; 64]);
+
+impl TryFrom<Vec<u8>> for Pointer {
+    type Error = String;
+
+    fn try_from(bytes: Vec<u8>) -> Result<Self, String> {
+        let wrong = |bytes: Vec<u8>| format!("a pointer or an event of {} bytes", bytes.len());
+        bytes.try_into().map(Self).map_err(wrong)
+    }
+}
+
+impl From<Pointer> for Vec<u8> {
+    fn from(pointer: Pointer) -> Self {
+        pointer.0.to_vec()
+    }
+}
 
 impl std::fmt::Debug for Pointer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -121,7 +121,7 @@ struct Frame<B> {
     body: B,
 }
 
-/// Encodes a frame, with its length in front.
+/// Encodes a frame, with its length in front, and the bytes of a text behind it.
 pub(super) fn encode(body: &Body) -> Result<Vec<u8>> {
     body.check()?;
     let mut bytes = vec![0; 4];
@@ -137,6 +137,9 @@ pub(super) fn encode(body: &Body) -> Result<Vec<u8>> {
         return Err(Error::invalid("message", why));
     }
     bytes[..4].copy_from_slice(&(len as u32).to_be_bytes());
+    if let Body::Text { text, .. } = body {
+        bytes.extend_from_slice(text.as_bytes());
+    }
     Ok(bytes)
 }
 
@@ -203,7 +206,7 @@ mod tests {
     fn pointer() -> Body {
         Body::PoolBuffer {
             bytes: 77,
-            pointer: Pointer(vec![9; 64]),
+            pointer: Pointer([9; 64]),
         }
     }
 
@@ -214,24 +217,25 @@ mod tests {
         decode(rest).unwrap()
     }
 
-    fn event(bytes: usize) -> Body {
-        Body::Event(EventBody {
-            boot: BootId::from_bytes([3; 16]),
-            gpu: [4; 16],
-            handle: Pointer(vec![5; bytes]),
-        })
-    }
-
     #[test]
     fn an_event_reads_back_and_shows_no_bytes() {
-        let Body::Event(read) = through(&event(64)) else {
+        let event = Body::Event(EventBody {
+            boot: BootId::from_bytes([3; 16]),
+            gpu: [4; 16],
+            handle: Pointer([5; 64]),
+        });
+        let Body::Event(read) = through(&event) else {
             panic!("an event was sent");
         };
-        assert_eq!((read.gpu, &read.handle.0[..]), ([4; 16], &[5; 64][..]));
+        assert_eq!((read.gpu, read.handle.0), ([4; 16], [5; 64]));
         assert!(format!("{read:?}").contains("handle: Pointer(redacted)"));
         for bytes in [0, 63, 65] {
-            assert!(encode(&event(bytes)).is_err());
+            assert!(Pointer::try_from(vec![5; bytes]).is_err());
         }
+        let frame = String::from_utf8(encode(&event).unwrap()[4..].to_vec()).unwrap();
+        let short = frame.replacen("5,5,", "5,", 1);
+        let why = decode(short.as_bytes()).unwrap_err();
+        assert!(why.contains("63 bytes"), "{why}");
     }
 
     #[test]
@@ -258,12 +262,16 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_piece_of_a_text_fits_into_a_frame() {
-        let text = "\0".repeat(MAX_PIECE);
-        let Body::Text { text, more: true } = through(&Body::Text { text, more: true }) else {
+    fn a_text_follows_its_frame() {
+        let text = "\0ä".to_owned();
+        let bytes = text.len();
+        let sent = encode(&Body::Text { bytes, text }).unwrap();
+        let (frame, text) = sent[4..].split_at(sent.len() - 4 - bytes);
+        assert_eq!(text, "\0ä".as_bytes());
+        let Body::Text { bytes: 3, text } = decode(frame).unwrap() else {
             panic!("a text was sent");
         };
-        assert_eq!(text.len(), MAX_PIECE);
+        assert_eq!(text, "");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::cache::Cached;
 use super::import::PartKey;
-use super::{Description, ImportOptions, Offer, Origin, PartHandles};
+use super::{Description, ImportOptions, Offer, PartHandles};
 use crate::driver::{DevicePtr, Driver, Location, ShareableHandle};
 use crate::memory::{CpuView, access_checks, check_range, impl_cpu_memory, impl_memory};
 use crate::vmm::{Adjacent, Mapped, MappedPart, PhysicalMemory, Reservation};
@@ -63,7 +63,7 @@ impl GrowingImport {
     }
 
     /// Imports memory and maps it behind the memory mapped so far. If a step fails, nothing is added.
-    /// Memory that this process has imported already from the same [`Origin`] is not imported again.
+    /// Memory that this process has imported already from the same [`Origin`](super::Origin) is not imported again.
     ///
     /// # Errors
     /// As [`ImportOptions::import`]; [`Error::InvalidArgument`] for a description of less than whole parts, for memory of
@@ -122,9 +122,7 @@ impl GrowingImport {
     /// As [`add`](Self::add).
     #[track_caller]
     pub fn add_offer(&mut self, offer: Offer, options: &ImportOptions) -> Result<()> {
-        let peer = offer.peer();
-        let options = options.clone().or_origin(Origin::User(peer.uid));
-        let options = options.sender(peer.into());
+        let options = offer.with_sender(options.clone());
         self.add_from(&offer.description, offer.handles, &options)
     }
 

@@ -1,10 +1,11 @@
 //! Imports memory of another process: grants access to it, and reuses existing imports.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::cache::{Cache, Cached};
-use super::imported::{ImportedBuffer, Mapped};
+use super::imported::{ImportedBuffer, Inner, Mapped};
 use super::{Credentials, Description, Identity, Part, PartHandles};
 use crate::buffer::reachable_gpus;
 use crate::capability::ImexChannel;
@@ -37,7 +38,7 @@ pub enum Origin {
 pub(super) struct PartKey {
     pub(super) origin: Option<Origin>,
     /// Without an origin another number in each import, which shares nothing.
-    pub(super) unshared: u64,
+    pub(super) unshared: Option<u64>,
     pub(super) identity: Identity,
     pub(super) bytes: u64,
 }
@@ -167,12 +168,6 @@ impl ImportOptions {
         self
     }
 
-    /// Sets the origin unless one was given.
-    pub(super) fn or_origin(mut self, origin: Origin) -> Self {
-        self.origin.get_or_insert(origin);
-        self
-    }
-
     /// Imports the memory of `description` through `handles`, one for each part, maps it at one range of
     /// addresses, and grants access. If a step fails, the steps before it are undone.
     ///
@@ -245,8 +240,13 @@ impl ImportOptions {
             _ => &[],
         };
         let map = || MappedRange::map_or(driver, parts, &access, gpus);
-        let mapped = Imports::of(driver).mapped.get_or_try(key, map)?;
-        Ok(ImportedBuffer::new(mapped, description.clone(), via))
+        let mapped = Cached::get_or_try(&Imports::of(driver).mapped, key, map)?;
+        let description = description.clone();
+        Ok(ImportedBuffer(Arc::new(Inner {
+            mapped,
+            description,
+            via,
+        })))
     }
 
     /// Imports the memory of `description`, or returns memory that this process has imported already; with the handles' type.
@@ -268,11 +268,7 @@ impl ImportOptions {
         let site = self.site.clone().unwrap_or(Site::here());
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let unshared = self.origin.is_none();
-        let unshared = if unshared {
-            NEXT.fetch_add(1, Relaxed)
-        } else {
-            0
-        };
+        let unshared = unshared.then(|| NEXT.fetch_add(1, Relaxed));
         let mut parts = Vec::with_capacity(count);
         for (index, part) in description.parts.iter().enumerate() {
             let handle = handles.next(count - index)?;
@@ -283,7 +279,7 @@ impl ImportOptions {
                 bytes: part.bytes,
             };
             // `handle` is dropped in here, used or not, which closes or wipes it.
-            parts.push(imports.parts.get_or_try(key, || {
+            parts.push(Cached::get_or_try(&imports.parts, key, || {
                 let memory = PhysicalMemory::import(driver, &handle, part.bytes)
                     .map_err(|error| explain(driver, error, via))?;
                 memory.imported_from(self.sender_of(part), self.label.clone(), site.clone());
@@ -402,10 +398,14 @@ impl Offer {
     /// As [`ImportOptions::import`].
     #[track_caller]
     pub fn import(self, driver: &Driver, options: ImportOptions) -> Result<ImportedBuffer> {
-        options
-            .or_origin(Origin::User(self.peer.uid))
-            .sender(self.peer.into())
-            .import_from(driver, &self.description, self.handles)
+        let options = self.with_sender(options);
+        options.import_from(driver, &self.description, self.handles)
+    }
+
+    /// Returns the options with the sender, and by default with its user as the origin.
+    pub(super) fn with_sender(&self, mut options: ImportOptions) -> ImportOptions {
+        (options.origin).get_or_insert(Origin::User(self.peer.uid));
+        options.sender(self.peer.into())
     }
 
     /// Returns the offer with access to read alone: an import maps the memory so, and a write through the mapping is a fault.

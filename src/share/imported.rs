@@ -1,11 +1,17 @@
 //! Memory of another process, mapped and granted in this one.
 
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::Description;
 use super::cache::Cached;
+use super::fd::posix;
+use super::frame::Body;
 use super::import::{MappedKey, PartKey};
-use crate::driver::{Access, DevicePtr, HandleType, Location};
+use super::{Channel, Description, ImportOptions, Offer};
+use crate::MemoryError;
+use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleType, Location};
+use crate::error::failed;
 use crate::memory::{
     AccessChecks, CpuView, Engine, Memory, cpu_accessors, impl_cpu_memory, impl_memory,
 };
@@ -27,28 +33,16 @@ pub(super) type Mapped = MappedRange<Cached<PartKey, PhysicalMemory>>;
 /// [`ImportOptions::import`](super::ImportOptions::import) creates it, with an example, and so does
 /// [`Offer`](super::Offer).
 #[derive(Clone, Debug)]
-pub struct ImportedBuffer(Arc<Inner>);
+pub struct ImportedBuffer(pub(super) Arc<Inner>);
 
 #[derive(Debug)]
-struct Inner {
-    mapped: Cached<MappedKey, Mapped>,
-    description: Description,
-    via: HandleType,
+pub(super) struct Inner {
+    pub(super) mapped: Cached<MappedKey, Mapped>,
+    pub(super) description: Description,
+    pub(super) via: HandleType,
 }
 
 impl ImportedBuffer {
-    pub(super) fn new(
-        mapped: Cached<MappedKey, Mapped>,
-        description: Description,
-        via: HandleType,
-    ) -> Self {
-        Self(Arc::new(Inner {
-            mapped,
-            description,
-            via,
-        }))
-    }
-
     /// Returns the exporter's description of the memory.
     pub fn description(&self) -> &Description {
         &self.0.description
@@ -172,4 +166,72 @@ impl_memory! {
     /// Returns the location of the first part, as this machine's driver reports it.
     for ImportedBuffer, |this| this.0.mapped.first().driver(), this.0.mapped.start().add(this.start()),
     this.0.description.len, this.0.mapped.first().location()
+}
+
+/// Memory of another process that is imported, but not mapped. It keeps the fds, one for each part, so that it can be
+/// [passed on](Channel::pass_on): a driver exports no imported memory.
+#[derive(Debug)]
+pub struct ImportedParts {
+    parts: Vec<Cached<PartKey, PhysicalMemory>>,
+    access: Vec<AccessDesc>,
+    description: Description,
+    fds: Vec<OwnedFd>,
+}
+
+impl ImportedParts {
+    /// Returns the memory of a part.
+    ///
+    /// # Panics
+    /// If there are no more than `index` parts.
+    pub fn part(&self, index: usize) -> &PhysicalMemory {
+        self.parts[index].as_ref()
+    }
+
+    /// Returns the access that the options and the description allow together, the host's first.
+    pub fn access(&self) -> &[AccessDesc] {
+        &self.access
+    }
+
+    /// Returns the exporter's description of the memory.
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+}
+
+impl Offer {
+    /// Imports the memory without mapping it, by default with the other process's user as its origin: see [`Origin`].
+    ///
+    /// # Errors
+    /// As [`ImportOptions::import`]; [`System`](MemoryError::System) if this process may open no more file descriptors.
+    #[track_caller]
+    pub fn import_parts(self, driver: &Driver, options: ImportOptions) -> Result<ImportedParts> {
+        let options = self.with_sender(options);
+        let (description, handles) = self.into_parts();
+        let fds = handles.iter().filter_map(posix);
+        let fds: io::Result<_> = fds.map(|fd| fd.try_clone_to_owned()).collect();
+        let fds = fds.map_err(failed("duplicating a file descriptor"))?;
+        let (parts, _) = options.import_parts(driver, &description, handles.into())?;
+        let (access, _) = options.resolve(driver, &description, &parts)?;
+        Ok(ImportedParts {
+            parts,
+            access,
+            description,
+            fds,
+        })
+    }
+}
+
+impl Channel {
+    /// Sends imported memory on to another process, with the description and the access that came with it.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](MemoryError::InvalidArgument) for memory that came by fabric handles; as [`send`](Self::send).
+    pub fn pass_on(&mut self, memory: &ImportedParts) -> crate::Result<()> {
+        let fds: Vec<_> = memory.fds.iter().map(OwnedFd::as_fd).collect();
+        if fds.len() != memory.description.parts.len() {
+            let why = "it came by fabric handles";
+            return Err(MemoryError::invalid("imported memory", why).into());
+        }
+        self.send_body(&Body::Memory(memory.description.clone()), &fds)
+    }
 }

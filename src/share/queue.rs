@@ -16,10 +16,9 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use std::vec;
 
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-
 use super::{Shared, fd};
 use crate::driver::{HandleType, ShareableHandle};
+use crate::error::failed;
 use crate::{Error, MemoryError, MemoryResult, Result};
 
 /// The most fds of one message.
@@ -41,8 +40,7 @@ pub const fn is_needed(parts: usize) -> bool {
 /// # Errors
 /// The system's.
 pub fn pair() -> MemoryResult<(UnixStream, OwnedFd)> {
-    let pair = UnixStream::pair();
-    let (ours, theirs) = pair.map_err(|error| MemoryError::system("a queue of handles", &error))?;
+    let (ours, theirs) = UnixStream::pair().map_err(failed("a queue of handles"))?;
     Ok((ours, theirs.into()))
 }
 
@@ -61,17 +59,10 @@ pub fn batches(parts: usize) -> impl Iterator<Item = Range<usize>> {
 pub fn fill(queue: &UnixStream, shared: &Shared, peer: &str, within: Duration) -> Result<()> {
     for parts in batches(shared.part_count()) {
         let batch = shared.export_parts(parts, HandleType::PosixFd)?;
-        let fds = fd::all_posix(&batch)
-            .map_err(|error| MemoryError::system("sending handles", &error))?;
-        fd::send_within(queue.as_fd(), &[0], &fds, within).map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock => {
-                Error::timed_out(format!("sending handles ({peer})"), within)
-            }
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                Error::peer_lost(peer, "it has closed its end of the handles")
-            }
-            _ => MemoryError::system("sending handles", &error).into(),
-        })?;
+        let (what, fds) = ("sending handles", fd::all_posix(&batch));
+        let fds = fds.map_err(failed(what))?;
+        fd::send_within(queue.as_fd(), &[0], &fds, within)
+            .map_err(|error| Error::of_message(&error, what, peer, within))?;
     }
     Ok(())
 }
@@ -129,9 +120,8 @@ impl PartHandles {
 
     /// Checks the handles of `count` parts, before the first is taken.
     pub(super) fn begin(&self, count: usize) -> MemoryResult<()> {
-        if let Some(queue) = &self.queue {
-            let patient = set_socket_timeout(queue, Timeout::Recv, Some(PATIENCE));
-            return patient.map_err(|error| failed(&error.into()));
+        if self.queue.is_some() {
+            return Ok(());
         }
         let here = self.here();
         let wrong = |why: String| Err(MemoryError::invalid("handles", why));
@@ -151,10 +141,14 @@ impl PartHandles {
             && let Some(queue) = &self.queue
         {
             let most = left.min(BATCH);
-            let (bytes, fds) = fd::recv(queue.as_fd(), &mut [0], most).map_err(|e| failed(&e))?;
+            let received = fd::recv_within(queue.as_fd(), &mut [0], most, PATIENCE);
+            let (bytes, fds) = received.map_err(|error| not_received(&error))?;
             if bytes == 0 || fds.is_empty() {
                 let why = "the exporter has ended, or has sent too few";
-                return Err(failed(&io::Error::new(io::ErrorKind::UnexpectedEof, why)));
+                return Err(not_received(&io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    why,
+                )));
             }
             let handles: Vec<_> = fds.into_iter().map(ShareableHandle::PosixFd).collect();
             self.here = handles.into_iter();
@@ -164,7 +158,7 @@ impl PartHandles {
     }
 }
 
-fn failed(error: &io::Error) -> MemoryError {
+fn not_received(error: &io::Error) -> MemoryError {
     let what = "receiving handles";
     match error.kind() {
         io::ErrorKind::WouldBlock => {

@@ -40,7 +40,7 @@ use egmem_core::{Error, Result};
 #[derive(Clone, Debug)]
 pub struct Shared {
     /// Keeps the memory alive for others.
-    whole: Arc<Whole>,
+    parts: Arc<Vec<Source>>,
     view: View,
     /// Kept alive while the memory is shared.
     keep: Vec<Arc<dyn Any + Send + Sync>>,
@@ -54,18 +54,17 @@ impl From<Buffer> for Shared {
 
 impl From<Arc<Buffer>> for Shared {
     fn from(buffer: Arc<Buffer>) -> Self {
-        let len = buffer.len();
-        Self::new(Memories::Buffer(buffer), len)
+        let of_buffer = |index| Source::Buffer(Exports::default(), Arc::clone(&buffer), index);
+        let parts = (0..buffer.physical().len()).map(of_buffer);
+        Self::new(parts.collect(), buffer.len())
     }
 }
 
 impl Shared {
-    fn new(memory: Memories, len: u64) -> Self {
-        let whole = Whole::new(memory);
-        let view = View::whole(whole.count(), len);
+    fn new(parts: Vec<Source>, len: u64) -> Self {
         Self {
-            whole: Arc::new(whole),
-            view,
+            view: View::whole(parts.len(), len),
+            parts: Arc::new(parts),
             keep: Vec::new(),
         }
     }
@@ -85,7 +84,9 @@ impl Shared {
             let why = format!("{len} bytes of {all}, of which the last part begins at {before}");
             return Err(Error::invalid("length", why));
         }
-        Ok(Self::new(Memories::Physical(parts), len))
+        let parts = parts.into_iter();
+        let parts = parts.map(|memory| Source::Physical(Exports::default(), memory));
+        Ok(Self::new(parts.collect(), len))
     }
 
     /// Shares a window of `len` bytes on memory that others hold too, at `offset` from the first part's
@@ -103,7 +104,7 @@ impl Shared {
     ) -> Result<Self> {
         check_parts(parts.iter().map(|part| part.physical()))?;
         let all = padded(parts.iter().map(|part| part.physical()));
-        let all = Self::new(Memories::Held(parts), all);
+        let all = Self::new(parts.into_iter().map(Source::Held).collect(), all);
         Ok(all.window(offset, len)?.holding(keep))
     }
 
@@ -165,21 +166,24 @@ impl Shared {
     /// # Errors
     /// `self` otherwise.
     pub fn into_physical(mut self) -> Result<Vec<PhysicalMemory>, Self> {
-        if !self.is_window()
-            && self.keep.is_empty()
-            && let Some(whole) = Arc::get_mut(&mut self.whole)
-            && let Memories::Physical(parts) = &mut whole.memory
-        {
+        let is_own = matches!(self.parts[..], [Source::Physical(..), ..]);
+        let is_all = is_own && self.keep.is_empty() && !self.is_window();
+        let Some(parts) = Arc::get_mut(&mut self.parts).filter(|_| is_all) else {
+            return Err(self);
+        };
+        let own = |part| match part {
             // Unmapped, and without a handle, before another user gets it.
-            whole.exports.clear();
-            return Ok(std::mem::take(parts));
-        }
-        Err(self)
+            Source::Physical(_exports, memory) => Some(memory),
+            _ => None,
+        };
+        Ok(parts.drain(..).filter_map(own).collect())
     }
 
     /// Iterates over the parts that it touches.
-    fn parts(&self) -> impl Iterator<Item = &PhysicalMemory> {
-        self.view.parts.clone().map(|index| self.whole.part(index))
+    fn parts(&self) -> impl Iterator<Item = &PhysicalMemory> + Clone {
+        self.parts[self.view.parts.clone()]
+            .iter()
+            .map(Source::physical)
     }
 
     /// Returns whether this is a [`window`](Self::window): the bytes around it then belong to other memory.
@@ -237,14 +241,11 @@ impl Shared {
         parts: Range<usize>,
         handle_type: HandleType,
     ) -> Result<Vec<ShareableHandle>> {
-        let all = &self.view.parts;
-        let at = |part: usize| all.start.saturating_add(part).min(all.end);
-        let parts = at(parts.start)..at(parts.end);
-        let export = |index| {
-            let memory = self.whole.part(index);
-            self.whole.exports(index).export(memory, handle_type)
-        };
-        parts.map(export).collect()
+        let all = &self.parts[self.view.parts.clone()];
+        let parts = parts.start.min(all.len())..parts.end.min(all.len());
+        let some = all.get(parts).unwrap_or_default();
+        let export = |part: &Source| part.exports().export(part.physical(), handle_type);
+        some.iter().map(export).collect()
     }
 
     /// Returns the number of the description's parts.
@@ -283,7 +284,7 @@ impl Shared {
 
     fn first(&self) -> &PhysicalMemory {
         // Never empty: every constructor checks that.
-        self.whole.part(self.view.parts.start)
+        self.parts[self.view.parts.start].physical()
     }
 
     /// Returns the number of usable bytes.
@@ -303,8 +304,8 @@ impl Shared {
 
     /// Returns the buffer that this was made from, if any: all of it, for a window too.
     pub fn buffer(&self) -> Option<&Arc<Buffer>> {
-        match &self.whole.memory {
-            Memories::Buffer(buffer) => Some(buffer),
+        match &self.parts[self.view.parts.start] {
+            Source::Buffer(_, buffer, _) => Some(buffer),
             _ => None,
         }
     }
@@ -341,8 +342,8 @@ impl Shared {
         {
             return with(cpu, at);
         }
-        let exports = self.whole.exports(index);
-        exports.with_cpu(self.whole.part(index), |cpu| with(cpu, at))
+        let part = &self.parts[index];
+        (part.exports()).with_cpu(part.physical(), |cpu| with(cpu, at))
     }
 }
 
@@ -466,54 +467,28 @@ pub(super) fn note(driver: &Driver, place: &Arc<Place>) {
     }
 }
 
-/// The memory behind shared memory and its windows, with the exported handles of its parts.
+/// A part's memory, and its exports, which are dropped before it.
 #[derive(Debug)]
-struct Whole {
-    /// The exported handles of each part, except for parts that hold their own. They are dropped before `memory`.
-    exports: Vec<Exports>,
-    memory: Memories,
+enum Source {
+    /// The memory with this index in a buffer.
+    Buffer(Exports, Arc<Buffer>, usize),
+    Physical(Exports, PhysicalMemory),
+    Held(Arc<dyn Holds>),
 }
 
-#[derive(Debug)]
-enum Memories {
-    Buffer(Arc<Buffer>),
-    Physical(Vec<PhysicalMemory>),
-    Held(Vec<Arc<dyn Holds>>),
-}
-
-impl Whole {
-    fn new(memory: Memories) -> Self {
-        let mut whole = Self {
-            exports: Vec::new(),
-            memory,
-        };
-        if !matches!(whole.memory, Memories::Held(_)) {
-            let count = whole.count();
-            whole.exports.resize_with(count, Exports::default);
-        }
-        whole
-    }
-
-    fn count(&self) -> usize {
-        match &self.memory {
-            Memories::Buffer(buffer) => buffer.physical().len(),
-            Memories::Physical(parts) => parts.len(),
-            Memories::Held(parts) => parts.len(),
+impl Source {
+    fn physical(&self) -> &PhysicalMemory {
+        match self {
+            Self::Buffer(_, buffer, index) => &buffer.physical()[*index],
+            Self::Physical(_, memory) => memory,
+            Self::Held(part) => part.physical(),
         }
     }
 
-    fn part(&self, index: usize) -> &PhysicalMemory {
-        match &self.memory {
-            Memories::Buffer(buffer) => &buffer.physical()[index],
-            Memories::Physical(parts) => &parts[index],
-            Memories::Held(parts) => parts[index].physical(),
-        }
-    }
-
-    fn exports(&self, index: usize) -> &Exports {
-        match &self.memory {
-            Memories::Held(parts) => parts[index].exports(),
-            _ => &self.exports[index],
+    fn exports(&self) -> &Exports {
+        match self {
+            Self::Buffer(exports, ..) | Self::Physical(exports, _) => exports,
+            Self::Held(part) => part.exports(),
         }
     }
 }

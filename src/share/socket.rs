@@ -14,6 +14,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::{Channel, Peers, fd};
+use crate::error::failed;
 use crate::fork::Generation;
 use crate::{Error, MemoryError, MemoryResult, Result, Unreachable};
 
@@ -63,9 +64,7 @@ fn new(of: SocketType) -> rustix::io::Result<OwnedFd> {
 }
 
 fn address(path: &Path) -> MemoryResult<SocketAddrUnix> {
-    SocketAddrUnix::new(path).map_err(|error| {
-        MemoryError::system(format!("the socket path {}", path.display()), &error.into())
-    })
+    SocketAddrUnix::new(path).map_err(failed(format!("the socket path {}", path.display())))
 }
 
 /// Creates a folder for sockets, for this user alone, unless it exists.
@@ -106,8 +105,8 @@ pub fn check_private(folder: &Path) -> io::Result<()> {
 /// socket.
 pub fn listen(path: &Path, peers: &Peers) -> MemoryResult<(OwnedFd, SocketFile)> {
     address(path)?;
-    listen_at(path, peers, &rename)
-        .map_err(|error| MemoryError::system(format!("listening at {}", path.display()), &error))
+    let listening = listen_at(path, peers, &rename);
+    listening.map_err(failed(format!("listening at {}", path.display())))
 }
 
 fn listen_at(path: &Path, peers: &Peers, rename: Rename<'_>) -> io::Result<(OwnedFd, SocketFile)> {
@@ -234,8 +233,7 @@ fn nobody_listens(path: &Path) -> bool {
 /// and a child that it forked still has its socket.
 pub fn connect(path: &Path, timeout: Duration) -> Result<OwnedFd> {
     let address = address(path)?;
-    let socket = new(SocketType::STREAM)
-        .map_err(|error| MemoryError::system("making a socket", &error.into()))?;
+    let socket = new(SocketType::STREAM).map_err(failed("making a socket"))?;
     let connected = set_socket_timeout(&socket, Timeout::Send, Some(timeout))
         .and_then(|()| rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)));
     let shown = path.display();

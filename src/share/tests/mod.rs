@@ -1,5 +1,6 @@
 //! Sharing within one process, on the simulator.
 
+mod events;
 mod offers;
 mod once;
 mod queues;
@@ -10,6 +11,7 @@ use crate::driver::sim::Held;
 use crate::driver::{
     Access, Call, Code, FabricHandle, HandleType, HandleTypes, Location, NodeId, ShareableHandle,
 };
+use crate::per_driver::lock;
 use crate::topology::Share;
 use crate::vmm::PhysicalMemory;
 use crate::{
@@ -204,7 +206,7 @@ fn wrong_descriptions_and_handles_are_refused_and_leave_nothing() {
         let error = refused(&description, fds(&shared));
         assert_eq!(error.code(), Some(Code::OUT_OF_MEMORY));
     }
-    assert_eq!(Imports::of(&driver).parts.len(), 0);
+    assert_eq!(lock(&Imports::of(&driver).parts).len(), 0);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Shares pools over a channel, and frees their memory in the right order.
+//! Lends allocations of pools, and events, over a channel. What the lender frees last, it frees after every borrower.
 
 use std::io::{self, PipeReader};
 use std::ops::Deref;
@@ -6,16 +6,16 @@ use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
+use rustix::event::PollFlags;
 
-use super::fd::posix;
-use super::frame::{Body, Pointer};
-use super::{Channel, Credentials};
-use crate::driver::{HandleType, PoolPtrExport, ShareableHandle};
+use super::fd::{self, posix};
+use super::frame::{Body, EventBody, Pointer};
+use super::{BootId, Channel, Credentials};
+use crate::driver::{HandleType, IpcEventHandle, PoolPtrExport, ShareableHandle};
+use crate::error::failed;
 use crate::per_driver::lock;
 use crate::pool::{ImportedPool, ImportedPoolBuffer};
-use crate::{Driver, MemoryError, MemoryResult, Pool, PoolBuffer, Result, Stream};
+use crate::{Driver, Event, MemoryError, MemoryResult, Pool, PoolBuffer, Result, Stream};
 
 /// An allocation of a pool that other processes may have imported. It is not freed before they have freed it.
 ///
@@ -99,12 +99,15 @@ impl LentPoolBuffer {
     /// # Errors
     /// [`StillHeld`](MemoryError::StillHeld) with the holders if that takes longer than `timeout`.
     pub fn wait(&mut self, timeout: Duration) -> MemoryResult<()> {
-        let until = Instant::now().checked_add(timeout);
+        let until = Instant::now() + timeout.min(fd::FOREVER);
         while let Some(holder) = self.holders.last() {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            if ended(&holder.returned, left)? {
+            let left = until.saturating_duration_since(Instant::now());
+            // Nothing is ever written, so only the end can become readable.
+            let found = fd::wait_for(&holder.returned, PollFlags::empty(), left);
+            let found = found.map_err(failed("waiting for a pipe's end"))?;
+            if found.contains(PollFlags::HUP) {
                 self.holders.pop();
-            } else if left.is_some_and(|left| left.is_zero()) {
+            } else if left.is_zero() {
                 return Err(MemoryError::StillHeld {
                     name: "a pool's memory".into(),
                     holders: self.holders().iter().map(Credentials::to_string).collect(),
@@ -129,15 +132,11 @@ impl LentPoolBuffer {
     /// Runs deferred frees whose holders have returned the allocation; returns how many are left.
     pub fn sweep() -> usize {
         let mut kept = lock(&KEPT_BACK);
-        let mut free = Vec::new();
-        for (buffer, mut holders) in std::mem::take(&mut *kept) {
-            keep_holders(&mut holders);
-            if holders.is_empty() {
-                free.push(buffer);
-            } else {
-                kept.push((buffer, holders));
-            }
-        }
+        let free = kept.extract_if(.., |(_, holders)| {
+            keep_holders(holders);
+            holders.is_empty()
+        });
+        let free: Vec<_> = free.collect();
         let left = kept.len();
         drop(kept);
         // Outside the lock, because a free takes the driver's time.
@@ -159,42 +158,19 @@ impl Deref for LentPoolBuffer {
 
 impl Drop for LentPoolBuffer {
     fn drop(&mut self) {
-        if let Some(buffer) = &self.buffer
-            && !buffer.pool().driver().is_of_this_process()
-        {
-            return; // in a forked child the list's lock may never be released
+        // In a forked child the list's lock may never be released.
+        let own = |buffer: &mut PoolBuffer| buffer.pool().driver().is_of_this_process();
+        if let Some(buffer) = self.buffer.take_if(own) {
+            lock(&KEPT_BACK).push((buffer, std::mem::take(&mut self.holders)));
+            Self::sweep();
         }
-        if let Some(buffer) = self.buffer.take() {
-            keep_holders(&mut self.holders);
-            if !self.holders.is_empty() {
-                let holders = std::mem::take(&mut self.holders);
-                lock(&KEPT_BACK).push((buffer, holders));
-            }
-        }
-        Self::sweep();
     }
 }
 
 /// Removes the holders that have returned the allocation.
 fn keep_holders(holders: &mut Vec<Holder>) {
     // If the check fails, the holder counts as still having it.
-    holders.retain(|holder| !ended(&holder.returned, Some(Duration::ZERO)).unwrap_or(false));
-}
-
-/// Returns whether no process has the pipe's other end any more; waits at most `timeout`.
-fn ended(pipe: &PipeReader, timeout: Option<Duration>) -> MemoryResult<bool> {
-    let timeout = timeout.and_then(|timeout| timeout.try_into().ok());
-    // Nothing is ever written, so only the end can become readable.
-    let mut fds = [PollFd::new(pipe, PollFlags::empty())];
-    match poll(&mut fds, timeout.as_ref()) {
-        Ok(_) => Ok(fds[0].revents().contains(PollFlags::HUP)),
-        // The caller retries for as long as it has time.
-        Err(Errno::INTR) => Ok(false),
-        Err(error) => Err(MemoryError::system(
-            "waiting for a pipe's end",
-            &error.into(),
-        )),
-    }
+    holders.retain(|holder| !fd::has_hung_up(&holder.returned));
 }
 
 impl Channel {
@@ -219,9 +195,8 @@ impl Channel {
     /// # Errors
     /// The driver's errors, and those of [`receive`](Self::receive).
     pub fn receive_pool(&mut self, driver: &Driver) -> Result<ImportedPool> {
-        match self.receive_body()? {
-            (Body::Pool { location }, mut fds) => {
-                let fd = fds.pop().ok_or_else(|| self.protocol("no fd"))?;
+        match self.receive_one()? {
+            (Body::Pool { location }, Some(fd)) => {
                 let handle = ShareableHandle::PosixFd(fd);
                 Ok(ImportedPool::import(driver, &handle, location)?)
             }
@@ -238,9 +213,8 @@ impl Channel {
     pub fn send_pool_buffer(&mut self, lent: &mut LentPoolBuffer) -> Result<()> {
         LentPoolBuffer::sweep();
         // SAFETY: `lent` frees the allocation after all holders of its pipes.
-        let pointer = Pointer(unsafe { lent.export_pointer() }?.0.to_vec());
-        let (returned, tether) =
-            io::pipe().map_err(|error| MemoryError::system("making a pipe", &error))?;
+        let pointer = Pointer(unsafe { lent.export_pointer() }?.0);
+        let (returned, tether) = io::pipe().map_err(failed("making a pipe"))?;
         let peer = self.peer();
         let bytes = crate::Memory::len(&**lent);
         // First, so that the holder is tracked even if the send fails.
@@ -266,11 +240,9 @@ impl Channel {
         pool: &ImportedPool,
         stream: &Stream,
     ) -> Result<ImportedPoolBuffer> {
-        match self.receive_body()? {
-            (Body::PoolBuffer { bytes, pointer }, mut fds) => {
-                let tether = fds.pop().ok_or_else(|| self.protocol("no fd"))?;
-                let pointer = pointer.0.try_into().map(PoolPtrExport);
-                let pointer = pointer.map_err(|_| self.protocol("a pointer of another size"))?;
+        match self.receive_one()? {
+            (Body::PoolBuffer { bytes, pointer }, Some(tether)) => {
+                let pointer = PoolPtrExport(pointer.0);
                 // SAFETY: a `LentPoolBuffer` keeps the allocation while the pipe's other end is open. That the other
                 // process sent one is trusted, as documented above: the driver cannot tell.
                 let buffer = unsafe { pool.import_pointer(&pointer, bytes, stream, tether) }?;
@@ -280,4 +252,67 @@ impl Channel {
             (other, _) => Err(self.unexpected(&other)),
         }
     }
+
+    /// Lends an event to the other process, which may then record it and make its streams wait for it. See
+    /// [`Event::lend`]: the event exists until the other process has dropped its own.
+    ///
+    /// ```no_run
+    /// # use egmem::share::{Channel, Peers};
+    /// # use egmem::{Driver, Event, Stream};
+    /// # fn example(driver: &Driver, stream: &Stream, channel: &mut Channel) -> egmem::share::Result<()> {
+    /// let event = Event::interprocess(driver, 0)?;
+    /// channel.send_event(&event)?;
+    /// // … GPU work on `stream` …
+    /// event.record(stream)?;
+    /// channel.send_text("recorded")?; // the other process: receive_event, receive_text, Stream::wait
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Event::lend`], and of [`send`](Self::send).
+    pub fn send_event(&mut self, event: &Event) -> Result<()> {
+        let gpu = event.driver().device_uuid(event.handle().device)?;
+        let boot = BootId::current()?;
+        let lent = event.lend()?;
+        let handle = Pointer(*lent.handle.expose_bytes());
+        let body = Body::Event(EventBody { boot, gpu, handle });
+        self.send_body(&body, &[lent.tether.as_fd()])
+    }
+
+    /// Waits for an event from the other process. It is opened for the same GPU, whatever its ordinal here.
+    ///
+    /// The other process is trusted to keep its event until this one is dropped, as [`Event::lend`] does: nothing can be
+    /// asked of the driver to check that. Receive events only from programs that are trusted with this process's memory.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](MemoryError::InvalidArgument) if this process does not have the event's GPU, or if the event is
+    /// of another boot of the machine; the driver's errors, also for an event of this process itself; those of
+    /// [`receive`](Self::receive).
+    pub fn receive_event(&mut self, driver: &Driver) -> Result<Event> {
+        let (body, tether) = match self.receive_one()? {
+            (Body::Event(body), Some(tether)) => (body, tether),
+            (other, _) => return Err(self.unexpected(&other)),
+        };
+        if body.boot != BootId::current()? {
+            let why = "it belongs to another machine, or to an earlier boot of this one";
+            return Err(MemoryError::invalid("event", why).into());
+        }
+        let device = ordinal_of(driver, &body.gpu)?;
+        let handle = IpcEventHandle::from_bytes(&body.handle.0);
+        // SAFETY: the lender keeps its event while `tether` is open. That the other process is one is trusted, as
+        // documented above: the driver cannot tell.
+        Ok(unsafe { Event::import(driver, device, &handle, Some(tether)) }?)
+    }
+}
+
+/// Returns this process's ordinal of a GPU: processes see the GPUs that `CUDA_VISIBLE_DEVICES` names, in its order.
+fn ordinal_of(driver: &Driver, uuid: &[u8; 16]) -> MemoryResult<i32> {
+    for device in 0..driver.device_count()? {
+        if driver.device_uuid(device)? == *uuid {
+            return Ok(device);
+        }
+    }
+    let why = "this process does not have its GPU: add it to CUDA_VISIBLE_DEVICES";
+    Err(MemoryError::invalid("event", why))
 }
