@@ -11,9 +11,7 @@ use rustix::event::PollFlags;
 
 use super::fd::{self, MAX_FDS, posix};
 use super::frame::{self, Body};
-use super::queue;
-use super::socket;
-use super::{Credentials, Description, Offer, PartHandles, Peers, Shared};
+use super::{Credentials, Description, Offer, PartHandles, Peers, Shared, queue, socket};
 use crate::driver::{Access, HandleType, ShareableHandle};
 use crate::error::failed;
 use crate::{Error, Result};
@@ -230,27 +228,14 @@ impl Channel {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
-    fn check_open(&self) -> Result<()> {
-        if !self.closed {
-            return Ok(());
-        }
-        let why = "the connection was closed after an error";
-        Err(Error::peer_lost(self.peer.to_string(), why))
-    }
-
     pub(super) fn send_body(&mut self, body: &Body, fds: &[BorrowedFd<'_>]) -> Result<()> {
         debug_assert_eq!(body.fds(), fds.len());
-        self.check_open()?;
         let frame = frame::encode(body)?;
-        let result = self.write(&frame, fds);
-        if result.is_err() {
-            self.close();
-        }
-        result
+        self.together(|channel| channel.write(&frame, fds))
     }
 
     fn write(&self, frame: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let wait = self.deadline("sending");
+        let wait = self.deadline("sending")?;
         let (first, more) = fds.split_at(fds.len().min(MAX_FDS));
         let mut sent = wait.send(frame, first)?;
         while sent < frame.len() {
@@ -270,7 +255,6 @@ impl Channel {
 
     /// Waits for a message. The bytes of a text are received up to this number, and otherwise left behind.
     fn receive_body(&mut self, most: usize) -> Result<(Body, Vec<OwnedFd>)> {
-        self.check_open()?;
         let mut idle = true;
         let result = self.read(&mut idle, most);
         let again = idle && matches!(result, Err(Error::TimedOut { .. }));
@@ -282,7 +266,7 @@ impl Channel {
 
     /// `idle` stays true until a byte arrives.
     fn read(&self, idle: &mut bool, most: usize) -> Result<(Body, Vec<OwnedFd>)> {
-        let wait = self.deadline("waiting for memory");
+        let wait = self.deadline("waiting for memory")?;
         let mut fds = Vec::new();
         let mut prefix = [0; 4];
         wait.fill(&mut prefix, &mut fds, MAX_FDS, idle)?;
@@ -312,12 +296,16 @@ impl Channel {
         }
     }
 
-    fn deadline(&self, what: &'static str) -> Wait<'_> {
-        Wait {
+    fn deadline(&self, what: &'static str) -> Result<Wait<'_>> {
+        if self.closed {
+            let why = "the connection was closed after an error";
+            return Err(Error::peer_lost(self.peer.to_string(), why));
+        }
+        Ok(Wait {
             channel: self,
             what,
             until: Instant::now() + self.timeout.min(fd::FOREVER),
-        }
+        })
     }
 
     /// Sends a text to the other process.

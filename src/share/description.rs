@@ -83,17 +83,14 @@ impl Description {
                 sum > isize::MAX as u64 => "more bytes than an address space";
             }
         }
-        let right = match self.offset {
-            // The last part may be padding only: room for a probe.
-            None => self.len != 0 && (before..=sum).contains(&self.len),
-            Some(offset) => {
-                let end = offset.checked_add(self.len);
-                let ends = end.is_some_and(|end| before < end && end <= sum);
-                self.len != 0 && offset < self.parts[0].bytes && ends
-            }
-        };
-        let Self { len, offset, .. } = self;
-        let at = || offset.map_or(String::new(), |offset| format!(" at {offset}"));
+        let (start, len) = (self.offset.unwrap_or(0), self.len);
+        // All the memory may have a last part that is padding only: room for a probe.
+        let least = before + u64::from(self.is_window());
+        let ends = start
+            .checked_add(len)
+            .is_some_and(|end| (least..=sum).contains(&end));
+        let right = len != 0 && start < self.parts[0].bytes && ends;
+        let at = || (self.offset).map_or(String::new(), |offset| format!(" at {offset}"));
         let mut identities: Vec<_> = self.parts.iter().map(|part| part.identity).collect();
         identities.sort_unstable();
         refuse! { wrong;
@@ -125,10 +122,6 @@ impl View {
         }
     }
 
-    pub const fn is_window(&self) -> bool {
-        self.offset.is_some()
-    }
-
     /// Returns a window of `len` bytes, `offset` bytes into this, whose parts have these sizes.
     pub fn window(
         &self,
@@ -156,7 +149,7 @@ impl View {
     /// window.
     pub fn word_at(&self, sizes: impl Iterator<Item = u64>, offset: u64) -> Result<(usize, u64)> {
         const WORD: u64 = size_of::<u64>() as u64;
-        if self.is_window() {
+        if self.offset.is_some() {
             check_range(offset, WORD, self.len)?;
         }
         let at = self.offset.unwrap_or(0).saturating_add(offset);
@@ -355,7 +348,7 @@ mod tests {
                     view = window;
                 }
                 let bytes = bytes(&view, &sizes);
-                let limit = match view.is_window() {
+                let limit = match view.offset.is_some() {
                     true => view.len.saturating_sub(7),
                     // It may extend beyond its part; another test covers that.
                     false => view.len,

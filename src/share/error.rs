@@ -142,10 +142,7 @@ impl Explain for Error {
     }
 
     fn untold_call(&self) -> Option<DriverError> {
-        match self {
-            Self::Memory(error) => error.untold_call(),
-            _ => None,
-        }
+        self.memory().and_then(Explain::untold_call)
     }
 }
 

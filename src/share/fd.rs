@@ -227,15 +227,11 @@ pub fn has_ended(process: &OwnedFd) -> bool {
     wait_for(process, PollFlags::IN, Duration::ZERO).is_ok_and(|found| !found.is_empty())
 }
 
-/// Waits for events of a file, for at most `timeout`; returns those that came. A signal ends the wait.
-pub(super) fn wait_for(
-    file: impl AsFd,
-    events: PollFlags,
-    timeout: Duration,
-) -> io::Result<PollFlags> {
-    let mut fds = [PollFd::new(&file, events)];
+/// Waits for events of a file for so long at most; returns those that came. A signal ends the wait.
+pub(super) fn wait_for(fd: impl AsFd, what: PollFlags, within: Duration) -> io::Result<PollFlags> {
+    let mut fds = [PollFd::new(&fd, what)];
     // `None`, without an end, for more than the kernel counts.
-    match poll(&mut fds, Timespec::try_from(timeout).ok().as_ref()) {
+    match poll(&mut fds, Timespec::try_from(within).ok().as_ref()) {
         Ok(_) => Ok(fds[0].revents()),
         Err(Errno::INTR) => Ok(PollFlags::empty()),
         Err(error) => Err(error.into()),
@@ -243,8 +239,8 @@ pub(super) fn wait_for(
 }
 
 /// Returns whether no process has the other end of a socket or a pipe any more.
-pub(super) fn has_hung_up(file: impl AsFd) -> bool {
-    let found = wait_for(file, PollFlags::empty(), Duration::ZERO);
+pub(super) fn has_hung_up(fd: impl AsFd) -> bool {
+    let found = wait_for(fd, PollFlags::empty(), Duration::ZERO);
     found.is_ok_and(|found| found.contains(PollFlags::HUP))
 }
 

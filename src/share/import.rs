@@ -291,13 +291,11 @@ impl ImportOptions {
 
     /// Returns the ledger's note on the origin of a part.
     fn sender_of(&self, part: &Part) -> Imported {
-        let known = self.origin.as_ref().map(|origin| Party {
-            pid: None,
-            name: match origin {
-                Origin::User(uid) => format!("a process of user {uid}"),
-                Origin::Peer(name) => name.clone(),
-            },
+        let known = self.origin.as_ref().map(|origin| match origin {
+            Origin::User(uid) => format!("a process of user {uid}"),
+            Origin::Peer(name) => name.clone(),
         });
+        let known = known.map(|name| Party { pid: None, name });
         Imported {
             from: self.sender.clone().or(known),
             identity: Some(part.identity),
@@ -327,10 +325,8 @@ impl ImportOptions {
         let allowed = description.access;
         let on_host = parts.iter().all(|part| part.location().is_host());
         let mut access = BTreeMap::new();
-        if let Some(gpus) = &self.gpus {
-            for (&gpu, wanted) in gpus {
-                access.insert(gpu, resolved(*wanted, gpu, allowed)?);
-            }
+        for (&gpu, &wanted) in self.gpus.iter().flatten() {
+            access.insert(gpu, resolved(wanted, gpu, allowed)?);
         }
         if self.gpus.is_none() || self.skips_unreachable {
             for (index, part) in parts.iter().enumerate() {
@@ -362,12 +358,9 @@ impl ImportOptions {
 }
 
 fn explain(driver: &Driver, error: Error, via: HandleType) -> Error {
+    let is_refused = via == HandleType::Fabric && error.code() == Some(Code::NOT_PERMITTED);
     match error {
-        Error::Driver(source)
-            if source.code == Code::NOT_PERMITTED && via == HandleType::Fabric =>
-        {
-            no_imex_channel(source, &ImexChannel::of(driver))
-        }
+        Error::Driver(source) if is_refused => no_imex_channel(source, &ImexChannel::of(driver)),
         other => other,
     }
 }

@@ -67,7 +67,7 @@ impl ImportedBuffer {
     /// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the host may at least read.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
         let Description { len, .. } = self.0.description;
-        self.all_cpu()?.slice(self.start(), len)
+        self.all_cpu()?.slice(self.at(0), len)
     }
 
     /// Returns the CPU's view of everything mapped.
@@ -84,9 +84,10 @@ impl ImportedBuffer {
         self.all_cpu()
     }
 
-    /// Returns where its bytes begin in the mapping.
-    fn start(&self) -> u64 {
-        self.0.description.offset.unwrap_or(0)
+    /// Returns where an offset lies in the mapping.
+    fn at(&self, offset: u64) -> u64 {
+        let start = self.0.description.offset.unwrap_or(0);
+        start.saturating_add(offset)
     }
 
     cpu_accessors!();
@@ -137,34 +138,29 @@ impl_cpu_memory!(ImportedBuffer);
 // SAFETY: the mapping below it lives as long, and answers.
 unsafe impl AccessChecks for ImportedBuffer {
     fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
-        let offset = self.start().saturating_add(offset);
-        self.0.mapped.gpu_access(gpu, engine, offset, len)
+        self.0.mapped.gpu_access(gpu, engine, self.at(offset), len)
     }
 
     fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
-        let offset = self.start().saturating_add(offset);
-        self.0.mapped.may_be_on_host(offset, len)
+        self.0.mapped.may_be_on_host(self.at(offset), len)
     }
 
     fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
-        let offset = self.start().saturating_add(offset);
-        self.0.mapped.of_one_copy(offset, len)
+        self.0.mapped.of_one_copy(self.at(offset), len)
     }
 
     fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
-        let offset = self.start().saturating_add(offset);
-        self.0.mapped.of_one_mapping(offset, len)
+        self.0.mapped.of_one_mapping(self.at(offset), len)
     }
 
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        let offset = self.start().saturating_add(offset);
-        self.0.mapped.is_read_only_for_cpu(offset, len)
+        self.0.mapped.is_read_only_for_cpu(self.at(offset), len)
     }
 }
 
 impl_memory! {
     /// Returns the location of the first part, as this machine's driver reports it.
-    for ImportedBuffer, |this| this.0.mapped.first().driver(), this.0.mapped.start().add(this.start()),
+    for ImportedBuffer, |this| this.0.mapped.first().driver(), this.0.mapped.start().add(this.at(0)),
     this.0.description.len, this.0.mapped.first().location()
 }
 

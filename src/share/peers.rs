@@ -154,10 +154,8 @@ pub struct Link {
 
 impl Link {
     fn new(socket: OwnedFd) -> Self {
-        Self {
-            socket,
-            process: Generation::current(),
-        }
+        let process = Generation::current();
+        Self { socket, process }
     }
 
     /// Returns whether the other end was dropped, or its process has ended. It never changes back. What that process wrote to

@@ -17,7 +17,7 @@ use std::time::Duration;
 use std::vec;
 
 use super::{Shared, fd};
-use crate::driver::{HandleType, ShareableHandle};
+use crate::driver::{HandleType, ShareableHandle, refuse};
 use crate::error::failed;
 use crate::{Error, MemoryError, MemoryResult, Result};
 
@@ -79,20 +79,16 @@ pub struct PartHandles {
 
 impl From<Vec<ShareableHandle>> for PartHandles {
     fn from(handles: Vec<ShareableHandle>) -> Self {
-        Self {
-            here: handles.into_iter(),
-            queue: None,
-        }
+        let (here, queue) = (handles.into_iter(), None);
+        Self { here, queue }
     }
 }
 
 impl PartHandles {
     /// Returns handles that are received from an exporter's [queue](self).
     pub fn from_queue(queue: OwnedFd) -> Self {
-        Self {
-            here: Vec::new().into_iter(),
-            queue: Some(queue.into()),
-        }
+        let (here, queue) = (Vec::new().into_iter(), Some(queue.into()));
+        Self { here, queue }
     }
 
     /// Returns the handles if all are here already; none otherwise.
@@ -120,17 +116,11 @@ impl PartHandles {
 
     /// Checks the handles of `count` parts, before the first is taken.
     pub(super) fn begin(&self, count: usize) -> MemoryResult<()> {
-        if self.queue.is_some() {
-            return Ok(());
-        }
-        let here = self.here();
-        let wrong = |why: String| Err(MemoryError::invalid("handles", why));
-        if here.len() != count || here.is_empty() {
-            return wrong(format!("{} for {count} parts", here.len()));
-        }
-        let first = here[0].handle_type();
-        if here.iter().any(|handle| handle.handle_type() != first) {
-            return wrong("they are of different types".into());
+        let (here, is_queued) = (self.here(), self.queue.is_some());
+        let first = here.first().map(ShareableHandle::handle_type);
+        refuse! { |why| MemoryError::invalid("handles", why);
+            !is_queued && (here.len() != count || here.is_empty()) => "{} for {count} parts", here.len();
+            here.iter().any(|handle| Some(handle.handle_type()) != first) => "they are of different types";
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use crate::Buffer;
 use crate::driver::{
     Access, AccessDesc, Driver, HandleType, HandleTypes, Location, ShareableHandle,
 };
+use crate::error::failed;
 use crate::ledger::Party;
 use crate::memory::CpuView;
 use crate::per_driver::{PerDriver, lock};
@@ -77,8 +78,7 @@ impl Shared {
     /// ([`PhysicalMemory::backing`]), and for a `len` of 0, beyond the parts, or ending before the last one begins. The last part may be
     /// padding only, for probes.
     pub fn from_physical(parts: Vec<PhysicalMemory>, len: u64) -> Result<Self> {
-        check_parts(parts.iter())?;
-        let all = padded(parts.iter());
+        let all = check_parts(parts.iter())?;
         let before = all - parts.last().map_or(0, |part| part.size().padded());
         if len == 0 || len < before || len > all {
             let why = format!("{len} bytes of {all}, of which the last part begins at {before}");
@@ -102,8 +102,7 @@ impl Shared {
         len: u64,
         keep: impl Any + Send + Sync,
     ) -> Result<Self> {
-        check_parts(parts.iter().map(|part| part.physical()))?;
-        let all = padded(parts.iter().map(|part| part.physical()));
+        let all = check_parts(parts.iter().map(|part| part.physical()))?;
         let all = Self::new(parts.into_iter().map(Source::Held).collect(), all);
         Ok(all.window(offset, len)?.holding(keep))
     }
@@ -188,7 +187,7 @@ impl Shared {
 
     /// Returns whether this is a [`window`](Self::window): the bytes around it then belong to other memory.
     pub fn is_window(&self) -> bool {
-        self.view.is_window()
+        self.view.offset.is_some()
     }
 
     /// Returns the description that an importer needs besides the handles; it asks the importer to keep to
@@ -260,10 +259,8 @@ impl Shared {
 
     /// Returns the types that all of the memory can be exported as.
     pub fn handle_types(&self) -> HandleTypes {
-        let bits = self.parts().fold(u32::MAX, |bits, part| {
-            bits & part.props().handle_types.bits()
-        });
-        HandleTypes::from_bits(bits)
+        let bits = self.parts().map(|part| part.props().handle_types.bits());
+        HandleTypes::from_bits(bits.fold(u32::MAX, |all, bits| all & bits))
     }
 
     /// Gives the memory a new identity when it changes owners, so that importers of the old one do not take
@@ -352,21 +349,22 @@ fn padded<'a>(parts: impl Iterator<Item = &'a PhysicalMemory>) -> u64 {
     parts.fold(0, |sum, part| part.size().padded().saturating_add(sum))
 }
 
-fn check_parts<'a>(parts: impl ExactSizeIterator<Item = &'a PhysicalMemory>) -> Result<()> {
+/// Checks that parts can be shared together; returns their size.
+fn check_parts<'a>(parts: impl ExactSizeIterator<Item = &'a PhysicalMemory>) -> Result<u64> {
     let count = parts.len();
-    let mut parts = parts.peekable();
-    let (Some(&first), true) = (parts.peek(), count <= MAX_PARTS) else {
+    if !(1..=MAX_PARTS).contains(&count) {
         let why = format!("{count} parts, not 1 to {MAX_PARTS}");
         return Err(Error::invalid("memory", why));
-    };
-    parts.try_for_each(|part| {
-        part.driver().expect_same(first.driver(), "memory")?;
-        if part.backing() == first.backing() {
-            return Ok(());
+    }
+    let parts: Vec<_> = parts.collect();
+    for part in &parts {
+        part.driver().expect_same(parts[0].driver(), "memory")?;
+        if part.backing() != parts[0].backing() {
+            let why = "some parts are registered and some are not";
+            return Err(Error::invalid_of("memory", why, "parts of one Backing"));
         }
-        let why = "some parts are registered and some are not";
-        Err(Error::invalid_of("memory", why, "parts of one Backing"))
-    })
+    }
+    Ok(padded(parts.into_iter()))
 }
 
 /// Physical memory that another owner keeps alive, together with its exports: a chunk with many shared
@@ -407,17 +405,14 @@ impl Exports {
             none => none.insert(memory.export(handle_type)?),
         };
         let copy = match handle {
-            ShareableHandle::PosixFd(fd) => fd
-                .try_clone()
-                .map(ShareableHandle::PosixFd)
-                .map_err(|error| Error::system("duplicating a file descriptor", &error)),
+            ShareableHandle::PosixFd(fd) => fd.try_clone().map(ShareableHandle::PosixFd),
             ShareableHandle::Fabric(handle) => Ok(ShareableHandle::Fabric(handle.clone())),
         };
         drop(kept);
         if is_new && handle_type == HandleType::PosixFd {
             note(memory.driver(), &self.fd);
         }
-        copy
+        copy.map_err(failed("duplicating a file descriptor"))
     }
 
     /// Lends the CPU's view of all of `memory`, through a mapping that is created for it and kept.

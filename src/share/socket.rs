@@ -185,11 +185,12 @@ fn place(from: &Path, path: &Path, rename: Rename<'_>) -> io::Result<()> {
             result => return Ok(result?),
         }
         if !nobody_listens(path) {
-            match fs::symlink_metadata(path) {
-                // A listener that has ended has removed its file.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                _ => return Err(io::ErrorKind::AddrInUse.into()),
+            let found = fs::symlink_metadata(path);
+            // A listener that has ended has removed its file.
+            if found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+                continue;
             }
+            return Err(io::ErrorKind::AddrInUse.into());
         }
         // Exchanged, because another process may have replaced the dead file meanwhile: then that one stays.
         match rename(from, path, RenameFlags::EXCHANGE) {
@@ -305,11 +306,10 @@ impl Listener {
         loop {
             let stream = match self.socket.accept() {
                 Ok((stream, _)) => stream,
-                Err(error) => match error.kind() {
-                    io::ErrorKind::Interrupted => continue,
-                    io::ErrorKind::WouldBlock => return Err(self.timed_out()),
-                    _ => return Err(MemoryError::system("accepting a connection", &error).into()),
-                },
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(self.timed_out());
+                }
+                Err(error) => return Err(failed("accepting a connection")(error).into()),
             };
             let channel = Channel::new(stream, &self.peers)?;
             if !channel.is_gone() {
