@@ -8,13 +8,17 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
+use rustix::net::AddressFamily;
+use rustix::net::sockopt::{Timeout, socket_domain};
 
 use super::fd::{self, MAX_FDS, posix};
 use super::frame::{self, Body};
-use super::{Credentials, Description, Offer, PartHandles, Peers, Shared, queue, socket};
+use super::{
+    Credentials, Description, ImportedParts, Link, Offer, PartHandles, Peers, Shared, queue, socket,
+};
 use crate::driver::{Access, HandleType, ShareableHandle};
 use crate::error::failed;
-use crate::{Error, Result};
+use crate::{Error, MemoryError, Result};
 
 /// The default time limit of one operation of a [`Channel`].
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -112,7 +116,7 @@ impl Channel {
     /// An error that closes the connection closes it for both; memory that had arrived by then may still be received.
     ///
     /// # Errors
-    /// [`System`](crate::MemoryError::System) if this process may open no more file descriptors.
+    /// [`System`](MemoryError::System) if this process may open no more file descriptors.
     pub fn try_clone(&self) -> Result<Self> {
         Ok(Self {
             stream: self.closer()?.0,
@@ -123,7 +127,7 @@ impl Channel {
     /// Returns a handle by which another thread can end an operation that waits.
     ///
     /// # Errors
-    /// [`System`](crate::MemoryError::System) if this process may open no more file descriptors.
+    /// [`System`](MemoryError::System) if this process may open no more file descriptors.
     pub fn closer(&self) -> Result<Closer> {
         let stream = self.stream.try_clone();
         Ok(Closer(stream.map_err(failed("duplicating a socket"))?))
@@ -189,6 +193,45 @@ impl Channel {
             handles,
             peer: self.peer,
         })
+    }
+
+    /// Sends imported memory on to another process, with the description and the access that came with it.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](MemoryError::InvalidArgument) for memory that came by fabric handles; as [`send`](Self::send).
+    pub fn pass_on(&mut self, memory: &ImportedParts) -> Result<()> {
+        let fds: Vec<_> = memory.fds.iter().map(OwnedFd::as_fd).collect();
+        if fds.len() != memory.description().parts.len() {
+            let why = "it came by fabric handles";
+            return Err(MemoryError::invalid("imported memory", why).into());
+        }
+        self.send_body(&Body::Memory(memory.description().clone()), &fds)
+    }
+
+    /// Sends one end of a new link to the other process, and returns this process's. It counts as there until that process
+    /// has received and dropped it, or the channel has ended before.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send). A process with an older version of this library gets a protocol error.
+    pub fn send_link(&mut self) -> Result<Link> {
+        let (ours, theirs) = queue::pair()?;
+        self.send_body(&Body::Link {}, &[theirs.as_fd()])?;
+        Ok(Link::new(ours.into()))
+    }
+
+    /// Waits for an end of a link from the other process.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    pub fn receive_link(&mut self) -> Result<Link> {
+        match self.receive_one()? {
+            // Another kind of file might keep a poll waiting.
+            (Body::Link {}, Some(fd)) if socket_domain(&fd) == Ok(AddressFamily::UNIX) => {
+                Ok(Link::new(fd))
+            }
+            (Body::Link {}, _) => Err(self.refuse("a link that is no Unix socket")),
+            (other, _) => Err(self.unexpected(&other)),
+        }
     }
 
     /// Waits until a message has begun to arrive, or the other process has closed the connection; returns `false` if
@@ -389,7 +432,8 @@ impl Wait<'_> {
         let mut done = 0;
         while done < bytes.len() {
             let room = max.saturating_sub(fds.len());
-            let received = fd::recv_within(stream, &mut bytes[done..], room, self.left());
+            let received = fd::limit_wait(stream, Timeout::Recv, self.left())
+                .and_then(|()| fd::recv(stream, &mut bytes[done..], room));
             let (n, more) = received.map_err(|error| self.explain(&error))?;
             if n == 0 {
                 let when = if *idle {

@@ -61,7 +61,11 @@ pub fn send_within(
 }
 
 /// Limits how long the socket's next calls wait.
-fn limit_wait(socket: BorrowedFd<'_>, which: Timeout, within: Duration) -> io::Result<()> {
+pub(super) fn limit_wait(
+    socket: BorrowedFd<'_>,
+    which: Timeout,
+    within: Duration,
+) -> io::Result<()> {
     if within.is_zero() {
         return Err(io::ErrorKind::WouldBlock.into());
     }
@@ -135,17 +139,6 @@ pub fn recv(
         return Err(invalid("more file descriptors than expected"));
     }
     Ok((message.bytes, fds))
-}
-
-/// As [`recv`], on a blocking socket, and waits for at most `within`. Sets the socket's timeout for receiving.
-pub(super) fn recv_within(
-    socket: BorrowedFd<'_>,
-    bytes: &mut [u8],
-    max_fds: usize,
-    within: Duration,
-) -> io::Result<(usize, Vec<OwnedFd>)> {
-    limit_wait(socket, Timeout::Recv, within.min(FOREVER))?;
-    recv(socket, bytes, max_fds)
 }
 
 fn invalid(why: &'static str) -> io::Error {

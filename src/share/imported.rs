@@ -1,15 +1,13 @@
 //! Memory of another process, mapped and granted in this one.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::cache::Cached;
 use super::fd::posix;
-use super::frame::Body;
 use super::import::{MappedKey, PartKey};
-use super::{Channel, Description, ImportOptions, Offer};
-use crate::MemoryError;
+use super::{Description, ImportOptions, Offer};
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleType, Location};
 use crate::error::failed;
 use crate::memory::{
@@ -31,7 +29,7 @@ pub(super) type Mapped = MappedRange<Cached<PartKey, PhysicalMemory>>;
 /// uses it must have finished.
 ///
 /// [`ImportOptions::import`](super::ImportOptions::import) creates it, with an example, and so does
-/// [`Offer`](super::Offer).
+/// [`Offer`].
 #[derive(Clone, Debug)]
 pub struct ImportedBuffer(pub(super) Arc<Inner>);
 
@@ -165,13 +163,13 @@ impl_memory! {
 }
 
 /// Memory of another process that is imported, but not mapped. It keeps the fds, one for each part, so that it can be
-/// [passed on](Channel::pass_on): a driver exports no imported memory.
+/// [passed on](super::Channel::pass_on): a driver exports no imported memory.
 #[derive(Debug)]
 pub struct ImportedParts {
     parts: Vec<Cached<PartKey, PhysicalMemory>>,
     access: Vec<AccessDesc>,
     description: Description,
-    fds: Vec<OwnedFd>,
+    pub(super) fds: Vec<OwnedFd>,
 }
 
 impl ImportedParts {
@@ -195,10 +193,10 @@ impl ImportedParts {
 }
 
 impl Offer {
-    /// Imports the memory without mapping it, by default with the other process's user as its origin: see [`Origin`].
+    /// Imports the memory without mapping it, by default with the other process's user as its origin: see [`Origin`](super::Origin).
     ///
     /// # Errors
-    /// As [`ImportOptions::import`]; [`System`](MemoryError::System) if this process may open no more file descriptors.
+    /// As [`ImportOptions::import`]; [`System`](crate::MemoryError::System) if this process may open no more file descriptors.
     #[track_caller]
     pub fn import_parts(self, driver: &Driver, options: ImportOptions) -> Result<ImportedParts> {
         let options = self.with_sender(options);
@@ -214,20 +212,5 @@ impl Offer {
             description,
             fds,
         })
-    }
-}
-
-impl Channel {
-    /// Sends imported memory on to another process, with the description and the access that came with it.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](MemoryError::InvalidArgument) for memory that came by fabric handles; as [`send`](Self::send).
-    pub fn pass_on(&mut self, memory: &ImportedParts) -> crate::Result<()> {
-        let fds: Vec<_> = memory.fds.iter().map(OwnedFd::as_fd).collect();
-        if fds.len() != memory.description.parts.len() {
-            let why = "it came by fabric handles";
-            return Err(MemoryError::invalid("imported memory", why).into());
-        }
-        self.send_body(&Body::Memory(memory.description.clone()), &fds)
     }
 }

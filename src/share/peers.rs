@@ -1,13 +1,11 @@
 //! Other processes: with which of a machine to share, and whether one still has its end of something shared.
 
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use rustix::net::sockopt::socket_domain;
-use rustix::net::{AddressFamily, Shutdown, shutdown};
+use rustix::net::{Shutdown, shutdown};
 
-use super::frame::Body;
-use super::{Channel, fd, queue};
+use super::fd;
 use crate::fork::Generation;
 use crate::ledger::Party;
 use crate::{Distrust, Error, Result};
@@ -153,7 +151,7 @@ pub struct Link {
 }
 
 impl Link {
-    fn new(socket: OwnedFd) -> Self {
+    pub(super) fn new(socket: OwnedFd) -> Self {
         let process = Generation::current();
         Self { socket, process }
     }
@@ -172,34 +170,6 @@ impl Drop for Link {
         if self.process.is_current() {
             // The other end may be closed already.
             let _ = shutdown(&self.socket, Shutdown::Both);
-        }
-    }
-}
-
-impl Channel {
-    /// Sends one end of a new link to the other process, and returns this process's. It counts as there until that process
-    /// has received and dropped it, or the channel has ended before.
-    ///
-    /// # Errors
-    /// As [`send`](Self::send). A process with an older version of this library gets a protocol error.
-    pub fn send_link(&mut self) -> Result<Link> {
-        let (ours, theirs) = queue::pair()?;
-        self.send_body(&Body::Link {}, &[theirs.as_fd()])?;
-        Ok(Link::new(ours.into()))
-    }
-
-    /// Waits for an end of a link from the other process.
-    ///
-    /// # Errors
-    /// As [`receive`](Self::receive).
-    pub fn receive_link(&mut self) -> Result<Link> {
-        match self.receive_one()? {
-            // Another kind of file might keep a poll waiting.
-            (Body::Link {}, Some(fd)) if socket_domain(&fd) == Ok(AddressFamily::UNIX) => {
-                Ok(Link::new(fd))
-            }
-            (Body::Link {}, _) => Err(self.refuse("a link that is no Unix socket")),
-            (other, _) => Err(self.unexpected(&other)),
         }
     }
 }

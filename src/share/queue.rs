@@ -16,6 +16,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use std::vec;
 
+use rustix::net::sockopt::Timeout;
+
 use super::{Shared, fd};
 use crate::driver::{HandleType, ShareableHandle, refuse};
 use crate::error::failed;
@@ -116,10 +118,14 @@ impl PartHandles {
 
     /// Checks the handles of `count` parts, before the first is taken.
     pub(super) fn begin(&self, count: usize) -> MemoryResult<()> {
-        let (here, is_queued) = (self.here(), self.queue.is_some());
+        if let Some(queue) = &self.queue {
+            let limited = fd::limit_wait(queue.as_fd(), Timeout::Recv, PATIENCE);
+            return limited.map_err(failed("receiving handles"));
+        }
+        let here = self.here();
         let first = here.first().map(ShareableHandle::handle_type);
         refuse! { |why| MemoryError::invalid("handles", why);
-            !is_queued && (here.len() != count || here.is_empty()) => "{} for {count} parts", here.len();
+            here.len() != count || here.is_empty() => "{} for {count} parts", here.len();
             here.iter().any(|handle| Some(handle.handle_type()) != first) => "they are of different types";
         }
         Ok(())
@@ -131,7 +137,7 @@ impl PartHandles {
             && let Some(queue) = &self.queue
         {
             let most = left.min(BATCH);
-            let received = fd::recv_within(queue.as_fd(), &mut [0], most, PATIENCE);
+            let received = fd::recv(queue.as_fd(), &mut [0], most);
             let (bytes, fds) = received.map_err(|error| not_received(&error))?;
             if bytes == 0 || fds.is_empty() {
                 let why = "the exporter has ended, or has sent too few";
