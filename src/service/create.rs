@@ -28,13 +28,9 @@ impl Wanted {
 
     /// Updates the history of memory that is published now.
     fn note_peers(&self, past: &mut Past) {
-        if let Some(owner) = &self.owner {
-            // Any process on the machine is `local`.
-            past.shown(owner, *owner != PeerName::Local);
-        }
-        if self.open {
-            past.open_to_others();
-        }
+        // Others count, whether they fetch it or not. Any process on the machine is `local`.
+        let is_only = |owner: &&PeerName| !self.open && **owner != PeerName::Local;
+        past.shown(self.owner.as_ref().filter(is_only));
     }
 }
 
@@ -140,11 +136,9 @@ impl ServiceState {
     }
 
     fn reserve(&self, node: NodeId) -> Result<&Reserve> {
-        self.nodes.get(&node).ok_or_else(|| {
-            let choices = self.nodes.keys().copied().collect();
-            let gpu = None;
-            MemoryError::NoSuchNode { node, gpu, choices }.into()
-        })
+        let (gpu, choices) = (None, self.nodes.keys().copied().collect());
+        let missing = MemoryError::NoSuchNode { node, gpu, choices };
+        Ok(self.nodes.get(&node).ok_or(missing)?)
     }
 
     /// Takes the name and charges its owner. There is no claim while another request of the owner is creating the name,

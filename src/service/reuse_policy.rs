@@ -56,23 +56,15 @@ pub(crate) enum Discard {
 }
 
 impl Past {
-    /// Notes that `peer` gets a handle. `named`: whether the peer's name is its own, not one that any process
-    /// on the machine has.
-    pub fn shown(&mut self, peer: &PeerName, named: bool) {
-        *self = match std::mem::replace(self, Self::Tainted) {
-            Self::Tainted => Self::Tainted,
-            Self::Fresh if named => Self::Only(peer.clone()),
-            Self::Only(before) if named && before == *peer => Self::Only(before),
-            Self::Fresh | Self::Only(_) | Self::Many => Self::Many,
+    /// Notes which peer gets handles. `None`: several peers do or may, or one whose name is not its own, but one that any
+    /// process on the machine has.
+    pub fn shown(&mut self, only: Option<&PeerName>) {
+        *self = match (std::mem::replace(self, Self::Tainted), only) {
+            (Self::Tainted, _) => Self::Tainted,
+            (Self::Fresh, Some(peer)) => Self::Only(peer.clone()),
+            (Self::Only(before), Some(peer)) if before == *peer => Self::Only(before),
+            _ => Self::Many,
         };
-    }
-
-    /// Notes that peers other than its owner may fetch it: it counts as seen by them, whether they did or
-    /// not.
-    pub fn open_to_others(&mut self) {
-        if *self != Self::Tainted {
-            *self = Self::Many;
-        }
     }
 
     /// Returns the only peer that may have the memory again once no peer holds a lease; `None` for any peer. Unless it is
@@ -130,7 +122,7 @@ mod tests {
                         if let (Past::Only(owner), Reuse::SamePeer) = (&past, reuse) {
                             prop_assert!(seen.iter().all(|(peer, named)| peer == owner && *named));
                         }
-                        past.shown(&peer, named);
+                        past.shown(named.then_some(&peer));
                         seen.push((peer, named));
                     }
                     Step::Taint => {
@@ -161,9 +153,9 @@ mod tests {
     fn a_second_peer_ends_reuse_by_the_first() {
         let mut past = Past::Fresh;
         let [a, b] = [1, 2].map(PeerName::User);
-        past.shown(&a, true);
+        past.shown(Some(&a));
         assert_eq!(past.next_owner(Reuse::SamePeer), Ok(Some(a)));
-        past.shown(&b, true);
+        past.shown(Some(&b));
         assert_eq!(past.next_owner(Reuse::SamePeer), Err(Discard::Policy));
         assert_eq!(past.next_owner(Reuse::Anyone), Ok(None));
         past = Past::Tainted;

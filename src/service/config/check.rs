@@ -75,11 +75,13 @@ impl ServiceConfig {
             node.quiet > HOUR => "`node.quiet` is {:?}, more than 1 h", node.quiet;
             !(MS..=DAY).contains(&node.retry) => "`node.retry` is {:?}, not from 1 ms to 24 h", node.retry;
             !(1..=256).contains(&self.reuse.threads) => "`reuse.threads` is not from 1 to 256";
-            !(10 * MS..=HOUR).contains(&lease.heartbeat) => "`lease.heartbeat` is {:?}, not from 10 ms to 1 h", lease.heartbeat;
-            !(20 * MS..=DAY).contains(&lease.expiry) => "`lease.expiry` is {:?}, not from 20 ms to 24 h", lease.expiry;
+            !(10 * MS..=HOUR).contains(&lease.heartbeat) =>
+                "`lease.heartbeat` is {:?}, not from 10 ms to 1 h", lease.heartbeat;
+            lease.expiry > DAY => "`lease.expiry` is {:?}, more than 24 h", lease.expiry;
             lease.expiry < 2 * lease.heartbeat => "`lease.expiry` is less than twice `lease.heartbeat`";
             self.drain.deadline > DAY => "`drain.deadline` is {:?}, more than 24 h", self.drain.deadline;
-            self.buffers.len() > limits.names => "{} buffers are more than `limits.names`, {}", self.buffers.len(), limits.names;
+            self.buffers.len() > limits.names =>
+                "{} buffers are more than `limits.names`, {}", self.buffers.len(), limits.names;
         }
         if let Some(create) = &self.create {
             let (names, after) = (create.peer_names, create.forgive_after);
@@ -87,8 +89,10 @@ impl ServiceConfig {
                 create.node.is_some_and(|node| node.0 < 0) => "`create.node` is negative";
                 create.peer_bytes == 0 => "`create.peer_bytes` is 0";
                 names == 0 => "`create.peer_names` is 0";
-                names > limits.names_per_peer as u64 => "`create.peer_names` is more than `limits.names_per_peer`";
-                !(MS..=366 * DAY).contains(&after) => "`create.forgive_after` is {after:?}, not from 1 ms to 8784 h";
+                names > limits.names_per_peer as u64 =>
+                    "`create.peer_names` is more than `limits.names_per_peer`";
+                !(MS..=366 * DAY).contains(&after) =>
+                    "`create.forgive_after` is {after:?}, not from 1 ms to 8784 h";
             }
             let namespaces = create.namespaces();
             namespaces.map_err(|error| wrong(format!("`create.prefix`: {error}")))?;
@@ -107,9 +111,11 @@ impl ServiceConfig {
             refuse! { |why| wrong(format!("buffer '{name}': {why}"));
                 !names.insert(name) => "another one has its name";
                 buffer.bytes == 0 => "`bytes` is 0";
-                buffer.bytes > max.min(MOST) => "`bytes` is more than `node.max_bytes`, or than an address space holds";
+                buffer.bytes > max.min(MOST) =>
+                    "`bytes` is more than `node.max_bytes`, or than an address space holds";
                 node.is_some() == gpu.is_some() => "either `node` or `gpu` says where it lies";
-                node.is_some_and(|node| node.0 < 0) || gpu.is_some_and(|gpu| gpu < 0) => "`node` or `gpu` is negative";
+                node.is_some_and(|node| node.0 < 0) || gpu.is_some_and(|gpu| gpu < 0) =>
+                    "`node` or `gpu` is negative";
                 buffer.access == Access::None => "`access` is none";
                 is_open && buffer.access == Access::Read =>
                     "`access` is \"read\", but registered memory is open to every GPU: set `node.backing` to \"auto\" or \"driver\"";
@@ -133,7 +139,8 @@ impl ServiceConfig {
                 !nodes.insert(reserve.node) => "another one has its node";
                 reserve.min_chunk > reserve.chunk => "`min_chunk` is larger than `chunk`";
                 reserve.bytes == 0 => "`bytes` is 0";
-                reserve.bytes > max.min(MOST) => "`bytes` is more than `node.max_bytes`, or than an address space holds";
+                reserve.bytes > max.min(MOST) =>
+                    "`bytes` is more than `node.max_bytes`, or than an address space holds";
             }
         }
         Ok(())
@@ -222,7 +229,8 @@ impl DirectoryConfig {
     fn check(&self) -> Result<()> {
         refuse! { wrong;
             self.endpoints.is_empty() => "`directory.endpoints` is empty";
-            !(1000 * MS..=HOUR).contains(&self.lease) => "`directory.lease` is {:?}, not from 1 s to 1 h", self.lease;
+            !(1000 * MS..=HOUR).contains(&self.lease) =>
+                "`directory.lease` is {:?}, not from 1 s to 1 h", self.lease;
             self.cert.is_some() != self.key.is_some() => "`directory.cert` and `directory.key` go together";
             self.user.is_some() != self.password_file.is_some() =>
                 "`directory.user` and `directory.password_file` go together";

@@ -88,7 +88,7 @@ fn until(reserve: &Reserve, what: impl Fn(Levels) -> bool) -> Levels {
 fn use_by(chunks: &mut [Chunk], peer: PeerName, byte: u8) -> Vec<u8> {
     let mut found = Vec::new();
     for chunk in chunks {
-        chunk.past.shown(&peer, true);
+        chunk.past.shown(Some(&peer));
         let mut mapping = chunk.memory.map().unwrap();
         let host = [AccessDesc::new(Location::Host, Access::ReadWrite)];
         mapping.set_access(&host).unwrap();
@@ -321,7 +321,7 @@ fn what_comes_back_while_the_reserve_is_filled_does_not_make_it_larger_than_plan
                     if round % 4 != 0 {
                         taken
                             .iter_mut()
-                            .for_each(|chunk| chunk.past.shown(&A, true));
+                            .for_each(|chunk| chunk.past.shown(Some(&A)));
                     }
                     reserve.give_back(taken, None);
                     let Levels {
@@ -361,7 +361,7 @@ fn it_ends_in_the_middle_of_its_work() {
         let reserve = Reserve::start(&driver, plan()).unwrap();
         let mut taken = take(&reserve, Some(&A), 12 * MIB).unwrap();
         for chunk in &mut taken {
-            chunk.past.shown(&A, true);
+            chunk.past.shown(Some(&A));
         }
         reserve.give_back(taken, None);
         drop(reserve);
@@ -408,7 +408,7 @@ fn memory_that_is_being_zeroed_at_the_end_goes_back_at_once() {
         let (reserve, _) = start(&driver, none);
         let mut taken = take(&reserve, Some(&A), 32 * MIB).unwrap();
         for chunk in &mut taken {
-            chunk.past.shown(&A, true);
+            chunk.past.shown(Some(&A));
         }
         let sim = driver.sim().unwrap();
         let mapped = sim.count(Call::MemMap);

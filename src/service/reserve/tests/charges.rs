@@ -33,7 +33,7 @@ fn what_a_peer_gave_back_counts_until_it_is_kept_for_nobody() {
         let charge = ledger.charge(&A, 16 * MIB, 0).unwrap();
         let mut taken = take(&reserve, Some(&A), 16 * MIB).unwrap();
         for chunk in &mut taken {
-            chunk.past.shown(&A, true);
+            chunk.past.shown(Some(&A));
         }
         let other = ledger.charge(&B, 2 * MIB, 0).unwrap();
         assert_eq!(ledger.all().0.of(Use::Named), 18 * MIB);
