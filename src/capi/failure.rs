@@ -6,7 +6,7 @@ use std::ffi::{CString, c_char};
 
 use egmem::exchange::{Error as ExchangeError, Refusal};
 use egmem::share::Error as ShareError;
-use egmem::{DriverError, Error, Explain, Explained, Language};
+use egmem::{Error, Explained, Language};
 use serde::Serialize;
 
 /// The result of a call: ::EGM_OK, or the reason for a failure. The values never change; later versions may add some.
@@ -235,12 +235,6 @@ impl Failure {
         }))
     }
 
-    fn of<E: Explain>(status: egm_status, error: &E, call: Option<DriverError>) -> Self {
-        let told = Explained(error);
-        let code = call.map_or(0, |call| call.code.0);
-        Self::new(status, told.message(), &told.remedy_in(Language::C), code)
-    }
-
     /// Replaces the remedy by one that fits the call better.
     pub(crate) fn with_remedy(mut self, remedy: &'static str) -> Self {
         self.0.remedy = c_string(remedy.into());
@@ -268,24 +262,14 @@ impl Failure {
     }
 }
 
-impl From<Error> for Failure {
+impl<E: Into<ExchangeError>> From<E> for Failure {
     #[cold]
-    fn from(error: Error) -> Self {
-        Self::of((&error).into(), &error, error.driver_error())
-    }
-}
-
-impl From<ShareError> for Failure {
-    #[cold]
-    fn from(error: ShareError) -> Self {
-        Self::of((&error).into(), &error, error.driver_error())
-    }
-}
-
-impl From<ExchangeError> for Failure {
-    #[cold]
-    fn from(error: ExchangeError) -> Self {
-        Self::of((&error).into(), &error, error.driver_error())
+    fn from(error: E) -> Self {
+        let error = error.into();
+        let (told, call) = (Explained(&error), error.driver_error());
+        let code = call.map_or(0, |call| call.code.0);
+        let remedy = told.remedy_in(Language::C);
+        Self::new((&error).into(), told.message(), &remedy, code)
     }
 }
 
