@@ -109,7 +109,8 @@ impl Bytes {
     pub fn lock(&self, file: &File) -> Option<i64> {
         (0..TRIES).find_map(|_| {
             let at = self.0.fetch_add(1, Ordering::Relaxed);
-            lock(file, libc::F_WRLCK, at).is_ok().then_some(at)
+            let locked = control(file, libc::F_OFD_SETLK, libc::F_WRLCK, at, 1);
+            locked.is_ok().then_some(at)
         })
     }
 }
@@ -142,7 +143,7 @@ impl Drop for Counted {
     fn drop(&mut self) {
         if let Some(at) = self.at {
             // If this fails, closing the file releases the lock.
-            let _ = lock(self.memory.file(), libc::F_UNLCK, at);
+            let _ = control(self.memory.file(), libc::F_OFD_SETLK, libc::F_UNLCK, at, 1);
         }
     }
 }
@@ -158,10 +159,15 @@ fn exceeds(memory: &Memory, limit: u64) -> io::Result<bool> {
             continue;
         }
         // Any lock there; the kernel merges adjacent locks of one file.
-        let Some((first, last)) = locked(&asker, start, end)? else {
+        let lock = control(&asker, libc::F_OFD_GETLK, libc::F_WRLCK, start, end - start)?;
+        if i32::from(lock.l_type) == libc::F_UNLCK {
             continue;
+        }
+        let last = match lock.l_len {
+            0 => i64::MAX, // 0 means to the end of the file
+            len => lock.l_start.saturating_add(len),
         };
-        let (first, last) = (first.max(start), last.min(end));
+        let (first, last) = (lock.l_start.max(start), last.min(end));
         found += last.saturating_sub(first).max(1) as u64;
         if found > limit {
             return Ok(true);
@@ -171,39 +177,20 @@ fn exceeds(memory: &Memory, limit: u64) -> io::Result<bool> {
     Ok(false)
 }
 
-fn range(kind: i32, start: i64, len: i64) -> libc::flock {
-    libc::flock {
+/// Makes a call about locks of `len` bytes of a file from `start` on; returns what it answers.
+fn control(file: &File, call: i32, kind: i32, start: i64, len: i64) -> io::Result<libc::flock> {
+    let mut range = libc::flock {
         l_type: kind as _,
         l_whence: libc::SEEK_SET as _,
         l_start: start,
         l_len: len,
         l_pid: 0,
-    }
-}
-
-fn lock(file: &File, kind: i32, at: i64) -> io::Result<()> {
-    let range = range(kind, at, 1);
-    // SAFETY: the fd is open, and `range` lives during the call, which reads it.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } {
-        0 => Ok(()),
+    };
+    // SAFETY: the fd is open, and `range` lives during the call, which reads it and may write it.
+    match unsafe { libc::fcntl(file.as_raw_fd(), call, &raw mut range) } {
+        0 => Ok(range),
         _ => Err(io::Error::last_os_error()),
     }
-}
-
-/// Returns a lock of another open file on some of the bytes from `start` up to `end`.
-fn locked(file: &File, start: i64, end: i64) -> io::Result<Option<(i64, i64)>> {
-    let mut range = range(libc::F_WRLCK, start, end - start);
-    // SAFETY: the fd is open, and `range` lives during the call, which writes it.
-    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) };
-    if done != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let end = match range.l_len {
-        0 => i64::MAX, // 0 means to the end of the file
-        len => range.l_start.saturating_add(len),
-    };
-    let free = i32::from(range.l_type) == libc::F_UNLCK;
-    Ok((!free).then_some((range.l_start, end)))
 }
 
 #[cfg(test)]

@@ -67,11 +67,6 @@ impl Faults {
         hit.map_or(Ok(()), Err)
     }
 
-    /// Returns how often a call was used.
-    pub fn count(&self, call: Call) -> u64 {
-        self.counts.get(&call).copied().unwrap_or(0)
-    }
-
     pub fn add(&mut self, call: Call, nth: u64, code: Code) {
         let left = nth.max(1);
         self.rules.push(Rule { call, left, code });
