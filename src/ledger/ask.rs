@@ -69,6 +69,8 @@ pub fn processes() -> (Vec<Ledger>, Vec<Silent>) {
 pub(crate) struct Found {
     pub(crate) ledgers: Vec<Ledger>,
     pub(crate) silent: Vec<Silent>,
+    /// Sockets that were not asked yet, with the process ids in their names.
+    sockets: Vec<(u32, PathBuf)>,
     /// The bytes that all ledgers may have together.
     most: usize,
     /// Those that are left.
@@ -80,6 +82,7 @@ impl Found {
         Self {
             ledgers: Vec::new(),
             silent: Vec::new(),
+            sockets: Vec::new(),
             most,
             left: most,
         }
@@ -92,26 +95,24 @@ impl Found {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             checked => checked.map_err(failed)?,
         }
-        let mut sockets = Vec::new();
         for file in std::fs::read_dir(place).map_err(failed)? {
             let file = file.map_err(failed)?;
             if let Some(pid) = file.file_name().to_str().and_then(pid_of) {
-                sockets.push((pid, file.path()));
+                self.sockets.push((pid, file.path()));
             }
-            if sockets.len() == MOST {
+            if self.sockets.len() == MOST {
                 break;
             }
         }
-        let workers = AT_ONCE.min(sockets.len());
-        let sockets = Mutex::new(sockets);
+        let workers = AT_ONCE.min(self.sockets.len());
         let found = Mutex::new(self);
         std::thread::scope(|scope| {
             for _ in 1..workers {
                 // Without another thread, those that run ask all.
                 let worker = std::thread::Builder::new();
-                let _ = worker.spawn_scoped(scope, || ask_each(&sockets, &found));
+                let _ = worker.spawn_scoped(scope, || ask_each(&found));
             }
-            ask_each(&sockets, &found);
+            ask_each(&found);
         });
         Ok(())
     }
@@ -140,20 +141,19 @@ impl Found {
 }
 
 /// Asks processes until none is left.
-fn ask_each(sockets: &Mutex<Vec<(u32, PathBuf)>>, found: &Mutex<&mut Found>) {
+fn ask_each(found: &Mutex<&mut Found>) {
     loop {
-        let next = lock(sockets).pop();
-        let Some((pid, path)) = next else { return };
-        let most = {
-            let mut found = lock(found);
-            let most = MAX_TEXT.min(found.left);
-            found.left -= most;
-            most
+        let mut all = lock(found);
+        let Some((pid, path)) = all.sockets.pop() else {
+            return;
         };
+        let most = MAX_TEXT.min(all.left);
+        all.left -= most;
+        drop(all);
         let (answer, bytes) = ask(&path, most);
-        let mut found = lock(found);
-        found.left += most - bytes;
-        found.add(pid, path, answer);
+        let mut all = lock(found);
+        all.left += most - bytes;
+        all.add(pid, path, answer);
     }
 }
 

@@ -170,6 +170,7 @@ const OTHER_OF_CONTEXT: u64 = 16 << 20;
 fn judge(holder: &mut Holder, own: u32, ledgers: &[u32], gpus: &[NvmlGpu]) {
     let user = rustix::process::geteuid().as_raw();
     let is_hidden = !holder.is_listed;
+    let is_in = |states: &str| holder.state.is_some_and(|state| states.contains(state));
     let in_vain = [Why::Waiting, Why::NotLookedAt];
     let has_asked_in_vain = in_vain.iter().any(|why| holder.why.contains(why));
     let uses_gpus = !holder.gpus.is_empty();
@@ -188,12 +189,9 @@ fn judge(holder: &mut Holder, own: u32, ledgers: &[u32], gpus: &[NvmlGpu]) {
         (Why::Reporter, holder.pid == own),
         (Why::Ledger, ledgers.contains(&holder.pid)),
         (Why::Hidden, is_hidden),
-        (
-            Why::Zombie,
-            matches!(holder.state, Some('Z' | 'X')) && !holder.has_ended,
-        ),
-        (Why::Stopped, matches!(holder.state, Some('T' | 't'))),
-        (Why::Waiting, holder.state == Some('D')),
+        (Why::Zombie, is_in("ZX") && !holder.has_ended),
+        (Why::Stopped, is_in("Tt")),
+        (Why::Waiting, is_in("D")),
         (Why::Mps, holder.name.starts_with("nvidia-cuda-mps")),
         (Why::MpsClient, is_client()),
         (Why::Namespace, holder.inner_pid.is_some()),
