@@ -102,7 +102,8 @@ impl Rates<'_> {
                     for turn in 0..memories.len() {
                         let which = (turn + round as usize) % memories.len();
                         let (_, memory) = &memories[which];
-                        if operation.is_kernel() && !memory.reached_by_kernels_of(gpu)? {
+                        let is_kernel = matches!(operation, Op::Read | Op::Write);
+                        if is_kernel && !memory.reached_by_kernels_of(gpu)? {
                             continue;
                         }
                         let ms = bench.time(operation, memory)?;
@@ -161,12 +162,6 @@ enum Op {
     ToHost,
     Read,
     Write,
-}
-
-impl Op {
-    fn is_kernel(self) -> bool {
-        matches!(self, Self::Read | Self::Write)
-    }
 }
 
 /// One GPU's side: its memory, stream, events and kernels.

@@ -202,11 +202,9 @@ impl<R: DeserializeOwned> Section<R> {
 
 /// Returns a part's share of the time that is left.
 fn limit(part: Part, left: Duration) -> Duration {
-    let rest = SHARES.iter().skip_while(|(other, _)| *other != part);
-    let (own, all) = rest.fold((None, 0), |(own, all), &(_, share)| {
-        (own.or(Some(share)), all + share)
-    });
-    left * own.unwrap_or(1) / all.max(1)
+    let at = SHARES.iter().position(|(other, _)| *other == part);
+    let (_, rest) = SHARES.split_at(at.unwrap_or(0));
+    left * rest[0].1 / rest.iter().map(|(_, share)| share).sum::<u32>()
 }
 
 /// The most rows of a table that shows all kinds of memory.
