@@ -199,11 +199,7 @@ impl<T> Growable<T> {
     /// [`Error::StillHeld`] while a [`Prefix`] or an export exists; as `Mapping::set_access`. All chunks have
     /// their access from before then, as memory that is added later, unless the driver refuses that too.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
-        let mut chunks = Vec::with_capacity(self.chunks.len());
-        for chunk in &mut self.chunks {
-            chunks.push(Arc::get_mut(chunk).ok_or_else(held)?);
-        }
-        set_all(&mut chunks, access)?;
+        set_all(self.chunks.iter_mut(), access)?;
         for new in access {
             self.access.retain(|old| old.location != new.location);
             self.access.push(*new);
@@ -242,11 +238,7 @@ impl<T> Growable<T> {
             let range = chunk.mapping().range();
             range.start < offset + len && offset < range.end
         };
-        let touched = self.chunks.iter_mut().filter(is_touched);
-        let mut chunks = touched
-            .map(|chunk| Arc::get_mut(chunk).ok_or_else(held))
-            .collect::<Result<Vec<_>>>()?;
-        set_all(&mut chunks, access)?;
+        let chunks = set_all(self.chunks.iter_mut().filter(is_touched), access)?;
         Ok(match (chunks.first(), chunks.last()) {
             (Some(first), Some(last)) => {
                 let end = last.mapping().range().end.div_ceil(element);
@@ -257,10 +249,22 @@ impl<T> Growable<T> {
     }
 }
 
-/// Changes the access to all chunks. After an error they have the access that they had before.
-fn set_all(chunks: &mut [&mut MappedPart], access: &[AccessDesc]) -> Result<()> {
+/// Changes the access to all chunks, and returns them. After an error they have the access that they had before.
+///
+/// # Errors
+/// [`Error::StillHeld`] if one is shared; the driver's.
+fn set_all<'a>(
+    chunks: impl Iterator<Item = &'a mut Arc<MappedPart>>,
+    access: &[AccessDesc],
+) -> Result<Vec<&'a mut MappedPart>> {
+    let held = || Error::StillHeld {
+        name: "a growable vector".into(),
+        holders: vec!["a prefix or an export of it".into()],
+    };
+    let own = chunks.map(|chunk| Arc::get_mut(chunk).ok_or_else(held));
+    let mut chunks = own.collect::<Result<Vec<_>>>()?;
     let mut before = Vec::with_capacity(chunks.len());
-    for chunk in &*chunks {
+    for chunk in &chunks {
         let mapping = chunk.mapping();
         let has = |desc: &AccessDesc| {
             let has = mapping.access(desc.location)?;
@@ -279,14 +283,7 @@ fn set_all(chunks: &mut [&mut MappedPart], access: &[AccessDesc]) -> Result<()> 
         }
         return Err(error);
     }
-    Ok(())
-}
-
-fn held() -> Error {
-    Error::StillHeld {
-        name: "a growable vector".into(),
-        holders: vec!["a prefix or an export of it".into()],
-    }
+    Ok(chunks)
 }
 
 /// The elements that a [`Growable`](super::Growable) had when [`prefix`](super::Growable::prefix) was called, at the

@@ -213,20 +213,16 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
         }
         self.check_places()?;
         let topology = Topology::of(driver)?;
-        let mut versions = Vec::with_capacity(2);
-        for _ in 0..2 {
-            let mut buffers = Vec::with_capacity(self.places.len());
-            for &place in &self.places {
-                let mut options = self.copy_at(&topology, place).bytes(bytes);
-                if self.shareable {
-                    options = options.shareable();
-                }
-                buffers.push(Arc::new(
-                    self.named(options, site.clone()).allocate(driver)?,
-                ));
-            }
-            versions.push(Arc::new(Version::new(driver, buffers)));
-        }
+        let copy = |&place: &Location| {
+            let options = self.copy_at(&topology, place).bytes(bytes);
+            let buffer = self.named(options, site.clone()).allocate(driver);
+            buffer.map(Arc::new)
+        };
+        let version = |_| {
+            let buffers = self.places.iter().map(copy).collect::<Result<_>>()?;
+            Ok(Arc::new(Version::new(driver, buffers)))
+        };
+        let versions = (0..2).map(version).collect::<Result<_>>()?;
         let waves = waves(&topology, &self.places);
         let streams = self.places.iter().map(|place| match place {
             Location::Device(gpu) => Stream::new(driver, *gpu).map(Some),
@@ -281,6 +277,9 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
     /// the CPU writes its own.
     fn copy_at(&self, topology: &Topology, place: Location) -> BufferOptions {
         let mut options = Buffer::on(place).overcommit(self.overcommit);
+        if self.shareable {
+            options = options.shareable();
+        }
         for gpu in topology.gpus() {
             options = match place {
                 Location::Device(owner) if owner == gpu.ordinal => {

@@ -125,19 +125,15 @@ impl RingMemory {
             shape,
             peer: Mutex::default(),
         };
-        memory.set_up()?;
-        Ok(memory)
-    }
-
-    /// Writes the constants for the kernels; counters that lie beside them begin at 0.
-    fn set_up(&self) -> Result<()> {
+        // Counters that lie beside the constants begin at 0.
         let mut words = [0_u64; USED / 8];
-        let (shape, mask) = (&self.shape, self.shape.bytes - 1);
-        let [records, counters] = [self.records, self.counters];
+        let (shape, mask) = (memory.shape, memory.shape.bytes - 1);
+        let [records, counters] = [memory.records, memory.counters];
         let constants = [MAGIC, records, shape.capacity, mask, shape.record, counters];
         let first = CONSTANTS as usize / 8;
         words[first..first + constants.len()].copy_from_slice(&constants);
-        self.write(0, &words)
+        memory.write(0, &words)?;
+        Ok(memory)
     }
 
     /// Writes the start of a mapping, by the GPU if the CPU may not.
