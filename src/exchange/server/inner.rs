@@ -9,13 +9,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::audit::{Audit, audit};
+use super::leases::EndedSession;
 use super::newcomers::Newcomers;
 use super::options::{Allocate, ServerOptions};
 use super::process::{HolderProcess, HolderState, describe};
 use super::publication::Registered;
 use super::quota::{Quota, Refused, What};
 use super::registry::ServerState;
-use super::session::ServerSession;
 use crate::per_driver::lock;
 use crate::share::{BootId, InstanceId};
 use crate::transport::SharedPeers;
@@ -224,11 +224,10 @@ impl ServerCore {
     }
 
     /// Reports sessions that have ended, and wakes the tasks that look after leases: some may have ended.
-    pub(super) fn report_ended(&self, sessions: impl IntoIterator<Item = Arc<ServerSession>>) {
-        for session in sessions {
-            let (peer, session) = (&session.peer, session.id);
+    pub(super) fn report_ended(&self, sessions: impl IntoIterator<Item = EndedSession>) {
+        for (session, peer) in sessions {
             tracing::info!(%peer, session, "session ended");
-            audit!(self.audit, Session, Some(peer), "session_ended", session);
+            audit!(self.audit, Session, Some(&peer), "session_ended", session);
         }
         self.released.notify_waiters();
         self.followed.notify_one();

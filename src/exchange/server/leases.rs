@@ -39,6 +39,9 @@ pub(super) struct SessionRecord {
     ends: Option<Instant>,
 }
 
+/// The number and the peer of a session that has ended. It takes its notices with it.
+pub(super) type EndedSession = (u64, PeerName);
+
 /// A lease.
 #[derive(Debug)]
 pub(super) struct LeaseRecord {
@@ -154,7 +157,7 @@ impl ServerState {
 
     /// Detaches the session's connection: the session ends at `until`, or at once if it holds nothing. Returns it if it has
     /// ended.
-    pub fn detach(&mut self, session: u64, until: Instant) -> Option<Arc<ServerSession>> {
+    pub fn detach(&mut self, session: u64, until: Instant) -> Option<EndedSession> {
         let record = self.sessions.get_mut(&session)?;
         if record.leases.is_empty() {
             return self.end_session(session);
@@ -168,7 +171,7 @@ impl ServerState {
     }
 
     /// Ends a session: its leases expire. Returns it if it was there.
-    pub fn end_session(&mut self, session: u64) -> Option<Arc<ServerSession>> {
+    pub fn end_session(&mut self, session: u64) -> Option<EndedSession> {
         let mut record = self.sessions.remove(&session)?;
         shrink(&mut self.sessions);
         self.deadlines
@@ -176,7 +179,7 @@ impl ServerState {
         for lease in record.leases {
             self.lapse(lease, "expired");
         }
-        Some(record.session)
+        Some((session, record.session.peer.clone()))
     }
 
     /// Returns the live leases of the session that come after one of them, in ascending order.
@@ -188,7 +191,7 @@ impl ServerState {
     }
 
     /// Ends the leases that were recalled and not released in time, and the sessions that have expired. Returns those.
-    pub fn expire(&mut self, now: Instant) -> Vec<Arc<ServerSession>> {
+    pub fn expire(&mut self, now: Instant) -> Vec<EndedSession> {
         let mut ended = Vec::new();
         while let Some(&(time, due)) = self.deadlines.0.first()
             && time <= now

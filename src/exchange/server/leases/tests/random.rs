@@ -181,7 +181,7 @@ proptest! {
                     now += seconds as u32 * second;
                     let over = |e: &&(u64, u32, Option<Instant>)| e.2.is_some_and(|until| until <= now);
                     let over: Vec<u64> = naive.sessions.iter().filter(over).map(|e| e.0).collect();
-                    let mut ended: Vec<u64> = state.expire(now).iter().map(|s| s.id).collect();
+                    let mut ended: Vec<u64> = state.expire(now).iter().map(|ended| ended.0).collect();
                     ended.sort_unstable();
                     prop_assert_eq!(&ended, &over);
                     over.into_iter().for_each(|s| naive.expire(s));
