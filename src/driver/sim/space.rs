@@ -110,20 +110,11 @@ impl Range {
     ) -> io::Result<()> {
         self.expect_within(start, len)?;
         let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        let (prot, fd) = (protection(access), file.as_raw_fd());
+        let (prot, fd, offset) = (protection(access), file.as_raw_fd(), offset as i64);
+        let (at, len) = (start as *mut _, len as usize);
         // SAFETY: the range lies in a reservation that `self` owns, so nothing else is replaced; the
         // replacement is one step.
-        answer(unsafe {
-            libc::mmap64(
-                start as *mut _,
-                len as usize,
-                prot,
-                flags,
-                fd,
-                offset as i64,
-            )
-        })
-        .map(drop)
+        answer(unsafe { libc::mmap64(at, len, prot, flags, fd, offset) }).map(drop)
     }
 
     /// Leaves the range out of forked children, which have nothing mapped there.

@@ -15,13 +15,8 @@ impl State {
             return fail(Code::INVALID_VALUE);
         }
         self.check_location(props.location, props.handle_types)?;
-        match props.location {
-            Location::Host if props.handle_types != HandleTypes::NONE => {
-                return fail(Code::INVALID_VALUE);
-            }
-            Location::Device(_) => {}
-            _ if props.gpu_direct_rdma => return fail(Code::INVALID_VALUE),
-            _ => {}
+        if props.gpu_direct_rdma && props.location.is_host() {
+            return fail(Code::INVALID_VALUE);
         }
         if size > self.capacity.largest(props.location) {
             return fail(Code::OUT_OF_MEMORY); // the driver checks this before the handle types
@@ -32,7 +27,7 @@ impl State {
         Ok(self.hand_out(memory, size, *props, None))
     }
 
-    /// Checks that memory can lie at a location and that the handle types exist.
+    /// Checks that memory can lie at a location and that the handle types exist there.
     pub fn check_location(&self, location: Location, types: HandleTypes) -> Answer {
         let version = self.machine.driver_version;
         let known = match version {
@@ -45,7 +40,7 @@ impl State {
         match location {
             Location::Device(device) => self.device(device).map(drop),
             Location::HostNuma(node) if self.machine.gives_memory_on(NodeId(node)) => Ok(()),
-            Location::Host if version >= CudaVersion(13000) => Ok(()),
+            Location::Host if version >= CudaVersion(13000) && types == HandleTypes::NONE => Ok(()),
             _ => fail(Code::INVALID_VALUE),
         }
     }

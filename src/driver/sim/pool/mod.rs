@@ -29,9 +29,6 @@ impl State {
         {
             return fail(Code::INVALID_VALUE);
         }
-        if props.location == Location::Host && props.handle_types != HandleTypes::NONE {
-            return fail(Code::INVALID_VALUE);
-        }
         let max_size = match self.machine.driver_version {
             CudaVersion(12020..) => props.max_size,
             _ => 0,
