@@ -3,7 +3,7 @@
 //!
 //! Each function checks its arguments, does one thing through the crate `egmem`, and returns an [`egm_status`]. A
 //! panic does not leave the library: it becomes [`EGM_INTERNAL`](egm_status::EGM_INTERNAL). This file is that boundary: every
-//! function's body runs in [`call`]. A function that allocates takes the line of the program that calls it, for the ledger:
+//! function's body runs in `call`. A function that allocates takes the line of the program that calls it, for the ledger:
 //! `EGMEM_PS=1` and `EGMEM_LEAKS=1` show it.
 //!
 //! Handles and places for results are nullable references, `Option<&T>`: C programs pass pointers that are null or as each

@@ -288,8 +288,7 @@ pub trait Prober {
     /// Opens the driver once, as a trial would, to check that the process survives it.
     ///
     /// # Errors
-    /// As text, those of [`Driver::open`](egmem_core::Driver::open), and
-    /// [`Error::ProbeDied`](Error::ProbeDied).
+    /// As text, those of [`Driver::open`], and [`Error::ProbeDied`].
     fn open(&mut self) -> Result<(), Reason>;
 
     /// Returns the libraries of the process that [`open`](Self::open) opened the driver in, as far as they are known.
