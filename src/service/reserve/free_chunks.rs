@@ -77,12 +77,12 @@ impl<C> FreeChunks<C> {
         Some((free.chunk, free.owner))
     }
 
-    /// Takes at most `count` chunks of at most `bytes` together whose owners `may` admits: the largest that fit, first those
-    /// that have an owner. Returns them and the bytes still missing.
+    /// Takes chunks of at most `bytes` together whose owners `may` admits: the largest that fit, first those that have an
+    /// owner. Returns them and the bytes still missing, which `whole` bytes each can complete to at most `count` chunks.
     pub fn take(
         &mut self,
         bytes: u64,
-        count: usize,
+        (count, whole): (usize, u64),
         may: impl Fn(Option<&PeerName>) -> bool,
     ) -> (Vec<C>, u64) {
         let all = self.0.iter().enumerate();
@@ -92,7 +92,8 @@ impl<C> FreeChunks<C> {
         let mut missing = bytes;
         let mut chosen = Vec::new();
         for (at, kept) in order {
-            if kept.bytes <= missing && chosen.len() < count {
+            let parts = |rest: u64| chosen.len() as u64 + 1 + rest.div_ceil(whole);
+            if kept.bytes <= missing && parts(missing - kept.bytes) <= count as u64 {
                 missing -= kept.bytes;
                 chosen.push(at);
             }
@@ -202,10 +203,10 @@ mod tests {
                     prop_assert!(sum >= bytes || free.len() == 0);
                     out
                 } else {
-                    let (out, missing) = free.take(bytes, count, |owner| owner.is_none() || owner == peer.as_ref());
+                    let (out, missing) = free.take(bytes, (count, 19), |owner| owner.is_none() || owner == peer.as_ref());
                     let sum = sum(&out);
                     prop_assert_eq!(sum + missing, bytes);
-                    prop_assert!(out.len() <= count);
+                    prop_assert!(out.is_empty() || out.len() as u64 + missing.div_ceil(19) <= count as u64);
                     for Chunk(id, _) in &out {
                         let owner = &chunks[*id].1;
                         prop_assert!(owner.is_none() || *owner == peer);
@@ -240,7 +241,7 @@ mod tests {
         }
         let own = user(1);
         let may = |owner: Option<&PeerName>| owner.is_none_or(|owner| *owner == own);
-        let (taken, missing) = free.take(21, 9, may);
+        let (taken, missing) = free.take(21, (9, 8), may);
         assert_eq!(
             taken.iter().map(|chunk| chunk.1).collect::<Vec<_>>(),
             [8, 8, 2]
@@ -249,12 +250,27 @@ mod tests {
         let sums = free.levels();
         assert_eq!((sums.warm, sums.kept), (4, 8));
         assert_eq!(
-            free.take(9, 9, |owner| owner == Some(&own)),
+            free.take(9, (9, 8), |owner| owner == Some(&own)),
             (Vec::new(), 9)
         );
         assert_eq!(free.evict_some(9, |chunk| chunk.1 > 8), []);
         assert_eq!(free.evict(Some(&user(1)), 1), [Chunk(3, 8)]);
         assert_eq!(free.evict(None, 1), [Chunk(0, 4)]);
+    }
+
+    /// A reserve that was filled while memory was short has small chunks.
+    #[test]
+    fn small_chunks_leave_room_for_whole_ones() {
+        let mut free = FreeChunks::default();
+        for id in 0..8 {
+            free.put(Chunk(id, 1), 1, None, false);
+        }
+        // Four small ones would leave no room for what is missing then.
+        let (taken, missing) = free.take(10, (4, 4), |_| true);
+        assert_eq!((taken.len(), missing), (2, 8));
+        let (taken, missing) = free.take(4, (4, 4), |_| true);
+        assert_eq!((taken.len(), missing), (4, 0));
+        assert_eq!(free.take(17, (4, 4), |_| true), (Vec::new(), 17));
     }
 
     #[test]
@@ -265,7 +281,7 @@ mod tests {
         free.put(Chunk(2, 2), 2, None, true);
         let sums = free.levels();
         assert_eq!((sums.dirty_warm, sums.dirty_kept), (2, 4));
-        let (taken, missing) = free.take(10, 9, |_| true);
+        let (taken, missing) = free.take(10, (9, 8), |_| true);
         assert_eq!((taken, missing), (vec![Chunk(0, 4)], 6));
         free.put(Chunk(3, 4), 4, Some(user(1)), false);
         assert_eq!(free.evict_some(5, |_| true), [Chunk(1, 4), Chunk(2, 2)]);

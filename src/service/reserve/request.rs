@@ -18,8 +18,9 @@ impl NodeReserve {
     /// Takes chunks of at most `bytes` together that are kept for this peer. Their charges end: the caller's counts them.
     pub fn take_kept(&self, peer: &PeerName, bytes: u64) -> Vec<Chunk> {
         let mut state = self.state();
-        let own = |owner: Option<&PeerName>| owner == Some(peer);
-        let (mut taken, missing) = state.free_chunks.take(bytes, MAX_PARTS, own);
+        let parts = (MAX_PARTS, self.plan.reserve.chunk);
+        let (mut taken, missing) =
+            (state.free_chunks).take(bytes, parts, |owner| owner == Some(peer));
         state.counts.taken_warm_bytes += bytes - missing;
         drop(state);
         end_charges(&mut taken);
@@ -45,9 +46,10 @@ impl NodeReserve {
             return Err(ended());
         }
         state.taken = Some(Instant::now());
-        let parts = MAX_PARTS.saturating_sub(taken.len());
+        let left = MAX_PARTS.saturating_sub(taken.len());
         let may = |owner: Option<&PeerName>| owner.is_none() || owner == peer;
-        let (warm, missing) = state.free_chunks.take(wanted, parts, may);
+        let (warm, missing) =
+            (state.free_chunks).take(wanted, (left, self.plan.reserve.chunk), may);
         taken.extend(warm);
         state.counts.taken_warm_bytes += wanted - missing;
         state.demands += 1;
