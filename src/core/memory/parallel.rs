@@ -130,10 +130,7 @@ impl ParallelCopy {
     ) -> Result<()> {
         let from: &[u8] = bytemuck::cast_slice(values);
         let to = writable(view, offset, from.len() as u64)?;
-        let Some(pieces) = self.cut(&to)? else {
-            return to.write_at(0, from);
-        };
-        self.run(pieces, |piece| {
+        self.run(self.cut(&to)?, |piece| {
             to.write_at(piece.start, &from[piece.start as usize..piece.end as usize])
         })
     }
@@ -150,9 +147,7 @@ impl ParallelCopy {
     ) -> Result<()> {
         let to: &mut [u8] = bytemuck::cast_slice_mut(values);
         let from = view.slice(offset, to.len() as u64)?;
-        let Some((threads, pieces)) = self.cut(&from)? else {
-            return from.read_at(0, to);
-        };
+        let (threads, pieces) = self.cut(&from)?;
         let mut rest = to;
         let pieces = pieces.map(move |piece| {
             let (to, behind) =
@@ -169,10 +164,7 @@ impl ParallelCopy {
     /// Those of [`CpuView::fill`], before anything is written; [`Error::InvalidArgument`] for 0 threads.
     pub fn fill(&self, view: CpuView<'_>, offset: u64, len: u64, byte: u8) -> Result<()> {
         let to = writable(view, offset, len)?;
-        let Some(pieces) = self.cut(&to)? else {
-            return to.fill(0, len, byte);
-        };
-        self.run(pieces, |piece| {
+        self.run(self.cut(&to)?, |piece| {
             to.fill(piece.start, piece.end - piece.start, byte)
         })
     }
@@ -183,27 +175,27 @@ impl ParallelCopy {
     }
 
     /// Cuts a range into pieces: a first one that ends at a multiple of [`LEAST_PIECE`], and then pieces of one size; the last
-    /// is smaller. `None` if one thread is to do it.
+    /// is smaller. One thread gets all of it as one piece.
     fn cut(
         &self,
         view: &CpuView<'_>,
-    ) -> Result<Option<(usize, impl Iterator<Item = Range<u64>> + Send + use<>)>> {
+    ) -> Result<(usize, impl Iterator<Item = Range<u64>> + Send + use<>)> {
         if self.threads == 0 {
             let why = "0 threads cannot copy: ask for 1 or more";
             return Err(Error::invalid("threads", why));
         }
         let len = view.len();
         let threads = self.threads.min(useful_threads(len));
-        if threads == 1 {
-            return Ok(None);
-        }
         let share = len / (threads * PIECES_PER_THREAD) as u64;
         let piece = share.clamp(LEAST_PIECE, MOST_PIECE) & !(LEAST_PIECE - 1);
-        // At most two pieces, and the range has more than that.
-        let first = piece - view.as_ptr() as u64 % LEAST_PIECE;
+        let first = match threads {
+            1 => len,
+            // At most two pieces, and the range has more than that.
+            _ => piece - view.as_ptr() as u64 % LEAST_PIECE,
+        };
         let rest = (first..len).step_by(piece as usize);
         let rest = rest.map(move |start| start..len.min(start + piece));
-        Ok(Some((threads, std::iter::once(0..first).chain(rest))))
+        Ok((threads, std::iter::once(0..first).chain(rest)))
     }
 
     fn run<P>(
@@ -212,7 +204,7 @@ impl ParallelCopy {
         work: impl Fn(P) -> Result<()> + Sync,
     ) -> Result<()> {
         // The calling thread too: pages that it touches first lie on its node. The others start with its CPUs.
-        let _bound = self.bind();
+        let _bound = (threads > 1).then(|| self.bind());
         run((threads, self.stack), pieces, work)
     }
 
@@ -257,9 +249,12 @@ fn useful_threads(bytes: u64) -> usize {
 /// Does the work on all pieces, by threads with some bytes of stack, and returns when it is done.
 fn run<P, E: Send>(
     (threads, stack): (usize, usize),
-    pieces: impl Iterator<Item = P> + Send,
+    mut pieces: impl Iterator<Item = P> + Send,
     work: impl Fn(P) -> Result<(), E> + Sync,
 ) -> Result<(), E> {
+    if threads == 1 {
+        return pieces.try_for_each(work);
+    }
     let pieces = Mutex::new(pieces);
     let result = Mutex::new(Ok(()));
     let work_off = || {

@@ -108,7 +108,7 @@ proptest! {
         let mut range = view(&mut none, true);
         range.base = std::ptr::without_provenance_mut(at as usize);
         range.len = len + 2 * BYTES_PER_THREAD;
-        let cut = ParallelCopy::new().threads(threads).cut(&range).unwrap();
+        let cut = ParallelCopy::new().threads(threads).cut(&range);
         let (used, pieces) = cut.unwrap();
         prop_assert!(used >= 2 && used <= threads);
         let pieces: Vec<_> = pieces.collect();
