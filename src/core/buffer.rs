@@ -193,7 +193,9 @@ impl BufferOptions {
         let push = |part| range.push(part);
         let made = plan.grow(driver, plan.padded, push, |made, rest| {
             progress(made)?;
-            thread::sleep(rest.unwrap_or_default());
+            if let Some(rest) = rest {
+                thread::sleep(rest);
+            }
             ControlFlow::Continue(())
         });
         if let Err(error) = made {

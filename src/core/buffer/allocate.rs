@@ -33,8 +33,8 @@ impl BufferOptions {
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate); nothing has been created.
-    pub(super) fn plan(mut self, driver: &Driver, caller: ledger::Site) -> Result<Plan> {
-        let caller = self.site.take().unwrap_or(caller);
+    pub(super) fn plan(&self, driver: &Driver, caller: ledger::Site) -> Result<Plan> {
+        let caller = self.site.clone().unwrap_or(caller);
         let mut sites = self.sites(caller);
         // Before the first trial, which takes time and memory.
         let pieces = self.check(driver, &sites)?;
