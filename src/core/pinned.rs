@@ -60,12 +60,12 @@ struct Owned {
 
 impl Owned {
     /// Takes memory that was allocated; `gpus` and, unless it is a GPU's own, the host may read and write it.
+    #[track_caller]
     fn new(
         driver: &Driver,
         (path, device): (AllocPath, i32),
         (start, len): (DevicePtr, u64),
         gpus: Range<i32>,
-        site: Site,
     ) -> Self {
         let host = (path != AllocPath::Device).then_some(Location::Host);
         let locations = host.into_iter().chain(gpus.map(Location::Device));
@@ -76,7 +76,7 @@ impl Owned {
             location: location_of(path, device),
             path,
             label: None,
-            site,
+            site: Site::here(),
         };
         Self {
             entry: Entry::mapped(new, start, Arc::new(Grants::of(access.collect()))),
@@ -221,7 +221,7 @@ impl PinnedHost {
         let start = on_gpu(driver, device, driver.mem_host_alloc(device, bytes))?;
         let kind = (AllocPath::Pinned, device);
         let range = (start, bytes);
-        Ok(Self(Owned::new(driver, kind, range, gpus, Site::here())))
+        Ok(Self(Owned::new(driver, kind, range, gpus)))
     }
 }
 
@@ -242,7 +242,7 @@ impl DeviceMemory {
         let start = on_gpu(driver, device, driver.mem_alloc(device, bytes))?;
         let kind = (AllocPath::Device, device);
         let (range, gpus) = ((start, bytes), device..device + 1);
-        Ok(Self(Owned::new(driver, kind, range, gpus, Site::here())))
+        Ok(Self(Owned::new(driver, kind, range, gpus)))
     }
 }
 
@@ -278,7 +278,6 @@ impl ManagedMemory {
     #[track_caller]
     pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
         not_empty(bytes)?;
-        let site = Site::here();
         let attribute = DeviceAttribute::MANAGED_MEMORY;
         is_supported(driver, device, attribute, "managed memory")?;
         // Of every GPU: with one that cannot, the CPU must not touch managed memory while that one works.
@@ -296,7 +295,7 @@ impl ManagedMemory {
         let start = on_gpu(driver, device, driver.mem_alloc_managed(device, bytes))?;
         let kind = (AllocPath::Managed, device);
         let (range, gpus) = ((start, bytes), device..device + 1);
-        Ok(Self(Owned::new(driver, kind, range, gpus, site)))
+        Ok(Self(Owned::new(driver, kind, range, gpus)))
     }
 }
 
@@ -345,7 +344,7 @@ impl SystemMemory {
         }
         let pages = Pages::anonymous(bytes, size)?;
         let (kind, range) = ((AllocPath::System, 0), (pages.start(), bytes));
-        let mut memory = Owned::new(driver, kind, range, gpus, Site::here());
+        let mut memory = Owned::new(driver, kind, range, gpus);
         memory.pages = Some(pages);
         Ok(Self(memory))
     }

@@ -8,7 +8,7 @@ use rustix::fs::{SealFlags, fcntl_get_seals};
 use super::{Owned, is_supported, owned};
 use crate::driver::{DeviceAttribute, DevicePtr, Driver};
 use crate::guard::on_gpu;
-use crate::ledger::{AllocPath, Site};
+use crate::ledger::AllocPath;
 use crate::memory::check_range;
 use crate::size::not_empty;
 use crate::vmm::pages::{advise, huge_page_of, map, unmap};
@@ -174,7 +174,7 @@ impl RegisteredHost {
         on_gpu(driver, device, done)?;
         let (kind, range) = ((AllocPath::Registered, device), (start, bytes));
         // From here on a failure ends the registration.
-        let mut memory = Owned::new(driver, kind, range, gpus, Site::here());
+        let mut memory = Owned::new(driver, kind, range, gpus);
         memory.writable = writable;
         memory.pages = Some(pages);
         if driver.mem_host_device_pointer(device, start)? != start {
