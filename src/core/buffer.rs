@@ -151,7 +151,7 @@ impl BufferOptions {
     ///
     /// # Errors
     /// Those of [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create), [`PhysicalMemory::map`](crate::vmm::PhysicalMemory::map) and
-    /// [`Mapping::set_access`](crate::vmm::Mapping::set_access); [`Error::InvalidArgument`] for no share, or one before the
+    /// [`Mapping::set_access`](crate::vmm::Mapping::set_access); [`Error::InvalidArgument`](crate::Error::InvalidArgument) for no share, or one before the
     /// last that is not a multiple of the granularity, for chunks that are not, for chunks of
     /// [`growth`](Self::growth) out of range, and for more than [`Buffer::MAX_PARTS`] parts; the reason why a buffer cannot
     /// be shareable as requested. A shortage names all that was requested of the location.
@@ -164,7 +164,7 @@ impl BufferOptions {
     /// in the calling thread and with no lock held. If it breaks, everything is given back.
     ///
     /// # Errors
-    /// As `allocate`, and [`Error::Cancelled`] after a break.
+    /// As `allocate`, and [`Error::Cancelled`](crate::Error::Cancelled) after a break.
     ///
     /// ```
     /// use std::ops::ControlFlow;

@@ -99,7 +99,7 @@ pub unsafe trait AccessChecks {
     /// code can change their grants. For memory whose access is fixed at allocation the type decides.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's error.
+    /// [`Error::NoSuchGpu`], or the driver's error.
     fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access>;
 
     /// Returns whether the CPU may read, but not write, some of `len` bytes from `offset` on.

@@ -1,6 +1,5 @@
 //! Physical memory, mapped and granted at reserved addresses.
 
-use std::iter::repeat_n;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -175,9 +174,8 @@ impl Mapping {
         }
         // SAFETY: the mappings are exclusively borrowed, so they have no views; as just checked they are the whole range.
         let result = unsafe { driver.mem_set_access(start, size, &own) };
-        let lists = repeat_n(own, mappings.len());
-        for (mapping, own) in mappings.iter_mut().zip(lists) {
-            mapping.note_grants(own, result.is_ok());
+        for mapping in mappings {
+            mapping.note_grants(own.clone(), result.is_ok());
         }
         result
     }
