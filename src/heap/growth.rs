@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::backing::{Backing, Beside, Chunk, Locked, Want};
-use super::cache::{Inside, member};
+use super::cache::{InVain, Inside, member};
 use super::classes::SLAB;
 use super::inner::HeapInner;
 use super::options::{Pressure, Relief, SoftLimit};
@@ -19,7 +19,7 @@ use crate::{Error, Result};
 const BETWEEN_STEPS: Duration = Duration::from_micros(100);
 
 impl HeapInner {
-    /// Returns the result of `attempt`, after making room if necessary. The caller holds a handle.
+    /// Returns the result of `attempt`, after making room if necessary. The caller holds a handle, and no lock.
     pub(super) fn with_memory<R>(
         &self,
         bytes: u64,
@@ -27,21 +27,37 @@ impl HeapInner {
         attempt: impl Fn(&mut Core) -> Option<R>,
     ) -> Result<R> {
         self.check_possible(bytes, align)?;
-        let error = match self.make_room(bytes, align, &attempt) {
-            Err(error) if self.facts.wait_for_gpu => error,
-            result => return result,
+        let result = match self.make_room(bytes, align, &attempt) {
+            Err(error) if self.facts.wait_for_gpu => {
+                self.after_gpu_work(bytes, align, &attempt, error)
+            }
+            result => result,
         };
-        // The last resort. Blocks that other threads freed meanwhile may suffice, too.
+        let pause = InVain::take_pause(Instant::now());
+        if result.is_err() && !pause.is_zero() {
+            thread::sleep(pause);
+        }
+        result
+    }
+
+    /// Waits for GPU work that blocks were freed after, as the last resort, and returns the result of `attempt`.
+    fn after_gpu_work<R>(
+        &self,
+        bytes: u64,
+        align: u64,
+        attempt: &impl Fn(&mut Core) -> Option<R>,
+        error: Error,
+    ) -> Result<R> {
+        // Blocks that other threads freed meanwhile may suffice, too.
         match self.wait_and_collect() {
-            Ok(1..) => return self.make_room(bytes, align, &attempt),
+            Ok(1..) => return self.make_room(bytes, align, attempt),
             Ok(0) => {}
             Err(refusal) => {
                 tracing::warn!(%refusal, "blocks that were freed after GPU work cannot be collected");
             }
         }
         // A thread that waited before may have collected all of them, or this wait collected some.
-        self.after_caches_of_use(bytes, align, &attempt)
-            .ok_or(error)
+        self.after_caches_of_use(bytes, align, attempt).ok_or(error)
     }
 
     fn make_room<R>(

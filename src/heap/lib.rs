@@ -152,7 +152,8 @@
 //! slabs that could become empty are added up. Otherwise remembered refusals are consulted: the least number of bytes in
 //! use in any span that the request would need, at its alignment. To find that number takes a visit of all ranges, so it is
 //! found again only while enough requests use it. All bounds are safe: no request is refused that the caches would have met.
-//! A block of the requested class that another thread caches is always worth taking, so there each refusal empties the caches.
+//! A block of the requested class that another thread caches is always worth taking, so there each refusal empties the caches;
+//! after 16 in a row it waits before it returns, with no lock held (`cache/member.rs`, `InVain`).
 //!
 //! **Without `membarrier`** from the start, both sides execute a fence. If a seccomp filter refuses it later, a thread that
 //! needs a barrier waits 50 ms, longer than a CPU holds a store back (`cache/sync.rs` has the argument). From then on the
@@ -183,7 +184,7 @@
 //! memory that the block itself needs. Where chunks do not join (they can be shared, or are registered with the driver), a block
 //! that finds no room under a limit or on the nodes gets the place of idle chunks: `room.rs` takes those out of the core
 //! for which the fewest bytes go back (`backing/shape.rs`), or if that is too little memory all of them, gives them back without leaving `backing`, and growth is tried once more. The core's bounds
-//! of refusals count holes and idle memory together there. No range is larger than 1 TiB − 2 MiB, nor crosses a multiple of that; chunks end
+//! of refusals count holes and idle memory together for requests that do not fit into the smallest chunk. No range is larger than 1 TiB − 2 MiB, nor crosses a multiple of that; chunks end
 //! there too.
 //!
 //! **Growth in advance** (`grower.rs`) is a thread of the heap. Allocating threads store how much memory is left in a

@@ -3,9 +3,9 @@
 //!
 //! Emptying stops every thread of the heap for a moment, and each has to refill its cache. A loop of requests that fail anyway
 //! would slow all other threads down. So a request is first compared with bounds that stop no thread, and refused if it
-//! cannot succeed. Where the bounds cannot tell, and emptying was in vain many times in a row, the request waits before the caches are
-//! emptied once more (`InVain`). A program may run into these errors often, as a cache that evicts does: building one formats no
-//! text and scans no table.
+//! cannot succeed. Where the bounds cannot tell, and emptying was in vain many times in a row, a refused request waits before it
+//! returns (`InVain`). A program may run into these errors often, as a cache that evicts does: building one formats no text and
+//! scans no table.
 //!
 //! Where chunks do not join, a free chunk serves no block that is larger, however many lie side by side, and at the limit, or on a
 //! full node, nothing can be added. So before a request fails, chunks without a block go back to the machine and make
@@ -13,8 +13,7 @@
 
 use std::ops::{ControlFlow, Range};
 use std::sync::MutexGuard;
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
-use std::thread;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use crate::backing::Locked;
@@ -110,7 +109,7 @@ impl HeapInner {
 }
 
 impl HeapInner {
-    /// Empties all caches if that can help, and returns the result of `attempt`. May wait before that, if it was in vain often.
+    /// Empties all caches if that can help, and returns the result of `attempt`.
     /// The request is for `bytes` at a multiple of `align`.
     pub(super) fn after_caches_of_use<R>(
         &self,
@@ -119,25 +118,14 @@ impl HeapInner {
         attempt: &impl Fn(&mut Core) -> Option<R>,
     ) -> Option<R> {
         let request = Request::new(bytes, align);
-        let begun = self.counters.takings.load(Acquire);
-        loop {
-            let members = lock(&self.front.members);
-            // The bounds do not cover the quarantine, which is emptied together with the caches.
-            if self.watch.is_none() {
-                match self.without_caches(&members, &request, attempt) {
-                    ControlFlow::Continue(()) => {}
-                    ControlFlow::Break(found) => return found,
-                }
-            }
-            if members.in_vain.rules_out(&request, begun) {
-                return None;
-            }
-            let Some(pause) = members.in_vain.pause(Instant::now()) else {
-                return self.empty_all(members, Some(request), attempt);
-            };
-            drop(members);
-            thread::sleep(pause);
+        let members = lock(&self.front.members);
+        // The bounds do not cover the quarantine, which is emptied together with the caches.
+        if self.watch.is_none()
+            && let ControlFlow::Break(found) = self.without_caches(&members, &request, attempt)
+        {
+            return found;
         }
+        self.empty_all(members, Some(request), attempt)
     }
 
     /// Returns the result of `attempt`; goes on only if caches may have what it lacks.
@@ -204,7 +192,7 @@ impl HeapInner {
         attempt: &impl Fn(&mut Core) -> Option<R>,
     ) -> Option<R> {
         let began = Instant::now();
-        let taking = self.counters.takings.fetch_add(1, AcqRel) + 1;
+        self.counters.takings.fetch_add(1, Relaxed);
         let found = {
             let mut held = members.hold_all();
             // All caches are held until the core has their contents and this attempt has run: other threads wait,
@@ -224,10 +212,10 @@ impl HeapInner {
             }
             found
         };
-        match (&found, request) {
-            (Some(_), _) => members.in_vain = InVain::default(),
-            (None, Some(request)) => members.in_vain.note(request, taking, began..Instant::now()),
-            (None, None) => {}
+        if found.is_some() {
+            members.in_vain = InVain::default();
+        } else if request.is_some() {
+            members.in_vain.note(began, Instant::now());
         }
         found
     }

@@ -134,7 +134,7 @@ int cuDevicePrimaryCtxGetState(Device device, unsigned *flags, int *active) {
 }
 int cuCtxGetId(Context context, uint64_t *id) {
     CALL("cuCtxGetId", " ");
-    if (is_destroyed(context)) return 709;
+    if (is_destroyed(context)) return stub_setting("STUB_DESTROYED_CODE", 709);
     *id = (uint64_t)(context - primary) + devices * generation[context - primary];
     return 0;
 }

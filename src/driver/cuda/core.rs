@@ -138,7 +138,12 @@ impl Core {
         }
         self.live(stream.device)?;
         match work() {
-            Err(error) if error.code() == Some(Code::INVALID_CONTEXT) => {
+            Err(error)
+                if matches!(
+                    error.code(),
+                    Some(Code::INVALID_CONTEXT | Code::INVALID_HANDLE)
+                ) =>
+            {
                 self.on(stream.device, work)
             }
             result => result.map_err(|error| self.lost(error, stream.device)),
@@ -153,9 +158,8 @@ impl Core {
         }
         let context = self.primary(ordinal)?;
         // The driver crashes where it is given a stream of a context that was reset.
-        if self.is_gone(ordinal, context) {
-            let code = Code::CONTEXT_IS_DESTROYED;
-            return Err(self.lost(Error::driver(Call::CtxGetId, code), ordinal));
+        if let Some(call) = self.shown_gone(ordinal, context) {
+            return Err(self.lost(Error::driver(call, Code::CONTEXT_IS_DESTROYED), ordinal));
         }
         Ok(context)
     }
@@ -171,7 +175,7 @@ impl Core {
                 source.call == Call::CtxPushCurrent
                     || self
                         .primary(device)
-                        .is_ok_and(|context| self.is_gone(device, context))
+                        .is_ok_and(|context| self.shown_gone(device, context).is_some())
             }
             _ => false,
         };
@@ -203,17 +207,23 @@ impl Core {
         ordinals.find(|&ordinal| self.is_active(ordinal) == Some(true))
     }
 
-    /// Returns whether the driver says that a primary context, which is retained, does not exist or is another one by now.
+    /// Returns the call by which the driver says that a primary context, which is retained, does not exist or is another one by
+    /// now.
     ///
     /// By its number, which takes no lock: `cuDevicePrimaryCtxGetState` waits for other threads' calls.
-    fn is_gone(&self, ordinal: i32, context: Opaque) -> bool {
-        match self.slot(ordinal).and_then(|slot| slot.number.get()) {
-            Some(known) => match number_of(&self.api, context) {
-                Ok(now) => now != *known,
-                Err(error) => error.code() == Some(Code::CONTEXT_IS_DESTROYED),
-            },
-            None => self.is_active(ordinal) == Some(false),
+    fn shown_gone(&self, ordinal: i32, context: Opaque) -> Option<Call> {
+        let known = self.slot(ordinal).and_then(|slot| slot.number.get());
+        if let Some(known) = known {
+            match number_of(&self.api, context) {
+                Ok(now) => return (now != *known).then_some(Call::CtxGetId),
+                Err(error) if error.code() == Some(Code::CONTEXT_IS_DESTROYED) => {
+                    return Some(Call::CtxGetId);
+                }
+                Err(_) => {}
+            }
         }
+        let is_gone = self.is_active(ordinal) == Some(false);
+        is_gone.then_some(Call::DevicePrimaryCtxGetState)
     }
 
     /// Runs `work`, which needs no particular context, in the caller's; in that of the first device that has one, or else

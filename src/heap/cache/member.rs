@@ -1,7 +1,7 @@
 //! A thread's membership in a heap, found without a lock.
 
 use std::cell::{Cell, RefCell};
-use std::ops::{DerefMut, Range};
+use std::ops::DerefMut;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use super::local::{Local, Tally};
 use super::magazine::CacheBound;
 use crate::classes::Class;
 use crate::fork::Generation;
-use crate::ranges::{CachedBound, Request};
+use crate::ranges::CachedBound;
 
 /// The heap that threads are members of.
 pub(crate) trait Home: Send + Sync {
@@ -97,43 +97,42 @@ impl Members {
 
 /// How often in a row all caches were emptied for requests that failed all the same.
 ///
-/// Each time stops all threads for a moment, and each has to refill its cache. So after [`OFTEN`](Self::OFTEN) times a request waits
-/// until emptying has taken a small part of the time. It is not refused meanwhile: a thread that was told of a free block may ask
-/// only once.
+/// Each time stops all threads for a moment, and each has to refill its cache. So after [`OFTEN`](Self::OFTEN) times a request for
+/// which they were emptied in vain waits before it returns its error, with no lock held, until that has taken a small part of the time.
 #[derive(Default)]
 pub(crate) struct InVain {
     pub(crate) in_a_row: u32,
-    /// The last request, and the number of the emptying.
-    last: Option<(Request, u64)>,
-    /// No caches are emptied before.
+    /// When the last one that waits goes on.
     until: Option<Instant>,
+}
+
+thread_local! {
+    /// When this thread goes on, whose request the caches were emptied for in vain.
+    static UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 impl InVain {
     const OFTEN: u32 = 16;
-    /// The pauses are so many times as long as the emptying, and at most [`LONGEST`](Self::LONGEST).
+    /// The pauses of all threads together are so many times as long as the emptyings, each at most [`LONGEST`](Self::LONGEST).
     const PAUSES: u32 = 16;
     const LONGEST: Duration = Duration::from_millis(10);
 
-    /// Notes the emptying with this number.
-    pub(crate) fn note(&mut self, request: Request, number: u64, took: Range<Instant>) {
+    /// Notes an emptying for a request of this thread.
+    pub(crate) fn note(&mut self, began: Instant, end: Instant) {
         self.in_a_row = self.in_a_row.saturating_add(1);
-        self.last = Some((request, number));
-        let pause = (took.end - took.start) * Self::PAUSES;
-        self.until = Some(took.end + pause.min(Self::LONGEST));
+        if self.in_a_row >= Self::OFTEN {
+            let until = self.until.map_or(end, |until| until.max(end));
+            let until = until + (end - began) * Self::PAUSES;
+            let until = until.min(end + Self::LONGEST);
+            self.until = Some(until);
+            UNTIL.set(self.until);
+        }
     }
 
-    /// Returns how long a request has to wait before the caches are emptied for it.
-    pub(crate) fn pause(&self, now: Instant) -> Option<Duration> {
-        let left = self.until?.checked_duration_since(now)?;
-        (self.in_a_row >= Self::OFTEN && !left.is_zero()).then_some(left)
-    }
-
-    /// Returns whether an emptying that began after the one with the number `begun` was in vain for a request that is no
-    /// harder than this one.
-    pub(crate) fn rules_out(&self, request: &Request, begun: u64) -> bool {
-        let later = self.last.filter(|&(_, number)| number > begun);
-        later.is_some_and(|(last, _)| request.is_harder_than(&last))
+    /// Returns how long this thread has to wait if its request is refused, and forgets it.
+    pub(crate) fn take_pause(now: Instant) -> Duration {
+        let until = UNTIL.take();
+        until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
     }
 }
 
@@ -316,37 +315,26 @@ mod tests {
 
     #[test]
     fn after_many_emptyings_in_vain_a_request_waits() {
-        let (request, start) = (Request::new(500, 1), Instant::now());
-        let (took, mut in_vain) = (Duration::from_micros(20), InVain::default());
-        for number in 1..=InVain::OFTEN {
-            assert_eq!(in_vain.pause(start), None);
-            in_vain.note(request, number.into(), start..start + took);
+        let (start, took) = (Instant::now(), Duration::from_micros(20));
+        let mut in_vain = InVain::default();
+        for _ in 1..InVain::OFTEN {
+            in_vain.note(start, start + took);
+            assert_eq!(InVain::take_pause(start), Duration::ZERO);
         }
         let pause = took * InVain::PAUSES;
-        assert_eq!(in_vain.pause(start + took), Some(pause));
-        assert_eq!(in_vain.pause(start + 2 * took), Some(pause - took));
-        assert_eq!(in_vain.pause(start + took + pause), None);
-        in_vain.note(request, 17, start..start + InVain::LONGEST);
+        in_vain.note(start, start + took);
+        assert_eq!(InVain::take_pause(start + took), pause);
         assert_eq!(
-            in_vain.pause(start + InVain::LONGEST),
-            Some(InVain::LONGEST)
+            InVain::take_pause(start + took),
+            Duration::ZERO,
+            "it was taken"
         );
-    }
-
-    #[test]
-    fn an_emptying_in_vain_decides_requests_no_easier_that_began_before() {
-        let mut in_vain = InVain::default();
-        let [small, large] = [4096, 8192].map(|bytes| Request::new(bytes, 1));
-        assert!(!in_vain.rules_out(&large, 0));
-        in_vain.note(small, 5, Instant::now()..Instant::now());
-        assert!(
-            [small, large]
-                .iter()
-                .all(|request| in_vain.rules_out(request, 4))
-        );
-        assert!(!in_vain.rules_out(&large, 5), "it began before the request");
-        in_vain.note(large, 6, Instant::now()..Instant::now());
-        assert!(in_vain.rules_out(&large, 5) && !in_vain.rules_out(&small, 5));
+        // Another thread's comes after it.
+        in_vain.note(start, start + took);
+        assert_eq!(InVain::take_pause(start + took), 2 * pause);
+        in_vain.note(start, start + InVain::LONGEST);
+        assert_eq!(InVain::take_pause(start + InVain::LONGEST), InVain::LONGEST);
+        assert_eq!(InVain::take_pause(start), Duration::ZERO);
     }
 
     #[test]

@@ -100,7 +100,11 @@ impl Core {
     /// Removes memory if all of it is free; returns whether it did.
     pub(super) fn remove(&mut self, range: Range<u64>) -> bool {
         self.forget_refusals();
-        self.ranges.remove(range)
+        let removed = self.ranges.remove(range);
+        if self.least_apart < u64::MAX {
+            self.least_apart = self.ranges.least_span();
+        }
+        removed
     }
 
     /// Returns the bytes that were ever freed, or more.

@@ -51,7 +51,7 @@ impl Request {
     }
 
     /// Returns whether any memory that satisfies this request satisfies `other` too.
-    pub(crate) fn is_harder_than(&self, other: &Self) -> bool {
+    fn is_harder_than(&self, other: &Self) -> bool {
         self.size >= other.size && self.align >= other.align
     }
 }

@@ -40,6 +40,13 @@ impl Ranges {
         }
     }
 
+    /// Returns the bytes of the smallest span; `u64::MAX` without any.
+    pub(super) fn least_span(&self) -> u64 {
+        let spans = self.spans.iter();
+        let sizes = spans.map(|(start, &(_, last))| self.nodes.get(last).start - start);
+        sizes.min().map_or(u64::MAX, |least| least << LOG_GRANULE)
+    }
+
     /// Returns the start of the span that ends at `end` granules.
     fn span_before(&self, end: u64) -> Option<u64> {
         let (&start, &(_, last)) = self.spans.range(..end).next_back()?;

@@ -199,6 +199,17 @@ stubbed! {
         }
     }
 
+    fn a_destroyed_context_is_noticed_where_its_number_is_refused(cuda().set("STUB_DESTROYED_CODE", 201)) {
+        let (driver, stub) = (Driver::open().unwrap(), Stub::open("libcuda.so.1"));
+        let stream = stream(&driver);
+        stub.reset(1);
+        stub.calls();
+        // SAFETY: the stub follows no handle.
+        let error = unsafe { driver.stream_is_capturing(stream) }.unwrap_err();
+        assert!(matches!(error, Error::ContextLost { device: 1, .. }), "{error:?}");
+        assert_eq!(stub.calls(), [""; 0]);
+    }
+
     fn a_context_that_was_made_anew_is_another_one(cuda()) {
         let (driver, stub) = (Driver::open().unwrap(), Stub::open("libcuda.so.1"));
         let stream = stream(&driver);

@@ -262,3 +262,29 @@ fn a_refusal_for_the_alignment_holds_until_enough_comes_free() {
     assert!(!rules_out(&mut core, &request, outside(0)));
     assert!(core.allocate(SIZE, 2 * SIZE).is_some());
 }
+
+/// A small piece beside a large one, which do not join: a request that fits into each needs no place made.
+#[test]
+fn idle_pieces_may_make_place_only_for_requests_that_do_not_fit_into_the_smallest() {
+    let mut core = Core::new(0, 1 << 30).unwrap();
+    core.add(0..CHUNK, false);
+    core.add(CHUNK..CHUNK + CHUNK / 4, false);
+    let all: Vec<Extent> = std::iter::from_fn(|| core.allocate(65_536, 1)).collect();
+    for block in all.iter().step_by(2) {
+        core.free(block.node());
+    }
+    let small = CachedBound {
+        bytes: 512,
+        ..CachedBound::default()
+    };
+    let cannot = |core: &Core, bytes| slabs_cannot_serve(core, &Request::new(bytes, 1), small);
+    let within = CHUNK / 4 - GRANULE;
+    assert!(cannot(&core, within) && !cannot(&core, within + 1));
+    for block in all.iter().skip(1).step_by(2) {
+        core.free(block.node());
+    }
+    assert!(core.remove(CHUNK..CHUNK + CHUNK / 4));
+    let rest = core.allocate(CHUNK, 1).unwrap();
+    assert!(cannot(&core, CHUNK - GRANULE), "the small piece is gone");
+    core.free(rest.node());
+}
