@@ -202,8 +202,16 @@ impl GrowingBuffer {
                 drop(after);
                 if is_complete { Ok(()) } else { result }
             }));
-            let panicked = Error::failed("growth in the background", "the thread panicked");
-            shared.end(ended.unwrap_or(Err(panicked)));
+            let (result, panic) = match ended {
+                Ok(result) => (result, None),
+                Err(panic) => {
+                    let failed = Error::failed("growth in the background", "the thread panicked");
+                    (Err(failed), Some(panic))
+                }
+            };
+            shared.end(result);
+            // Only now: its own drop may panic.
+            drop(panic);
         };
         let thread = thread::Builder::new().name("egmem-growth".into());
         let thread = thread.spawn(grow);

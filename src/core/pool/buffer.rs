@@ -267,7 +267,8 @@ impl_cpu_memory!(PoolBuffer);
 
 memory_through!(unsafe impl for PoolBuffer, |this| *this.memory);
 
-// SAFETY: the pool's grants answer. The values that lend this free the memory when they are dropped, and not before.
+// SAFETY: the pool's grants answer. The buffers that lend this free the memory when they are dropped, and not before. Frees that
+// wait for a capture's end keep it after that, and lend it to nobody.
 unsafe impl AccessChecks for Allocation {
     fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
         self.pool.access(Location::Device(gpu))

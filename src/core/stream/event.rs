@@ -189,7 +189,11 @@ pub(super) fn sweep() {
         }
         Sharing::Private | Sharing::Imported(_) => false,
     };
-    let returned: Vec<Event> = lock(&KEPT).extract_if(.., is_returned).collect();
+    let mut returned: Vec<Event> = lock(&KEPT).extract_if(.., is_returned).collect();
+    // Their drops look for no others.
+    for event in &mut returned {
+        event.sharing = Sharing::Private;
+    }
     // Outside the lock, because a driver call takes time.
     drop(returned);
 }

@@ -99,7 +99,8 @@ impl<'a, M: Mapped> Adjacent<'a, M> {
     /// Takes mappings together.
     ///
     /// # Safety
-    /// The mappings lie side by side from the start of their reservation on, in the order of addresses and without gaps.
+    /// The mappings lie side by side from the start of their reservation on, in the order of addresses and without gaps: of others
+    /// the answers, on which safe calls rely, are wrong.
     pub const unsafe fn new(mappings: &'a [M]) -> Self {
         Self(mappings)
     }

@@ -212,11 +212,14 @@ impl Origin {
     /// Returns `None` for bytes that are not of such a handle.
     fn from_bytes(bytes: &[u8; 64], magic: &str) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?.trim_end_matches('\0');
-        let mut words = text.strip_prefix(magic)?.split(' ').skip(1);
-        Some(Self {
-            process: words.next()?.parse().ok()?,
-            fd: words.next()?.parse().ok()?,
-            id: u128::from_str_radix(words.next()?, 16).ok()?,
+        let words: Vec<&str> = text.split(' ').collect();
+        let &[start, process, fd, id] = &words[..] else {
+            return None;
+        };
+        (start == magic).then_some(Self {
+            process: process.parse().ok()?,
+            fd: fd.parse().ok()?,
+            id: u128::from_str_radix(id, 16).ok()?,
         })
     }
 

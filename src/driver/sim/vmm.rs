@@ -240,8 +240,11 @@ impl State {
             return fail(Code::INVALID_VALUE);
         }
         range.clear(ptr.0, size)?;
-        self.regions
-            .retain(|start, _| !(ptr.0..end).contains(start));
+        let regions = self.regions.range(ptr.0..end);
+        let starts: Vec<u64> = regions.map(|(&start, _)| start).collect();
+        for start in starts {
+            self.regions.remove(&start);
+        }
         Ok(())
     }
 

@@ -98,7 +98,7 @@ fn mappings_out_of_order_have_wrong_answers_and_no_overflow() {
     let mappings: Vec<Mapping> = [2, 1, 0]
         .map(|at: usize| reservation.map(2 * MIB * at as u64, &memories[at]).unwrap())
         .into();
-    // SAFETY: nothing trusts these answers.
+    // SAFETY: their answers are wrong, and nothing relies on them.
     let all = || unsafe { Adjacent::new(&mappings[..]) };
     assert_eq!(all().of_one_mapping(3 * MIB, 2 * MIB), Some(0));
     assert_eq!(all().of_one_copy(3 * MIB, 2 * MIB), 0);
