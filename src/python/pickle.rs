@@ -180,6 +180,8 @@ struct Admits {
 struct Tickets {
     /// The socket's name, once there is one.
     name: Mutex<Option<String>>,
+    /// Whether the thread of `let_go` runs, which never ends.
+    lets_go: AtomicBool,
     /// By number, in the order in which they were made.
     waiting: Mutex<BTreeMap<u64, Admits>>,
     /// Notified when a ticket keeps memory.
@@ -259,7 +261,11 @@ impl Tickets {
         let chosen = format!("egmem-{}", random()?);
         let socket = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&chosen)?)?;
         let thread = || thread::Builder::new().name("egmem-tickets".into());
-        thread().spawn(|| self.let_go())?;
+        // A call that fails below leaves the thread to the next one. The name's lock orders them.
+        if !self.lets_go.load(Relaxed) {
+            thread().spawn(|| self.let_go())?;
+            self.lets_go.store(true, Relaxed);
+        }
         thread().spawn(move || {
             let next = || {
                 let accepted = socket.accept().map_err(|error| {
