@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use egmem::driver::{Access, Driver, HandleTypes, Location};
 use egmem::memory::Engine;
@@ -350,11 +350,14 @@ impl Drop for Region {
         let Some(owner) = self.owner.take() else {
             return;
         };
+        // Without the lock, which a thread of the parent may have had when it forked.
+        let shared = self.shared.get_mut();
+        let shared = shared.unwrap_or_else(PoisonError::into_inner).take();
+        let owner = (shared, owner);
         if !self.driver.is_of_this_process() {
-            std::mem::forget((lock(&self.shared).take(), owner));
+            std::mem::forget(owner);
             return;
         }
-        let owner = (lock(&self.shared).take(), owner);
         let (driver, bytes, exposed) = (&self.driver, self.len, *self.exposed.get_mut());
         detached(|| match exposed {
             true => frees::free_after_gpus(driver, bytes, owner),
