@@ -8,10 +8,11 @@ use egmem::Backing;
 use egmem::driver::{Access, Location};
 use egmem::size::Bytes;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::error::{OrRaise, invalid, raise};
+use crate::error::{OrRaise, exception, invalid, raise};
 use crate::interpreter::detached;
 use crate::places::{Gpu, Node};
 
@@ -62,9 +63,8 @@ impl FromPyObject<'_, '_> for Size {
             return Err(raise("InvalidArgument", &why, SIZES, None));
         }
         let kind = given.get_type().name()?;
-        Err(PyTypeError::new_err(format!(
-            "a size or offset is an integer or text such as \"64MiB\", not {kind}"
-        )))
+        let why = format!("a size or offset is an integer or text such as \"64MiB\", not {kind}");
+        Err(exception::<PyTypeError>(given.py(), &why))
     }
 }
 
@@ -109,11 +109,16 @@ impl<'py, T: FromPyObjectOwned<'py, Error = PyErr>> FromPyObject<'_, 'py> for On
     type Error = PyErr;
 
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        // Not by the class of sequences: late in the interpreter's shutdown it cannot be imported.
-        match given.is_instance_of::<PyString>() || given.len().is_err() {
-            true => given.extract().map(Self::One),
-            false => given.extract().map(Self::Each),
+        let object = given.as_ptr();
+        // Not by the class of sequences: late in the interpreter's shutdown it cannot be imported. An array of one number
+        // is that number.
+        // SAFETY: `given` is a live object, and the thread is attached. Both functions only look at the object's type.
+        let is_sequence =
+            unsafe { ffi::PySequence_Check(object) == 1 && ffi::PyIndex_Check(object) == 0 };
+        if is_sequence && !given.is_instance_of::<PyString>() {
+            return given.extract().map(Self::Each);
         }
+        given.extract().map(Self::One)
     }
 }
 
@@ -275,9 +280,8 @@ fn number(given: Borrowed<'_, '_, PyAny>, what: &str, class: &str) -> PyResult<i
         return Err(raise("NoSuchPlace", &message, remedy, None));
     }
     let kind = given.get_type().name()?;
-    Err(PyTypeError::new_err(format!(
-        "a {what} is an integer or an {class}, not {kind}"
-    )))
+    let why = format!("a {what} is an integer or an {class}, not {kind}");
+    Err(exception::<PyTypeError>(given.py(), &why))
 }
 
 /// Returns an argument's number of bytes, for the package's modules in Python.

@@ -6,7 +6,7 @@ use egmem::driver::Code;
 use egmem::exchange::Refusal;
 use egmem::{DriverError, Explain, Explained, Language};
 use pyo3::PyTypeInfo;
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyAttributeError, PyImportError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyModule;
@@ -21,16 +21,32 @@ fn classes(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
 /// Creates an exception of the class `class`, with its remedy: a `RuntimeError` late in the interpreter's shutdown, which
 /// has no modules and attaches no thread.
 pub fn raise(class: &str, message: &str, remedy: &str, code: Option<i32>) -> PyErr {
+    let text = || match remedy {
+        "" => message.to_owned(),
+        _ => format!("{message}; what to do: {remedy}"),
+    };
     let made = Python::try_attach(|py| {
         let class = classes(py).and_then(|classes| classes.getattr(class));
-        let exception = match class {
-            Ok(class) => class.call1((message, remedy, code)),
-            Err(_) => py.get_type::<PyRuntimeError>().call1((message,)),
-        };
-        exception.map_or_else(|error| error, PyErr::from_value)
+        match class.and_then(|class| class.call1((message, remedy, code))) {
+            Ok(exception) => PyErr::from_value(exception),
+            Err(error) if is_missing(py, &error) => exception::<PyRuntimeError>(py, &text()),
+            Err(error) => error,
+        }
     });
     // An exception that is made later, by a thread that is attached.
-    made.unwrap_or_else(|| PyRuntimeError::new_err(message.to_owned()))
+    made.unwrap_or_else(|| PyRuntimeError::new_err(text()))
+}
+
+/// Returns whether an error says that a module or a class is not there.
+fn is_missing(py: Python<'_>, error: &PyErr) -> bool {
+    error.is_instance_of::<PyImportError>(py) || error.is_instance_of::<PyAttributeError>(py)
+}
+
+/// Creates an exception of a class of Python's own at once. What `new_err` returns is made when it is first looked at, as
+/// that of an argument is, by attaching again: late in the interpreter's shutdown that panics.
+pub fn exception<E: PyTypeInfo>(py: Python<'_>, text: &str) -> PyErr {
+    let made = py.get_type::<E>().call1((text,));
+    made.map_or_else(|error| error, PyErr::from_value)
 }
 
 /// Creates an exception about a request that this memory or driver does not support.

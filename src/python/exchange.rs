@@ -9,7 +9,6 @@ use egmem::exchange::{
     Address, CreateOptions, Error, FetchOptions, Owner as Peer, Security, Tls, TlsFiles, blocking,
 };
 use egmem::share::Peers;
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
@@ -329,8 +328,10 @@ impl AllGather for Ranks {
             let all = self.all_gather.call1(py, (PyBytes::new(py, own),))?;
             all.extract::<Vec<Vec<u8>>>(py)
         });
-        let ended = || Err(PyRuntimeError::new_err("the interpreter ends"));
-        gathered.unwrap_or_else(ended).map_err(|error| {
+        let Some(gathered) = gathered else {
+            return Err(Error::all_gather("the interpreter ends"));
+        };
+        gathered.map_err(|error| {
             let text = error.to_string();
             *lock(&self.raised) = Some(error);
             Error::all_gather(text)

@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyString};
 
 use crate::args::{Count, OneOrEach, Size, choice};
-use crate::error::{OrRaise, ToPy, closed, explained, invalid};
+use crate::error::{OrRaise, ToPy, closed, exception, explained, invalid};
 use crate::interpreter::{Closing, Open, SLICE, closing, drop_detached};
 use crate::ledger::backing_at;
 use crate::memory::Memory;
@@ -324,7 +324,7 @@ impl<'py> FromPyObject<'_, 'py> for Keys<'py> {
         if is_one {
             let kind = given.get_type().name()?;
             let why = format!("keys is {kind}: pass a list of keys: [{}]", as_key(&given)?);
-            return Err(PyTypeError::new_err(why));
+            return Err(exception::<PyTypeError>(given.py(), &why));
         }
         let mut keys = Vec::with_capacity(given.len().unwrap_or(0));
         for (index, key) in given.try_iter()?.enumerate() {
@@ -342,7 +342,7 @@ impl<'py> FromPyObject<'_, 'py> for Keys<'py> {
 fn no_key(index: usize, given: &Bound<'_, PyAny>) -> PyResult<PyErr> {
     let (kind, key) = (given.get_type().name()?, as_key(given)?);
     let why = format!("key {index} is {kind}, and a key is bytes: pass {key}");
-    Ok(PyTypeError::new_err(why))
+    Ok(exception::<PyTypeError>(given.py(), &why))
 }
 
 /// Returns how a program writes an object as a key.

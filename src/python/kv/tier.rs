@@ -13,7 +13,7 @@ use super::{Groups, Keys, PageSizes, Tier, attach, listed, no_group, parse_verif
 use crate::args::{self, Count, GpuArg, NodeArg, Size, With};
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
-use crate::interpreter::{closing, to_python, told};
+use crate::interpreter::{closing, told};
 use crate::ledger::from_program;
 use crate::memory::Memory;
 use crate::places::location;
@@ -253,13 +253,27 @@ impl Tier {
     /// - `stores`, `evictions`: the pages that became ready by a commit, and that made room for others
     /// - `damaged`: the pages that were found to have other bytes than were committed
     /// - `loaded_bytes`, `stored_bytes`: the bytes that jobs have copied to GPUs and from them
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let tier = self.handle()?;
         let found = tier.try_stats();
         let stats = found.unwrap_or_else(|| py.detach(|| tier.stats()));
-        let numbers = to_python(py, &stats)?;
-        numbers.del_item("growth")?; // a word, which the property has
-        Ok(numbers)
+        let numbers = [
+            ("pages", stats.pages),
+            ("usable", stats.usable),
+            ("page_bytes", stats.page_bytes),
+            ("free", stats.free),
+            ("writing", stats.writing),
+            ("ready", stats.ready),
+            ("pinned", stats.pinned),
+            ("hits", stats.hits),
+            ("misses", stats.misses),
+            ("stores", stats.stores),
+            ("evictions", stats.evictions),
+            ("damaged", stats.damaged),
+            ("loaded_bytes", stats.loaded_bytes),
+            ("stored_bytes", stats.stored_bytes),
+        ];
+        numbers.into_py_dict(py)
     }
 
     /// Returns the changes of keys from now on that this tier makes, in a queue for `capacity` keys. Keys that do not fit are lost:

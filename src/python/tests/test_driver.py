@@ -94,23 +94,60 @@ import egmem, egmem.kv
 class Late:
     def __init__(self):
         driver, tier, receive = egmem.simulated("gh200"), egmem.kv.Tier, egmem.receive
-        self.write, self.error, self.name = os.write, Exception, type
+        gather, buffer = egmem._egmem._gather, egmem.Buffer
+        self.write, self.error, self.name, self.text = os.write, Exception, type, str
         self.calls = [
             lambda: tier(pages=4, page_bytes=4096, driver=driver),
             lambda: tier(bytes="16MiB", page_bytes=[4096, 8192], driver=driver).lookup([b"a"], group=[1]),
+            lambda: tier(pages=4, page_bytes=4096, driver=driver).stats(),
             lambda: tier(pages=0, page_bytes=4096, driver=driver),
+            lambda: buffer(1, node=17, driver=driver),
+            lambda: buffer(driver, driver=driver),
+            lambda: buffer(1, node="1", driver=driver),
+            lambda: tier(pages=4, page_bytes=4096, driver=driver).lookup(b"a"),
+            lambda: tier(pages=4, page_bytes=4096, driver=driver).lookup([1]),
             lambda: receive("/no-such/socket", driver=driver, timeout=0.01),
+            lambda: gather(None, (0, 2, lambda own: [own, own]), None, driver, 1.0),
         ]
 
     def __del__(self):
         for call in self.calls:
             try:
                 call()
-                self.write(1, b"done,")
+                self.write(1, b"done\\n")
             except self.error as error:
-                self.write(1, self.name(error).__name__.encode() + b",")
+                self.write(1, f"{self.name(error).__name__}: {self.text(error)}\\n".encode())
 
 builtins.late = Late()
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done,done,RuntimeError,RuntimeError,", "")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines() == [
+        "done",
+        "done",
+        "done",
+        "RuntimeError: invalid pages: 0 pages; valid: 1 to 1073741824",
+        "RuntimeError: there is no host NUMA node 17; host nodes: 0; what to do: choose one that `egmem topo` lists",
+        'TypeError: a size or offset is an integer or text such as "64MiB", not Driver',
+        "TypeError: a node is an integer or an egmem.Node, not str",
+        "TypeError: keys is bytes: pass a list of keys: [b'a']",
+        "TypeError: key 0 is int, and a key is bytes: pass bytes(key)",
+        "RuntimeError: cannot connect to /no-such/socket: No such file or directory (os error 2); what to do: start the "
+        "server, or correct the path: no socket is there",
+        "RuntimeError: the ranks' all-gather: the interpreter ends; what to do: see the transport's own log; let all ranks call "
+        "it equally often",
+    ]
+
+
+def test_only_a_missing_class_makes_another_error(driver, monkeypatch):
+    errors = sys.modules["egmem._errors"]
+    monkeypatch.delattr(errors, "NoSuchPlace")
+    with pytest.raises(RuntimeError, match="no host NUMA node 17.*; what to do: "):
+        egmem.Buffer(1, node=17, driver=driver)
+
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(errors, "__getattr__", interrupted, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        egmem.Buffer(1, node=17, driver=driver)

@@ -192,3 +192,25 @@ def test_other_threads_run_while_one_waits_for_the_lock(driver, tmp_path, call):
     assert found == [True], "this thread got the GIL before the wait was given up"
     other.close()
     tier.close()
+
+
+class OneNumber:
+    """As an array of one number: it has a length, and is an index."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return (1,)[index]
+
+    def __index__(self):
+        return 1
+
+
+def test_a_sequence_has_a_group_for_each_key_and_a_number_is_for_all(tier):
+    store(tier, [b"a", b"b"], group=1)
+    assert tier.lookup([b"a", b"b"], group=OneNumber()) == 2
+    assert tier.lookup([b"a", b"b"], group=range(1, 3)) == 1
+    for sizes in ({4096}, {4096: 1}):
+        with pytest.raises(TypeError, match=f"a size or offset is an integer or text .*, not {type(sizes).__name__}"):
+            egmem.kv.Tier(pages=4, page_bytes=sizes, driver=tier.driver)
