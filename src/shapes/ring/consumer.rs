@@ -29,7 +29,9 @@ pub struct Consumer<T> {
 impl<T> Consumer<T> {
     /// Takes this side on where its counter is.
     pub(super) fn resume(memory: Arc<RingMemory>) -> Result<Self> {
-        let (head, tail) = memory.counts()?;
+        // The sides of a ring that the CPU may not use are the kernels' alone.
+        let counts = memory.is_cpus().then(|| memory.counts()).transpose()?;
+        let (head, tail) = counts.unwrap_or_default();
         let least = head.wrapping_sub(memory.shape.capacity);
         check("the tail of a ring", tail, (least, head))?;
         Ok(Self {

@@ -195,11 +195,8 @@ impl RingMemory {
     }
 
     /// Returns the counters: records committed, and released. The sides may move them on meanwhile; they stay as far apart as
-    /// they may be. Of a ring in a GPU's memory that the CPU may not use they are 0: its sides are the kernels' alone.
+    /// they may be.
     pub(super) fn counts(&self) -> Result<(u64, u64)> {
-        if !self.is_cpus() {
-            return Ok((0, 0));
-        }
         // A side that goes on here has stopped, so the other counter alone moves, away from the limit.
         let head = self.counter(HEAD)?.load(Acquire);
         let tail = self.counter(TAIL)?.load(Acquire);

@@ -29,7 +29,9 @@ pub struct Producer<T> {
 impl<T> Producer<T> {
     /// Takes this side on where its counter is.
     pub(super) fn resume(memory: Arc<RingMemory>) -> Result<Self> {
-        let (head, tail) = memory.counts()?;
+        // The sides of a ring that the CPU may not use are the kernels' alone.
+        let counts = memory.is_cpus().then(|| memory.counts()).transpose()?;
+        let (head, tail) = counts.unwrap_or_default();
         let most = tail.wrapping_add(memory.shape.capacity);
         check("the head of a ring", head, (tail, most))?;
         Ok(Self {
