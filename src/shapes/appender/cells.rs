@@ -123,7 +123,9 @@ impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
         // Four reports for the memory mapped ahead; not one for each warp.
         let shift = (ahead as u64 / 4).max(32).ilog2();
         let constants = [records.device_ptr().0, size, shift.into()];
-        let cells = Cells::create(driver, map(host)?, cursor.map(map).transpose()?, constants)?;
+        let host = map(host)?;
+        expect_cpu(&host)?;
+        let cells = Cells::create(driver, host, cursor.map(map).transpose()?, constants)?;
         let mut appender = Appender {
             cells: Arc::new(cells),
             records,
@@ -210,16 +212,15 @@ fn seen(look: Look) -> Result<u64> {
 }
 
 impl Cells {
-    /// Takes the memory of the host's part and the cursor's, which lies beside it if it has none. The constants are for the
-    /// kernels: the address of the first record, the size of a record, and a shift. Kernels report how far they are at each
-    /// multiple of 2 to this.
+    /// Takes the memory of the host's part, which the CPU may read and write, and the cursor's, which lies beside it if it has
+    /// none. The constants are for the kernels: the address of the first record, the size of a record, and a shift. Kernels
+    /// report how far they are at each multiple of 2 to this.
     fn create(
         driver: &Driver,
         host: Mapping,
         cursor: Option<Mapping>,
         [first_record, record, shift]: [u64; 3],
     ) -> Result<Self> {
-        expect_cpu(&host)?;
         let cursor = match cursor {
             None => Cursor::OfCpu {
                 address: host.reservation().start().add(CURSOR),
