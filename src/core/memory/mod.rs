@@ -164,10 +164,11 @@ pub fn is_of_one_kind(memory: &(impl AccessChecks + ?Sized), offset: u64, len: u
 
 /// Implements [`AccessChecks`] for a type by memory that the value owns, borrows or points to:
 /// `access_checks!(unsafe impl for Wrapper, |this| &this.memory)`. `unsafe`, because the memory must live at least as
-/// long as the value, and its bytes must be the value's.
+/// long as the value, and its bytes must be the value's. If the memory may be longer than the value, the value's length in
+/// bytes follows: a GPU has no access beyond.
 #[macro_export]
 macro_rules! access_checks {
-    (unsafe impl $([$($generic:tt)*])? for $type:ty, |$this:ident| $memory:expr) => {
+    (unsafe impl $([$($generic:tt)*])? for $type:ty, |$this:ident| $memory:expr $(, $len:expr)?) => {
         // SAFETY: the memory answers, and the caller guarantees that the answers are the value's.
         unsafe impl$(<$($generic)*>)? $crate::memory::AccessChecks for $type {
             fn gpu_access(
@@ -178,6 +179,7 @@ macro_rules! access_checks {
                 len: u64,
             ) -> $crate::Result<$crate::driver::Access> {
                 let $this = self;
+                $($crate::memory::check_range(offset, len, $len)?;)?
                 $crate::memory::AccessChecks::gpu_access(&$memory, gpu, engine, offset, len)
             }
             fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {

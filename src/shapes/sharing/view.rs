@@ -200,8 +200,9 @@ impl<T> CpuMemory for GrowableView<T> {
 }
 
 access_checks! {
-    // SAFETY: the import answers for its memory, which begins at the same address and has the elements.
-    unsafe impl [T] for GrowableView<T>, |this| this.memory
+    // SAFETY: the import answers for its memory, which the value owns and which begins at the same address. It may be longer
+    // than the elements: the length is checked.
+    unsafe impl [T] for GrowableView<T>, |this| this.memory, this.bytes()
 }
 
 impl_memory! {

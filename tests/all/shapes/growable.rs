@@ -1,6 +1,7 @@
 //! Vectors that grow in place.
 
 use egmem::driver::{Access, AccessDesc, Call, Code, Location};
+use egmem::memory::{AccessChecks, Engine};
 use egmem::proof::Prover;
 use egmem::shapes::Growable;
 use egmem::{Buffer, Driver, Error, Growth, Memory, Stream};
@@ -438,4 +439,23 @@ fn an_empty_range_of_elements_changes_no_access() {
     // A prefix keeps no access from being changed where nothing is to be changed.
     let _prefix = vector.prefix();
     assert_eq!(vector.set_access_of(5..5, &none), Ok(5..5));
+}
+
+/// The last chunk is larger than the elements need.
+#[test]
+fn gpus_have_no_access_beyond_the_elements() {
+    let mut vector = words(&grace());
+    vector.extend_from_slice(&numbers(0..10)).unwrap();
+    let prefix = vector.prefix();
+    vector.extend_from_slice(&numbers(0..10)).unwrap();
+    let of_all: [(&dyn AccessChecks, u64); 2] = [(&vector, 160), (&prefix, 80)];
+    for (memory, size) in of_all {
+        assert_eq!(
+            memory.gpu_access(0, Engine::Copy, 0, size),
+            Ok(Access::ReadWrite)
+        );
+        let (offset, len) = (size - 8, 16);
+        let error = Err(Error::OutOfRange { offset, len, size });
+        assert_eq!(memory.gpu_access(0, Engine::Copy, offset, len), error);
+    }
 }

@@ -4,6 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use egmem::driver::{Access, Location};
+use egmem::memory::{AccessChecks, Engine};
 use egmem::proof::Prover;
 use egmem::shapes::sharing::{Follower, GrowableExport, GrowableView};
 use egmem::shapes::{Appender, Growable};
@@ -89,6 +90,8 @@ pub fn a_view_follows_the_growth(driver: &Driver) {
     export.send(&vector, &mut first).unwrap();
     assert_eq!(early.follow(&mut channel).unwrap(), 10);
     assert!(matches!(early.get(10), Err(Error::OutOfRange { .. })));
+    let beyond = early.gpu_access(0, Engine::Copy, 72, 16);
+    assert!(matches!(beyond, Err(Error::OutOfRange { size: 80, .. })));
     // Chunks that were sent stay, here and there.
     assert_eq!(vector.shrink_to_fit(), Ok(0));
     drop((vector, export, first, second, view, early));
