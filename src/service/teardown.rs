@@ -11,12 +11,12 @@ use super::quota::{Charge, Use};
 use super::reserve::Chunk;
 use super::reuse_policy::Past;
 use super::state::{Named, Phase, Refused, ServiceState};
+use crate::Refusal;
 use crate::exchange::PeerName;
 use crate::exchange::server::{Holder, HolderState, UnconfirmedRelease};
 use crate::per_driver::lock;
 use crate::share::Shared;
 use crate::vmm::PhysicalMemory;
-use crate::{Error, MemoryError, Refusal, ShareError};
 
 /// How often to ask the holders of an ending name again.
 const ASK_AGAIN: Duration = Duration::from_secs(30);
@@ -31,26 +31,22 @@ fn is_silent(holder: &Holder) -> bool {
 }
 
 impl Named {
-    /// Waits until no peer holds it. Returns `false` if a silent holder may still have it mapped.
+    /// Waits until no peer holds it. Returns `false` if a holder that is not heard of may still have it mapped.
     async fn wait_for_holders(&self, mut wait: Duration) -> bool {
         let Some(published) = self.published() else {
             return false;
         };
         loop {
-            match published.vacate(wait).await {
+            if published.vacate(wait).await.is_ok() {
                 // Memory of a process that died is not reused.
-                Ok(()) => return !published.left_by_dead(),
-                Err(Error::Share(ShareError::Memory(MemoryError::StillHeld { .. }))) => {}
-                Err(error) => {
-                    tracing::warn!(name = self.wanted.name, %error, "cannot withdraw");
-                    return false;
-                }
+                return !published.left_by_dead();
             }
-            let holders = published.importers();
-            // Without holders, the last one has let go just now.
-            if !holders.is_empty() && holders.iter().all(is_silent) {
+            // The last one may have let go just now. If not, no holder is left that the server can hear of: all are silent, some
+            // perhaps no longer listed, or the server has ended.
+            let all_silent = published.importers().iter().all(is_silent);
+            if all_silent && published.vacate(Duration::ZERO).await.is_err() {
                 let name = &self.wanted.name;
-                tracing::warn!(name, "a silent holder may still have it mapped");
+                tracing::warn!(name, "a holder may still have it mapped");
                 return false;
             }
             wait = ASK_AGAIN;

@@ -146,3 +146,35 @@ async fn a_creation_that_outlasts_the_drain_leaves_nothing() {
     assert!(driver.sim().unwrap().held().is_empty());
     drop(state);
 }
+
+#[tokio::test]
+async fn a_drain_ends_a_deletion_that_waits_for_a_holder() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let text = r#"
+        listen = ["tcp://127.0.0.1:0"]
+        [create]
+        who = ["*"]
+    "#;
+    let config = ServiceConfig::from_toml(text).unwrap();
+    let service = Service::start(config, &driver).await.unwrap();
+    let address = service.addresses()[0].clone();
+    let client = Client::options(address).connect(&driver).await.unwrap();
+    let allocator = Allocator(Arc::clone(&service.state));
+    let ask = Create {
+        name: "local/a".into(),
+        bytes: 1,
+        node: None,
+        peers: String::new(),
+    };
+    allocator.create(&PeerName::Local, &ask).await.unwrap();
+    let memory = client.fetch("local/a").go().await.unwrap();
+    let named = Arc::clone(&lock(&service.state.names)["local/a"]);
+    let refused = allocator.delete(&PeerName::Local, "local/a", Duration::ZERO);
+    assert_eq!(refused.await.unwrap_err().0, Refusal::TimedOut);
+    let error = service.drain(Duration::ZERO).await.unwrap_err();
+    assert!(error.to_string().contains("local/a"), "{error}");
+    // Its task must not keep the runtime busy.
+    named.reach(Phase::Ended).await;
+    drop(memory);
+    client.close().await;
+}
