@@ -330,6 +330,7 @@ fn refusal(error: Error) -> Refused {
         Error::Refused { reason, detail, .. } => return (reason.clone(), detail.clone()),
         Error::LimitReached { .. } => Refusal::Limit,
         Error::Share(ShareError::Memory(memory)) => match memory {
+            MemoryError::HeapFull { .. } => Refusal::Limit,
             MemoryError::OutOfMemory { .. } | MemoryError::NodeTooFull { .. } => Refusal::NoMemory,
             MemoryError::InvalidArgument { .. } | MemoryError::NoSuchNode { .. } => {
                 Refusal::Invalid

@@ -49,7 +49,8 @@ pub(super) async fn serve(
 ) -> Result<(SocketAddr, JoinSet<()>)> {
     let fail = |error| Error::system(format!("cannot serve metrics at {address}"), &error);
     let found: Vec<SocketAddr> = lookup_host(address).await.map_err(fail)?.collect();
-    if !anywhere && found.iter().any(|found| !found.ip().is_loopback()) {
+    let is_local = |found: &SocketAddr| found.ip().to_canonical().is_loopback();
+    if !anywhere && !found.iter().all(is_local) {
         return Err(elsewhere(address));
     }
     let listener = TcpListener::bind(&found[..]).await.map_err(fail)?;
@@ -142,8 +143,13 @@ fn one(value: impl Into<u64>) -> Samples {
 
 /// Returns a sample for each value of a label.
 fn by(label: &str, all: impl IntoIterator<Item = (impl ToString, u64)>) -> Samples {
-    all.into_iter()
-        .map(|(of, value)| (format!("{{{label}={:?}}}", of.to_string()), value))
+    let label = |of: String| {
+        // OpenMetrics knows no other escapes.
+        let of = (of.replace('\\', r"\\").replace('"', r#"\""#)).replace('\n', r"\n");
+        format!(r#"{{{label}="{of}"}}"#)
+    };
+    let all = all.into_iter();
+    all.map(|(of, value)| (label(of.to_string()), value))
         .collect()
 }
 

@@ -177,7 +177,7 @@ impl Service {
     /// It may be dropped and called again.
     pub async fn ready(&self) {
         let mut unready = self.state.unready.subscribe();
-        // If the sender is gone, nothing more is to be filled.
+        // It does not fail: the state keeps the sender.
         let _ = unready.wait_for(|count| *count == 0).await;
     }
 

@@ -160,11 +160,8 @@ impl ServiceConfig {
             Security::PlainAnywhere
         };
         server_options(self, security).check()?;
-        if let Some(name) = self
-            .listen
-            .iter()
-            .find(|address| plain && is_beyond(address))
-        {
+        let name = self.listen.iter().find(|address| is_beyond(address));
+        if let Some(name) = name.filter(|_| plain) {
             let how = "without `tls` give `localhost` or an IP address of loopback";
             return Err(wrong(format!("`listen`: {name} is a host name; {how}")));
         }
@@ -175,9 +172,8 @@ impl ServiceConfig {
                 return Err(elsewhere(address));
             }
         }
-        self.directory
-            .as_ref()
-            .map_or(Ok(()), DirectoryConfig::check)
+        let directory = self.directory.as_ref();
+        directory.map_or(Ok(()), DirectoryConfig::check)
     }
 
     /// Returns whether a list of certificate names includes the peer.
@@ -257,8 +253,7 @@ fn is_beyond(address: &Address) -> bool {
     let Address::Tcp { host, .. } = address else {
         return false;
     };
-    let ip = host.parse::<IpAddr>();
-    ip.map_or(!host.eq_ignore_ascii_case("localhost"), |ip| {
-        !ip.is_loopback()
-    })
+    let is_local = |ip: IpAddr| ip.to_canonical().is_loopback();
+    let is_localhost = host.eq_ignore_ascii_case("localhost");
+    !host.parse().map_or(is_localhost, is_local)
 }

@@ -37,6 +37,15 @@ fn little_is_enough() {
 }
 
 #[test]
+fn loopback_is_plain_in_any_form() {
+    for host in ["LocalHost", "127.3.2.1", "[::1]", "[::ffff:127.0.0.1]"] {
+        let metrics = format!("[metrics]\naddress = \"{host}:9\"");
+        let text = format!("listen = [\"tcp://{host}:9\"]\n{metrics}");
+        ServiceConfig::from_toml(&text).unwrap();
+    }
+}
+
+#[test]
 fn what_is_wrong_is_named() {
     let buffer = "[[buffer]]\nname = \"a\"\nbytes = \"1MiB\"\nwho = [\"*\"]\n";
     for (text, words) in [

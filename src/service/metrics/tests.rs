@@ -179,4 +179,6 @@ egmem_refusals_total{reason="quota\"\n\\"} 2
 egmem_refusals_total{reason="limit"} 3
 "#;
     assert_eq!(text, expected);
+    let others = by("of", [("\t'é\u{7f}", 1)]);
+    assert_eq!(others[0].0, "{of=\"\t'é\u{7f}\"}");
 }

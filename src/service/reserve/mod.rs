@@ -239,7 +239,8 @@ impl NodeReserve {
     /// Returns the bytes that the node has free and that limit creations; `None` if the driver alone decides.
     fn free(&self) -> Option<u64> {
         let is_limited = self.plan.overcommit == Overcommit::Refuse;
-        free_now(&self.driver, self.node()).filter(|_| is_limited)
+        let free = is_limited.then(|| free_now(&self.driver, self.node()));
+        free.flatten()
     }
 
     /// Returns the current bytes.

@@ -131,14 +131,14 @@ impl NodeReserve {
             state.pinned += bytes;
             let arrivals = state.arrivals;
             self.release(state, evicted);
-            let error = match self.create(bytes) {
+            let (mut state, made) = self.create(bytes);
+            let error = match made {
                 Ok(chunk) => return Ok(chunk),
                 Err(error) => error,
             };
             if !is_shortage(&error) {
                 return Err(error.into());
             }
-            let mut state = self.state();
             // Free chunks are useless while a request cannot be served.
             let evicted = state.evict(peer, bytes);
             if evicted.is_empty() && bytes > reserve.min_chunk {
@@ -172,17 +172,18 @@ impl NodeReserve {
         }
         state.pinned += bytes;
         drop(state);
-        let made = self.create(bytes).inspect_err(|error| {
-            tracing::debug!(%error, "memory goes without room for probes");
-        });
-        let chunk = made.ok()?;
-        self.state().counts.taken_cold_bytes += bytes;
-        Some(chunk)
+        let (mut state, made) = self.create(bytes);
+        if made.is_ok() {
+            state.counts.taken_cold_bytes += bytes;
+        }
+        drop(state);
+        made.inspect_err(|error| tracing::debug!(%error, "memory goes without room for probes"))
+            .ok()
     }
 
     /// Creates a chunk, if the node keeps its headroom or may be overcommitted. The caller has counted its bytes as pinned;
-    /// after an error they no longer are.
-    pub(super) fn create(&self, bytes: u64) -> MemoryResult<Chunk> {
+    /// after an error they no longer are. Returns the state with that, for what else changes with it.
+    pub(super) fn create(&self, bytes: u64) -> (MutexGuard<'_, ReserveState>, MemoryResult<Chunk>) {
         let free = self.free();
         let free = free.map(|free| free.saturating_sub(self.plan.limits.headroom));
         let made = match free.filter(|free| *free < bytes) {
@@ -197,7 +198,7 @@ impl NodeReserve {
             state.counts.failed_chunks += 1;
             state.pinned -= bytes;
         }
-        made.map(|memory| Chunk::new(memory, Past::Fresh))
+        (state, made.map(|memory| Chunk::new(memory, Past::Fresh)))
     }
 
     /// Returns half, in whole granules, and at least the smallest chunk.

@@ -56,8 +56,7 @@ impl NodeReserve {
             state.pinned += bytes;
             state.filling = bytes;
             drop(state);
-            let made = self.create(bytes);
-            let mut state = self.state();
+            let (mut state, made) = self.create(bytes);
             state.filling = 0;
             state.arrived();
             let made = made.map(|chunk| state.free_chunks.put(chunk, bytes, None, false));
