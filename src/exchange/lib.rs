@@ -4,7 +4,7 @@
 //! One task serves a connection and answers a request in the same turn if it has to wait for nothing. A request that waits
 //! (for a name, the driver, an allocator) runs beside it, in a bounded number of tasks; driver calls run off the
 //! runtime. The server's state is under one lock, held for moments and never across an await. Its part
-//! for leases (`leases.rs`) gets the time as an argument, and tests compare it with a naive model. One fetch
+//! for leases (`leases.rs`) gets the times of grants and ends as arguments, and tests compare it with a naive model. One fetch
 //! shows the way of a request.
 //!
 //! What peers make the server keep is counted (`quota.rs`), and each item has a largest size: no bytes are added up.

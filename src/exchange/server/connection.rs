@@ -40,17 +40,24 @@ impl From<Error> for End {
 /// How many notices are sent before requests have their turn.
 const NOTICES_AT_ONCE: usize = 16;
 
-/// A connection's state, besides its reader. Its end detaches the session, also after a panic of an allocator's.
+/// A connection's state, besides its reader.
 struct Conversation<'a> {
     core: &'a Arc<ServerCore>,
     link: &'a Arc<Link>,
     writer: FrameWriter,
     /// Requests that wait for something.
     jobs: JoinSet<Answered>,
+    attached: Attached<'a>,
+}
+
+/// A session's connection. Its end detaches the session, also after a panic of an allocator's.
+struct Attached<'a> {
+    core: &'a Arc<ServerCore>,
+    link: &'a Arc<Link>,
     last_message: Instant,
 }
 
-impl Drop for Conversation<'_> {
+impl Drop for Attached<'_> {
     fn drop(&mut self) {
         self.core.detach(self.link, self.last_message);
     }
@@ -66,7 +73,11 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
         link,
         writer,
         jobs: JoinSet::new(),
-        last_message: Instant::now(),
+        attached: Attached {
+            core,
+            link,
+            last_message: Instant::now(),
+        },
     };
     let (peer, session) = (&link.session.peer, link.session.id);
     let ended = tokio::select! {
@@ -108,7 +119,16 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
             tracing::info!(%peer, session, %error, "connection lost");
         }
     }
-    conversation.jobs.shutdown().await;
+    let Conversation {
+        writer,
+        mut jobs,
+        attached,
+        ..
+    } = conversation;
+    // The socket closes at once: a job may take long to end.
+    drop((reader, writer));
+    jobs.shutdown().await;
+    drop(attached);
 }
 
 impl Conversation<'_> {
@@ -148,7 +168,7 @@ impl Conversation<'_> {
                     let Some(frame) = frame? else {
                         return Ok(());
                     };
-                    self.last_message = Instant::now();
+                    self.attached.last_message = Instant::now();
                     excused = Duration::ZERO;
                     self.verify();
                     self.request(frame).await?;
@@ -175,16 +195,16 @@ impl Conversation<'_> {
     fn next_idle(&mut self, excused: &mut Duration) -> Result<Instant, End> {
         let (now, core) = (Instant::now(), self.core);
         let silence = core.silence();
-        let late = now.saturating_duration_since(self.last_message + silence);
+        let late = now.saturating_duration_since(self.attached.last_message + silence);
         // If this server notices it late, it did not run, and a client on the same busy machine may not have run either. Not
         // without a bound.
         let most = core.options.lease.saturating_mul(3);
         if late > core.options.heartbeat / 2 && *excused < most {
             let excuse = late.min(most) + core.options.heartbeat;
-            self.last_message += excuse;
+            self.attached.last_message += excuse;
             *excused += excuse;
         }
-        let until = self.last_message + silence;
+        let until = self.attached.last_message + silence;
         if until > now {
             Ok(until)
         } else {

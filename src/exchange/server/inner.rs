@@ -239,7 +239,13 @@ impl ServerCore {
     pub(super) async fn end_with_processes(self: Arc<Self>) {
         loop {
             let processes = self.state().followed.keys().cloned().collect::<Vec<_>>();
-            let (is_idle, begun) = (processes.is_empty(), Instant::now());
+            if processes.is_empty() {
+                tokio::select! {
+                    () = self.ended.cancelled() => return,
+                    () = self.followed.notified() => continue,
+                }
+            }
+            let begun = Instant::now();
             let ended = move || -> Vec<HolderProcess> {
                 let processes = processes.into_iter();
                 processes.filter(HolderProcess::has_ended).collect()
@@ -249,17 +255,11 @@ impl ServerCore {
                 self.state().process_ended(&process);
                 self.released.notify_waiters();
             }
-            let again = async {
-                if is_idle {
-                    self.followed.notified().await;
-                } else {
-                    // However many there are, looking takes at most a tenth of a thread's time.
-                    tokio::time::sleep(POLL.max(begun.elapsed() * 10)).await;
-                }
-            };
-            tokio::select! {
-                () = self.ended.cancelled() => return,
-                () = again => {}
+            // However many there are, looking takes at most a tenth of a thread's time.
+            let pause = POLL.max(begun.elapsed() * 10);
+            let ended = tokio::time::timeout(pause, self.ended.cancelled());
+            if ended.await.is_ok() {
+                return;
             }
         }
     }

@@ -1,5 +1,5 @@
 //! Sessions and leases in the server's state: which peers hold which memory, and when that ends. The caller passes the
-//! time; this module does no I/O but events of `tracing`.
+//! time of grants and ends, and how long a recall leaves; this module does no I/O but events of `tracing`.
 //!
 //! A session without a connection ends at a given time, and its leases with it. Such a holder may still have
 //! the memory mapped (a stopped process cannot unmap), so it stays on the list of holders as
@@ -146,11 +146,12 @@ impl ServerState {
         let Some(record) = self.sessions.get_mut(&session) else {
             return false;
         };
-        self.deadlines
-            .set(Due::Session(session), &mut record.ends, None);
-        // Another process may have its socket, and the memory.
-        for lease in record.leases.iter().filter_map(|id| self.leases.get(id)) {
-            unfollow(&mut self.followed, lease);
+        let due = Due::Session(session);
+        if self.deadlines.set(due, &mut record.ends, None).is_some() {
+            // Another process may have its socket, and the memory.
+            for lease in record.leases.iter().filter_map(|id| self.leases.get(id)) {
+                unfollow(&mut self.followed, lease);
+            }
         }
         true
     }
@@ -395,14 +396,15 @@ impl ServerState {
             return;
         };
         let Holders { live, expired, .. } = std::mem::take(&mut registered.holders);
+        // First: the notices of the others may need their room.
+        for lease in expired {
+            self.remove(lease);
+        }
         for lease in live {
             self.audit_lease("revoked", lease);
             if let Some(record) = self.remove(lease) {
                 self.notify_ended(&record, Refusal::Closing, detail);
             }
-        }
-        for lease in expired {
-            self.remove(lease);
         }
     }
 

@@ -191,6 +191,8 @@ impl ServerState {
     /// Forgets the sessions when no connection is left, and returns them.
     pub fn clear(&mut self) -> impl Iterator<Item = Arc<ServerSession>> + use<> {
         self.deadlines = Deadlines::default();
+        self.leases = HashMap::new();
+        self.followed = Followed::new();
         let sessions = std::mem::take(&mut self.sessions);
         sessions.into_values().map(|record| record.session)
     }

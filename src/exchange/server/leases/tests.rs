@@ -225,10 +225,13 @@ fn limits_are_each_peers_own() {
     grant(&mut state, &three, 7, now).unwrap();
     assert!(state.release(&one, first));
     grant(&mut state, &one, 7, now).unwrap();
+    state.detach(3, now);
+    state.expire(now);
+    assert_eq!(state.clear().count(), 2);
+    let used = [What::Lease, What::Record].map(|what| state.quota.used(what));
+    assert_eq!(used, [0, 0]);
     state.unpublish(7, "");
     publish(&mut state, 7);
-    assert_eq!(state.clear().count(), 3);
-    assert_eq!(state.quota.used(What::Lease), 0);
     let one = open(&mut state, 1, peer(1));
     for limited in [false, false, true] {
         assert_eq!(grant(&mut state, &one, 7, now).is_err(), limited);
@@ -283,6 +286,21 @@ fn a_publication_ends_with_all_its_leases() {
         panic!("it is not told")
     };
     assert_eq!(ended.why.reason, Refusal::Closing.word());
+}
+
+#[test]
+fn notices_of_ended_leases_have_the_room_of_expired_ones() {
+    let now = Instant::now();
+    let mut state = state(2);
+    let [one, two] = [1, 2].map(|id| open(&mut state, id, peer(1)));
+    grant(&mut state, &one, 7, now).unwrap();
+    grant(&mut state, &two, 7, now).unwrap();
+    state.detach(2, now);
+    state.expire(now);
+    let count = || state.quota.count(&peer(1), What::Record, 1).ok();
+    let _others: Vec<_> = std::iter::from_fn(count).collect();
+    state.unpublish(7, "");
+    assert!(matches!(one.notice(), Some(Event::Ended(_))));
 }
 
 #[test]
