@@ -23,6 +23,9 @@ use crate::{Error, MemoryError, Result};
 /// The default time limit of one operation of a [`Channel`].
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How many bytes of a text are received at once.
+const TEXT_PIECE: usize = 128 << 10;
+
 /// A connection to another process of this machine, which sends and receives memory.
 ///
 /// Any error except a timeout before the first byte closes the connection, because the position in the byte
@@ -320,8 +323,16 @@ impl Channel {
         if let Body::Text { bytes, text } = &mut body
             && *bytes <= most
         {
-            let mut read = vec![0; *bytes];
-            wait.fill(&mut read, &mut fds, 0, idle)?;
+            let mut read = Vec::new();
+            // The number is the sender's: room is made as the bytes arrive.
+            while read.len() < *bytes {
+                let start = read.len();
+                let piece = (*bytes - start).min(TEXT_PIECE);
+                (read.try_reserve(piece))
+                    .map_err(|error| MemoryError::failed("receiving a text", error.to_string()))?;
+                read.resize(start + piece, 0);
+                wait.fill(&mut read[start..], &mut fds, 0, idle)?;
+            }
             let read = String::from_utf8(read);
             *text = read.map_err(|_| self.protocol("a text that is not UTF-8"))?;
         }
@@ -356,8 +367,13 @@ impl Channel {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn send_text(&mut self, text: &str) -> Result<()> {
-        let (bytes, text) = (text.len(), text.to_owned());
-        self.send_body(&Body::Text { bytes, text }, &[])
+        let body = Body::Text {
+            bytes: text.len(),
+            text: String::new(),
+        };
+        let mut sent = frame::encode(&body)?;
+        sent.extend_from_slice(text.as_bytes());
+        self.together(|channel| channel.write(&sent, &[]))
     }
 
     /// Waits for a text of at most `most` bytes from the other process.
@@ -489,6 +505,18 @@ mod tests {
             assert!(matches!(error, Error::Protocol { .. }), "{error}");
             assert!(error.to_string().contains("more than"), "{error}");
         }
+    }
+
+    #[test]
+    fn the_number_of_a_texts_bytes_is_not_believed() {
+        let (one, mut other) = pair();
+        let (bytes, text) = (usize::MAX, String::new());
+        let mut sent = frame::encode(&Body::Text { bytes, text }).unwrap();
+        sent.push(b'x');
+        one.write(&sent, &[]).unwrap();
+        drop(one);
+        let error = other.receive_text(usize::MAX).unwrap_err();
+        assert!(matches!(error, Error::PeerLost { .. }), "{error}");
     }
 
     #[test]

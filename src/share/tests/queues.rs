@@ -161,6 +161,17 @@ fn from_queue(driver: &Driver, parts: usize, fill: impl FnOnce(UnixStream, &Shar
 }
 
 #[test]
+fn an_importer_that_wants_no_more_is_lost() {
+    let (queue, theirs) = queue::pair().unwrap();
+    drop(theirs);
+    let shared = in_parts(&driver(), 40);
+    let error = queue::fill(&queue, &shared, "it", crate::DEFAULT_TIMEOUT).unwrap_err();
+    assert!(matches!(error, crate::Error::PeerLost { .. }), "{error}");
+    let why = "closed its end of the handles";
+    assert!(error.to_string().contains(why), "{error}");
+}
+
+#[test]
 fn a_queue_that_ends_early_or_lies_is_an_error_and_leaves_nothing() {
     use std::io::Write;
 
