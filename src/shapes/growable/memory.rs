@@ -180,13 +180,11 @@ macro_rules! impl_checks {
             }
         }
 
-        access_checks! {
-            // SAFETY:
-            // - The chunks answer for themselves. They stay mapped at their addresses while the value lives, and for
-            //   ever if it is forgotten; taking access away needs each exclusively. No slices are lent.
-            // - They begin at the value's first byte. The last one may be longer than the elements: the length is checked.
-            unsafe impl [T] for $name<T>, |this| this.all(), this.bytes()
-        }
+        // SAFETY:
+        // - The chunks answer for themselves. They stay mapped at their addresses while the value lives, and for ever if
+        //   it is forgotten; taking access away needs each exclusively. No slices are lent.
+        // - They begin at the value's first byte. The last one may be longer than the elements: the length is checked.
+        access_checks!(unsafe impl [T] for $name<T>, |this| this.all(), this.bytes());
 
         impl_memory! {
             [T] for $name<T>, |this| &this.driver, $name::device_ptr(this), this.bytes(), this.location
