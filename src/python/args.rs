@@ -44,23 +44,20 @@ impl FromPyObject<'_, '_> for Size {
         }
         if let Ok(text) = given.cast::<PyString>() {
             let text = text.to_cow()?;
+            let wrong = |_| {
+                let why = format!("a size or offset is {text:?}");
+                raise("InvalidArgument", &why, SIZES)
+            };
             return text
-                .parse::<Bytes>()
-                .map(|bytes| Self(bytes.0))
-                .map_err(|_| {
-                    raise(
-                        "InvalidArgument",
-                        &format!("a size or offset is {text:?}"),
-                        SIZES,
-                        None,
-                    )
-                });
+                .parse()
+                .map(|bytes: Bytes| Self(bytes.0))
+                .map_err(wrong);
         }
         // A number of another type, or out of range.
         let is_number = given.hasattr("__index__")? || given.hasattr("__float__")?;
         if is_number {
             let why = format!("a size or offset is {} bytes", given.str()?);
-            return Err(raise("InvalidArgument", &why, SIZES, None));
+            return Err(raise("InvalidArgument", &why, SIZES));
         }
         let kind = given.get_type().name()?;
         let why = format!("a size or offset is an integer or text such as \"64MiB\", not {kind}");
@@ -77,7 +74,7 @@ impl FromPyObject<'_, '_> for Count {
                 return error;
             }
             let message = format!("a number of pages or blocks, or an index, is {}", *given);
-            raise("InvalidArgument", &message, "pass 0 to 2**64 - 1", None)
+            raise("InvalidArgument", &message, "pass 0 to 2**64 - 1")
         })
     }
 }
@@ -277,7 +274,7 @@ fn number(given: Borrowed<'_, '_, PyAny>, what: &str, class: &str) -> PyResult<i
     if given.hasattr("__index__")? {
         let message = format!("there is no {what} {}", given.str()?);
         let remedy = "pass one that egmem.topology() lists";
-        return Err(raise("NoSuchPlace", &message, remedy, None));
+        return Err(raise("NoSuchPlace", &message, remedy));
     }
     let kind = given.get_type().name()?;
     let why = format!("a {what} is an integer or an {class}, not {kind}");

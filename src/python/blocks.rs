@@ -45,7 +45,7 @@ impl Block {
         if let Owner::OfMany(..) = memory.region()?.owner().or_raise()? {
             let message = "the block is one of allocate_many, which are freed together";
             let remedy = "delete it, and call free_after of its egmem.Blocks";
-            return Err(raise("InvalidArgument", message, remedy, None));
+            return Err(raise("InvalidArgument", message, remedy));
         }
         let (region, stream) = memory.take_after(stream, gpu)?;
         let Some(Owner::Block(block)) = region.into_owner() else {
@@ -122,7 +122,7 @@ impl Blocks {
         let message =
             format!("the blocks cannot be freed: {elements} of their elements or views live");
         let remedy = "delete the elements and their views first, or drop all references: the last one frees the blocks";
-        Err(raise("InUse", &message, remedy, None))
+        Err(raise("InUse", &message, remedy))
     }
 }
 

@@ -85,12 +85,9 @@ pub fn export<'py>(
     copy: Option<bool>,
 ) -> PyResult<Bound<'py, PyAny>> {
     if copy == Some(true) {
-        return Err(raise(
-            "ExportError",
-            "memory is never copied by an export",
-            "copy the array that you get",
-            None,
-        ));
+        let message = "memory is never copied by an export";
+        let remedy = "copy the array that you get";
+        return Err(raise("ExportError", message, remedy));
     }
     crate::frees::watch_captures(py)?;
     let device = device.unwrap_or(view.device);
@@ -143,12 +140,8 @@ fn expose(
         }
         _ => {
             let message = format!("the memory cannot be exported to DLPack's device {device:?}");
-            Err(raise(
-                "ExportError",
-                &message,
-                "use (1, 0), (3, 0), or (2, gpu)",
-                None,
-            ))
+            let remedy = "use (1, 0), (3, 0), or (2, gpu)";
+            Err(raise("ExportError", &message, remedy))
         }
     }
 }

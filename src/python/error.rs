@@ -20,7 +20,11 @@ fn classes(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
 
 /// Creates an exception of the class `class`, with its remedy: a `RuntimeError` late in the interpreter's shutdown, which
 /// has no modules and attaches no thread.
-pub fn raise(class: &str, message: &str, remedy: &str, code: Option<i32>) -> PyErr {
+pub fn raise(class: &str, message: &str, remedy: &str) -> PyErr {
+    with_code(class, message, remedy, None)
+}
+
+fn with_code(class: &str, message: &str, remedy: &str, code: Option<i32>) -> PyErr {
     let text = || match remedy {
         "" => message.to_owned(),
         _ => format!("{message}; what to do: {remedy}"),
@@ -51,12 +55,12 @@ pub fn exception<E: PyTypeInfo>(py: Python<'_>, text: &str) -> PyErr {
 
 /// Creates an exception about a request that this memory or driver does not support.
 pub fn not_supported(message: &str, remedy: &str) -> PyErr {
-    raise("NotSupported", message, remedy, None)
+    raise("NotSupported", message, remedy)
 }
 
 /// Creates an exception about an argument. The message says what is valid.
 pub fn invalid(message: &str) -> PyErr {
-    raise("InvalidArgument", message, "", None)
+    raise("InvalidArgument", message, "")
 }
 
 /// Shows a warning.
@@ -72,13 +76,13 @@ pub fn warn<C: PyTypeInfo>(py: Python<'_>, text: &str) -> PyResult<()> {
 pub fn in_use(message: &str) -> PyErr {
     let remedy =
         "delete the views first, or drop the object: its memory is freed with the last view";
-    raise("InUse", message, remedy, None)
+    raise("InUse", message, remedy)
 }
 
 /// Creates an exception about an object that was closed.
 pub fn closed(what: &str) -> PyErr {
     let remedy = "keep it open for as long as it is used";
-    raise("Closed", &format!("the {what} is closed"), remedy, None)
+    raise("Closed", &format!("the {what} is closed"), remedy)
 }
 
 /// An error that becomes an exception.
@@ -104,7 +108,7 @@ pub fn explained(class: &str, error: &impl Explain, driver: Option<DriverError>)
     let error = Explained(error);
     let remedy = error.remedy_in(Language::Python);
     let code = driver.map(|error| error.code.0);
-    raise(class, &error.message(), &remedy, code)
+    with_code(class, &error.message(), &remedy, code)
 }
 
 fn class_of(error: &egmem::Error) -> &'static str {

@@ -257,7 +257,6 @@ impl ToPy for NotWaited {
                 "NotReady",
                 "the GPUs cannot be waited for while a stream is being captured into a graph",
                 "call it again after the capture",
-                None,
             ),
             Self::Driver(error) => error.to_py(),
         }

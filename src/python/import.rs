@@ -178,7 +178,7 @@ pub fn granted(channel: &mut Channel, process: u32, kind: &str) -> PyResult<PyRe
             "pass the offset of a live block, or pickle memory that can be exported",
         ),
     };
-    Ok(Err(raise(class, &message, remedy, None)))
+    Ok(Err(raise(class, &message, remedy)))
 }
 
 /// Returns what `pickle` makes of a heap.
@@ -275,12 +275,9 @@ impl SharedHeap {
                 Connection::Closed => {
                     *connection = Connection::Closed;
                     drop(connection);
-                    return Err(raise(
-                        "Closed",
-                        "the heap is closed, or the connection to its process has ended",
-                        "keep both heaps open, and ask again only after a call that was not interrupted",
-                        None,
-                    ));
+                    let message = "the heap is closed, or the connection to its process has ended";
+                    let remedy = "keep both heaps open, and ask again only after a call that was not interrupted";
+                    return Err(raise("Closed", message, remedy));
                 }
                 Connection::Used => {}
             }

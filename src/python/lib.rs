@@ -176,7 +176,6 @@ fn connect_to(name: &str, process: u32) -> PyResult<Channel> {
             "ConnectionFailed",
             &format!("process {process}, which pickled the memory, has ended"),
             "keep it until the processes that get its memory have unpickled it; after that it may end",
-            None,
         ),
         _ => {
             let what = "connecting to the process that pickled the memory";

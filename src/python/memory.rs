@@ -118,7 +118,6 @@ impl Memory {
                 "the memory cannot be closed: its array interface was read, and nothing tells when such views end",
                 "drop every reference to the memory and to its arrays: it is freed with the last one; or take views of \
                  memory.on(...), which are counted",
-                None,
             ),
         })
     }

@@ -50,12 +50,9 @@ pub fn shareable(
 ) -> PyResult<(Arc<Shared>, Window)> {
     region.expect_here()?;
     if region.len == 0 {
-        return Err(raise(
-            "InvalidArgument",
-            "a slice of 0 bytes cannot be sent to another process",
-            "send one of 1 byte or more",
-            None,
-        ));
+        let message = "a slice of 0 bytes cannot be sent to another process";
+        let remedy = "send one of 1 byte or more";
+        return Err(raise("InvalidArgument", message, remedy));
     }
     let (whole, offset) = region.whole();
     let is_part = !Arc::ptr_eq(whole, region);

@@ -217,7 +217,6 @@ impl Region {
                     "use a view of the GPU (memory.on(\"cuda:{gpu}\")), or copy to memory on a host node \
                      (memory.copy_to)"
                 ),
-                None,
             ));
         }
         py.detach(|| Ok(CpuBytes::of(&root.owner()?.memory()?.cpu()?)))
@@ -242,12 +241,8 @@ impl Region {
             Some(Owner::Imported(_)) => "receive it with mode=\"rw\", if it is offered so",
             _ => "allocate it with host=\"rw\"",
         };
-        Err(raise(
-            "NotAccessible",
-            "the CPU may only read this memory",
-            remedy,
-            None,
-        ))
+        let message = "the CPU may only read this memory";
+        Err(raise("NotAccessible", message, remedy))
     }
 
     /// Checks that GPU `gpu` reaches the memory; returns whether it may write.
@@ -260,12 +255,8 @@ impl Region {
         crate::args::expect_gpu(gpu, &self.driver)?;
         if self.driver.is_simulated() {
             let message = "memory of a simulated driver has no address that a GPU can use";
-            return Err(crate::error::raise(
-                "NoDeviceInterface",
-                message,
-                "use the CPU's views (memoryview, NumPy, DLPack for the CPU), or a real driver: egmem.open()",
-                None,
-            ));
+            let remedy = "use the CPU's views (memoryview, NumPy, DLPack for the CPU), or a real driver: egmem.open()";
+            return Err(raise("NoDeviceInterface", message, remedy));
         }
         let access = py.detach(|| self.gpu_access(gpu)).or_raise()?;
         match access {

@@ -69,12 +69,9 @@ impl View {
     pub fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (kind, gpu) = self.device;
         if kind != CUDA {
-            return Err(raise(
-                "NoDeviceInterface",
-                "a view of the CPU has no CUDA array interface",
-                "use a view of a GPU: memory.on(\"cuda:0\")",
-                None,
-            ));
+            let message = "a view of the CPU has no CUDA array interface";
+            let remedy = "use a view of a GPU: memory.on(\"cuda:0\")";
+            return Err(raise("NoDeviceInterface", message, remedy));
         }
         let writable = self.region.gpu(py, gpu)?;
         let dictionary = self.interface(py, !writable)?;
@@ -296,12 +293,9 @@ impl Dtype {
             || given.is_instance_of::<PyList>()
             || given.is_instance_of::<PyInt>()
         {
-            return Err(raise(
-                "InvalidArgument",
-                &format!("dtype is {given}, which is a shape"),
-                &format!("pass shape={given}, and the element type as dtype"),
-                None,
-            ));
+            let message = format!("dtype is {given}, which is a shape");
+            let remedy = format!("pass shape={given}, and the element type as dtype");
+            return Err(raise("InvalidArgument", &message, &remedy));
         }
         // NumPy's types have the same name in each byte order.
         let native = given.getattr("isnative").and_then(|is| is.extract());
@@ -338,12 +332,10 @@ impl Dtype {
 }
 
 fn swapped(given: &Bound<'_, PyAny>) -> PyErr {
-    raise(
-        "InvalidArgument",
-        &format!("elements of type {given} have the other byte order"),
-        "pass a little-endian type, or view the memory as bytes and give those the type in NumPy",
-        None,
-    )
+    let message = format!("elements of type {given} have the other byte order");
+    let remedy =
+        "pass a little-endian type, or view the memory as bytes and give those the type in NumPy";
+    raise("InvalidArgument", &message, remedy)
 }
 
 /// `kDLCPU`.

@@ -110,7 +110,6 @@ impl Store {
                 "InUse",
                 "the store cannot be committed: its pages have live views",
                 "delete the views, then commit",
-                None,
             )),
         }
     }
