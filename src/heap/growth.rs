@@ -33,9 +33,8 @@ impl HeapInner {
             }
             result => result,
         };
-        let pause = InVain::take_pause(Instant::now());
-        if result.is_err() && !pause.is_zero() {
-            thread::sleep(pause);
+        if let (Some(until), Err(_)) = (InVain::take_until(), &result) {
+            thread::sleep(until.saturating_duration_since(Instant::now()));
         }
         result
     }

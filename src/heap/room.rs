@@ -185,7 +185,7 @@ impl HeapInner {
     }
 
     /// Empties all caches and returns the result of `attempt`, which serves the request, if any.
-    pub(super) fn empty_all<R>(
+    fn empty_all<R>(
         &self,
         mut members: MutexGuard<'_, Members>,
         request: Option<Request>,

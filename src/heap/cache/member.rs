@@ -129,10 +129,9 @@ impl InVain {
         }
     }
 
-    /// Returns how long this thread has to wait if its request is refused, and forgets it.
-    pub(crate) fn take_pause(now: Instant) -> Duration {
-        let until = UNTIL.take();
-        until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
+    /// Returns until when this thread has to wait if its request is refused, and forgets it.
+    pub(crate) fn take_until() -> Option<Instant> {
+        UNTIL.take()
     }
 }
 
@@ -316,25 +315,21 @@ mod tests {
     #[test]
     fn after_many_emptyings_in_vain_a_request_waits() {
         let (start, took) = (Instant::now(), Duration::from_micros(20));
-        let mut in_vain = InVain::default();
+        let (end, mut in_vain) = (start + took, InVain::default());
         for _ in 1..InVain::OFTEN {
-            in_vain.note(start, start + took);
-            assert_eq!(InVain::take_pause(start), Duration::ZERO);
+            in_vain.note(start, end);
+            assert_eq!(InVain::take_until(), None);
         }
         let pause = took * InVain::PAUSES;
-        in_vain.note(start, start + took);
-        assert_eq!(InVain::take_pause(start + took), pause);
-        assert_eq!(
-            InVain::take_pause(start + took),
-            Duration::ZERO,
-            "it was taken"
-        );
+        in_vain.note(start, end);
+        assert_eq!(InVain::take_until(), Some(end + pause));
+        assert_eq!(InVain::take_until(), None, "it was taken");
         // Another thread's comes after it.
-        in_vain.note(start, start + took);
-        assert_eq!(InVain::take_pause(start + took), 2 * pause);
+        in_vain.note(start, end);
+        assert_eq!(InVain::take_until(), Some(end + 2 * pause));
         in_vain.note(start, start + InVain::LONGEST);
-        assert_eq!(InVain::take_pause(start + InVain::LONGEST), InVain::LONGEST);
-        assert_eq!(InVain::take_pause(start), Duration::ZERO);
+        assert_eq!(InVain::take_until(), Some(start + 2 * InVain::LONGEST));
+        assert_eq!(InVain::take_until(), None);
     }
 
     #[test]
