@@ -126,16 +126,13 @@ pub fn given(
     }
     let gpu = told.or(gpu);
     let count = || stream.py().detach(|| driver.device_count()).or_raise();
-    if gpu.is_none() && raw <= LAST_DEFAULT && count()? > 1 {
+    if gpu.is_none() && raw <= StreamHandle::PER_THREAD && count()? > 1 {
         return Err(invalid(&format!(
             "each GPU has a default stream {raw}; pass gpu= to say which"
         )));
     }
     foreign(driver, gpu.unwrap_or(usual), raw)
 }
-
-/// Handles up to this are default streams: 0 and 1 (`CU_STREAM_LEGACY`), and 2 (`CU_STREAM_PER_THREAD`).
-const LAST_DEFAULT: u64 = 2;
 
 /// Returns another library's stream by its handle, to use within the call.
 ///
