@@ -15,16 +15,26 @@ mod unconfirmed;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::driver::{Access, HandleType, NodeId};
 use crate::protocol::*;
+use crate::server::inner::ServerCore;
+use crate::server::session::ServerSession;
 use crate::server::{Server, ServerOptions};
 use crate::share::{BootId, Peers, Shared};
 use crate::transport::{Connection, connect};
 use crate::{Address, Limits, Owner, PeerList, PeerName, Security};
 use crate::{Buffer, Driver, Machine, Refusal};
 use egmem_tests::ms;
+
+/// The session of a server that has one.
+fn only_session(core: &ServerCore) -> Arc<ServerSession> {
+    let state = core.state();
+    let mut sessions = state.sessions.values();
+    Arc::clone(&sessions.next().unwrap().session)
+}
 
 /// Long enough for everything that must happen.
 const LONG: Duration = Duration::from_secs(300);

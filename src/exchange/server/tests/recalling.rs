@@ -115,14 +115,7 @@ async fn no_recall_of_a_returned_lease_is_kept() {
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     let inner = &published.inner;
-    let session = inner
-        .state()
-        .sessions
-        .values()
-        .next()
-        .unwrap()
-        .session
-        .clone();
+    let session = only_session(inner);
     let mut leases = Vec::new();
     for _ in 0..3 {
         let lease = raw.fetch(fetch("a")).await.unwrap().0.lease;
@@ -172,14 +165,7 @@ async fn a_recall_does_not_overtake_its_grant() {
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     let (inner, id) = (&published.inner, published.publication.id);
-    let session = inner
-        .state()
-        .sessions
-        .values()
-        .next()
-        .unwrap()
-        .session
-        .clone();
+    let session = only_session(inner);
     let lease = {
         let mut state = inner.state();
         let now = std::time::Instant::now();

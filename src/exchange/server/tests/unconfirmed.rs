@@ -137,14 +137,7 @@ async fn places_of_forgotten_holders_are_given_back() {
         (taken.iter().take(MAX_EXPIRED + 1)).for_each(|&place| places.give_back(place));
     }
     let raw = Raw::open(&server).await;
-    let session = inner
-        .state()
-        .sessions
-        .values()
-        .next()
-        .unwrap()
-        .session
-        .clone();
+    let session = only_session(inner);
     for _ in 0..2 * MAX_EXPIRED {
         let now = std::time::Instant::now();
         let mut state = inner.state();
