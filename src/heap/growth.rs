@@ -10,13 +10,16 @@ use super::cache::{InVain, Inside, member};
 use super::classes::SLAB;
 use super::inner::HeapInner;
 use super::options::{Pressure, Relief, SoftLimit};
-use super::ranges::{Core, GRANULE};
+use super::ranges::{Ahead, Core, GRANULE};
 use crate::error::NoRoom;
 use crate::{Error, Result};
 
 /// How long background growth releases the lock after each step: much shorter than a step of the default
 /// size.
 const BETWEEN_STEPS: Duration = Duration::from_micros(100);
+
+/// Background growth makes room in the core's table for so many more ranges.
+const SPARE: usize = 4096;
 
 impl HeapInner {
     /// Returns the result of `attempt`, after making room if necessary. The caller holds a handle, and no lock.
@@ -298,10 +301,19 @@ impl HeapInner {
                 thread::sleep(self.supply.growth.rest_after(took));
             }
             if ahead {
+                self.populate_table();
                 // No thread waits for this. Waking up from the lock takes a waiting thread longer than this
                 // loop takes to lock it again.
                 thread::sleep(BETWEEN_STEPS);
             }
+        }
+    }
+
+    /// Gives the core's table memory for more ranges with no lock held: the kernel takes longer for a page than an allocation.
+    fn populate_table(&self) {
+        let ahead = self.core().table_ahead(SPARE);
+        if let Some(ahead) = ahead.filter(Ahead::populate) {
+            self.core().table_populated(&ahead);
         }
     }
 

@@ -55,6 +55,18 @@ fn cached(heap: &HeapInner) -> u64 {
 }
 
 #[test]
+fn growth_in_advance_gives_the_table_memory_for_more_ranges() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let heap = Heap::on(NodeId(0)).limit(64 << 20).chunk(4 << 20);
+    let heap = heap.build(&driver).unwrap();
+    let inner: &HeapInner = heap.inner();
+    inner.add_memory(4 << 20, false, |_, _| Ok(())).unwrap();
+    assert!(inner.core().table_ahead(SPARE).is_some());
+    inner.add_memory(8 << 20, true, |_, _| Ok(())).unwrap();
+    assert!(inner.core().table_ahead(SPARE).is_none());
+}
+
+#[test]
 fn what_a_thread_gives_back_of_its_own_is_never_out_of_reach() {
     let empty = |heap: &HeapInner| {
         assert!(heap.after_own_cache(&|_| None::<()>).is_none());

@@ -25,8 +25,10 @@ pub(super) use refusals::{CachedBound, Request};
 pub(super) use shard::Shard;
 pub(super) use slabs::SlabId;
 pub(super) use stripes::{HeldSlabs, OwnStripe, Stripes};
+pub(super) use table::Ahead;
 
 use self::extents::Ranges;
+use self::nodes::Node;
 use self::refusals::Refusals;
 use super::classes::{Class, PAGE};
 use crate::{Error, Result};
@@ -304,6 +306,16 @@ impl Core {
     /// Returns the free bytes outside slabs.
     pub(super) fn free_bytes(&self) -> u64 {
         self.ranges.free_bytes()
+    }
+
+    /// Returns the part of the table of ranges to populate, without the core's lock, so that `more` ranges have memory there.
+    pub(super) fn table_ahead(&self, more: usize) -> Option<Ahead<Node>> {
+        self.ranges.nodes.ahead(more)
+    }
+
+    /// Notes that the part is populated.
+    pub(super) fn table_populated(&mut self, ahead: &Ahead<Node>) {
+        self.ranges.nodes.populated(ahead);
     }
 
     /// Iterates over the ranges in use, including slabs, in the order of offsets.

@@ -4,7 +4,7 @@ use std::hint::select_unpredictable;
 use std::io;
 
 use super::bins::{self, GROWABLE_END, Occupied};
-use super::table::View;
+use super::table::{Ahead, View};
 use lend::{BATCH, Spare};
 
 mod lend;
@@ -74,7 +74,7 @@ pub(super) enum NodeState {
 /// A range. Two nodes share a cache line, and none lies in two.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
-pub(super) struct Node {
+pub(crate) struct Node {
     /// In granules from the heap's start.
     pub(super) start: u64,
     /// In granules.
@@ -227,6 +227,16 @@ impl Nodes {
         self.nodes[first + MORE - 1].next = RangeId::NONE;
         self.owned += if first == 0 { MORE - 1 } else { MORE };
         first
+    }
+
+    /// Returns the part of the table to populate so that `more` nodes can be added.
+    pub(super) fn ahead(&self, more: usize) -> Option<Ahead<Node>> {
+        self.nodes.ahead(more.saturating_sub(self.vacancies()))
+    }
+
+    /// Notes that a part is populated.
+    pub(super) fn populated(&mut self, ahead: &Ahead<Node>) {
+        self.nodes.populated(ahead);
     }
 
     /// Adds a node between `next` and the one before it.

@@ -3,12 +3,13 @@
 use std::alloc::{Layout, handle_alloc_error};
 use std::io;
 use std::marker::PhantomData;
-use std::ops::{Index, IndexMut};
+use std::ops::{Index, IndexMut, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// How many bytes become writable, and get memory, at a time. A multiple of all kernel page sizes.
 const READY: usize = 64 << 10;
+
 /// Elements in a row, at addresses that are reserved for the maximum. Memory is added as elements are,
 /// [`READY`] bytes at a time.
 ///
@@ -27,6 +28,12 @@ struct Mapping<T> {
     /// This many bytes are reserved.
     room: usize,
     owns: PhantomData<T>,
+}
+
+/// A part of a table that [`populate`](Self::populate) gives memory, while elements may be added to it.
+pub(crate) struct Ahead<T> {
+    mapping: Arc<Mapping<T>>,
+    bytes: Range<usize>,
 }
 
 /// A table's address and the number of its elements, or of the first of them. In a local variable it is not
@@ -101,35 +108,37 @@ impl<T: Copy> View<T> {
     pub(super) fn extend(&mut self, more: usize, make: impl Fn(usize) -> T) {
         let first = self.cells.len;
         let end = first.saturating_add(more).saturating_mul(size_of::<T>());
-        if self.ready.is_none_or(|ready| end > ready) && !self.populate(end) {
-            handle_alloc_error(Layout::new::<T>());
+        if self.ready.is_none_or(|ready| end > ready) {
+            match self.ahead(more) {
+                Some(ahead) if ahead.populate() => self.populated(&ahead),
+                _ => handle_alloc_error(Layout::new::<T>()),
+            }
         }
         for index in first..first + more {
-            // SAFETY: `populate` made the addresses up to `end` writable; they belong to this table, and no view
+            // SAFETY: the addresses up to `end` are writable, as `ready` says; they belong to this table, and no view
             // can access elements beyond the length yet.
             unsafe { self.cells.start.add(index).write(make(index)) };
         }
         self.cells.len += more;
     }
 
-    /// Makes the bytes before `end` writable, and the kernel provide memory for them: one call takes less than the faults would.
-    fn populate(&mut self, end: usize) -> bool {
-        let end = end.checked_next_multiple_of(READY);
-        let Some((ready, end)) = self.ready.zip(end.filter(|&end| end <= self.mapping.room)) else {
-            return false;
-        };
-        // SAFETY: within the reserved addresses, where nothing has been written yet.
-        let from = unsafe { self.cells.start.as_ptr().cast::<u8>().add(ready) };
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: as above.
-        if unsafe { libc::mprotect(from.cast(), end - ready, access) } != 0 {
-            return false;
-        }
-        // A kernel that cannot (before Linux 5.14), or has no memory, provides it or fails when it is written.
-        // SAFETY: changes no byte.
-        unsafe { libc::madvise(from.cast(), end - ready, libc::MADV_POPULATE_WRITE) };
-        self.ready = Some(end);
-        true
+    /// Returns the part to populate before `more` elements are added. `None` if they have memory or there is no room for them,
+    /// and for all views but the first.
+    pub(super) fn ahead(&self, more: usize) -> Option<Ahead<T>> {
+        let ready = self.ready?;
+        let end = self.cells.len.saturating_add(more);
+        let end = end.checked_mul(size_of::<T>())?;
+        let end = end.checked_next_multiple_of(READY)?;
+        (ready < end && end <= self.mapping.room).then(|| Ahead {
+            mapping: Arc::clone(&self.mapping),
+            bytes: ready..end,
+        })
+    }
+
+    /// Notes that a part of this table is populated. Other parts may have been since it was [taken](Self::ahead).
+    pub(super) fn populated(&mut self, ahead: &Ahead<T>) {
+        debug_assert!(Arc::ptr_eq(&self.mapping, &ahead.mapping));
+        self.ready = self.ready.map(|ready| ready.max(ahead.bytes.end));
     }
 
     /// Returns how many elements there are, in all views, if this is the first.
@@ -215,6 +224,25 @@ impl<T: Copy> IndexMut<usize> for Elements<'_, T> {
     }
 }
 
+impl<T> Ahead<T> {
+    /// Makes the bytes writable, and the kernel provide memory for them: one call takes less than the faults would. Returns
+    /// whether they are writable.
+    pub(crate) fn populate(&self) -> bool {
+        let (start, bytes) = (self.bytes.start, self.bytes.len());
+        // SAFETY: within the mapping, which lives as long as `self`.
+        let from = unsafe { self.mapping.start.as_ptr().cast::<u8>().add(start) };
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: as above; the mapping belongs to the table alone, which has all access to it at most.
+        if unsafe { libc::mprotect(from.cast(), bytes, access) } != 0 {
+            return false;
+        }
+        // A kernel that cannot (before Linux 5.14), or has no memory, provides it or fails when it is written.
+        // SAFETY: changes no byte.
+        unsafe { libc::madvise(from.cast(), bytes, libc::MADV_POPULATE_WRITE) };
+        true
+    }
+}
+
 impl<T> Drop for Mapping<T> {
     fn drop(&mut self) {
         // SAFETY: the mapping belongs to this table alone; its elements are Copy, so none needs dropping.
@@ -251,8 +279,23 @@ mod tests {
             table.extend(more, |_| 1);
             assert_eq!(table.bytes(), bytes);
         }
-        assert!(!table.populate(2 * READY + 1));
-        assert!(!table.populate(usize::MAX));
+        assert!(table.ahead(READY / 8 - 1).is_none(), "they have memory");
+        assert!(table.ahead(READY / 8).is_none(), "there is no room");
+        assert!(table.ahead(usize::MAX).is_none());
+    }
+
+    #[test]
+    fn a_part_is_populated_while_elements_are_added_to_it() {
+        let mut table = table(1 << 20);
+        let ahead = table.ahead(READY / 8 * 2).unwrap();
+        table.extend(READY / 8 * 3, |index| index as u64);
+        assert!(ahead.populate());
+        table.populated(&ahead);
+        assert_eq!(table.bytes(), 3 * READY);
+        assert!((0..READY / 8 * 3).all(|at| table[at] == at as u64));
+        let ahead = table.ahead(READY / 8).unwrap();
+        drop(table);
+        assert!(ahead.populate(), "it keeps the mapping");
     }
 
     #[test]
@@ -263,7 +306,7 @@ mod tests {
         let mut other = unsafe { one.split() };
         one.extend(4, |_| 2);
         other.learn(&one);
-        assert!(!other.populate(READY));
+        assert!(other.ahead(READY).is_none());
         one[0] = 3;
         other[4] = 5;
         drop(one);
