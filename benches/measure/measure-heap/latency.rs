@@ -4,7 +4,6 @@ use std::alloc::Layout;
 use std::hint::{black_box, spin_loop};
 use std::time::{Duration, Instant};
 
-use egmem::driver::Location;
 use egmem::size::Bytes;
 use egmem::{Block, Heap, Result};
 use egmem_chart::{Chart, Line};
@@ -104,7 +103,6 @@ pub fn measure(place: &Place, args: &Args) -> Result<Latency> {
 /// The allocations' times, and those of waits between them.
 fn grow(place: &Place, args: &Args, run: u32, ahead: u64) -> Result<(Times, Times)> {
     let heap = Heap::on(place.node)
-        .access_by([Location::Device(place.gpu)])
         // Chunks that do not join leave some memory at their ends.
         .limit(args.to.0 / 8 * 9)
         .grow_ahead(ahead)
