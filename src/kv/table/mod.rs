@@ -11,10 +11,7 @@ mod reserve;
 mod slot;
 mod stores;
 
-use std::collections::HashMap;
 use std::time::Instant;
-
-use foldhash::fast::FixedState;
 
 use crate::geometry::{GROUP, GROUPS, Geometry};
 use crate::header::{CLOCK, SEED, STEPS, USABLE};
@@ -35,8 +32,8 @@ const PAGES: u64 = 48;
 #[derive(Debug, Default)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Private {
-    /// The loads and copies of this process that have a page: fewer than 2^64, as each takes memory.
-    users: HashMap<u32, u64, FixedState>,
+    /// The loads and copies of this process that have each page: fewer than 2^64, as each takes memory. Empty before the first.
+    users: Vec<u64>,
     counts: Stats,
     /// Ends of uses that could not be written when they happened.
     pub(crate) late: Vec<End>,

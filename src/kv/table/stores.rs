@@ -1,7 +1,7 @@
 //! Pages of stores, from being written to ready or back to free; and pages that loads and copies of a process have: one pin for each
 //! process, and its own count of users.
 
-use std::collections::hash_map::Entry;
+use std::hint::black_box;
 
 use super::slot::{CHECK, PINS, STATE, SUM, State, Status, WRITER};
 use super::{Table, WRITING};
@@ -199,6 +199,9 @@ impl Table<'_> {
     }
 }
 
+/// How many slots are read side by side.
+const AHEAD: usize = 32;
+
 impl Table<'_> {
     /// Pins the pages of ready keys.
     ///
@@ -215,10 +218,26 @@ impl Table<'_> {
     }
 
     fn add_users(&mut self, pages: &[PageId]) {
-        for page in pages {
-            *self.private.users.entry(page.number()).or_default() += 1;
-            self.set_pin(page.number());
+        if self.private.users.is_empty() {
+            // The kernel gives the memory as it is written.
+            self.private.users = vec![0; self.geometry.pages as usize];
         }
+        for page in pages {
+            let users = &mut self.private.users[page.number() as usize];
+            *users += 1;
+            if *users == 1 {
+                self.set_pin(page.number());
+            }
+        }
+    }
+
+    /// Has the processor read the slots of pages side by side: one after the other, it would wait for each.
+    fn read_ahead(&self, pages: &[PageId]) {
+        let there = pages.iter().map(|page| page.number());
+        let there = there.filter(|&page| page < self.geometry.pages);
+        let slots = there.map(|page| self.geometry.slot_at(page));
+        let words = slots.map(|slot| self.words.get(slot + STATE) ^ self.words.get(slot + PINS));
+        black_box(words.fold(0, |all, word| all ^ word));
     }
 
     /// The pin comes first: a page with a pin is in a list at worst, and a repair takes it out.
@@ -262,44 +281,50 @@ impl Table<'_> {
     /// [`Error::WrongState`] unless each page is pinned by a member, or for a store being written, and still has the key that it
     /// was given out for.
     pub(crate) fn begin_copy(&mut self, pages: &[PageId], direction: Direction) -> Result<()> {
-        let need = match direction {
-            Direction::Load => "ready and pinned by a load",
-            Direction::Store => "of a store that was not committed",
-        };
-        for &id in pages {
-            let (is, fits) = match self.slot_of(id) {
-                None if id.number() >= self.geometry.pages => ("not of this tier", false),
-                None => ("another key's since, or free", false),
-                Some((slot, status)) => {
-                    let is_pinned = self.words.get(slot + PINS) != 0;
-                    let fits = match direction {
-                        Direction::Load => status.state == State::Ready && is_pinned,
-                        Direction::Store => status.state.is_stored(),
-                    };
-                    (status.state.name(), fits)
-                }
-            };
-            if !fits {
-                let page = id.number();
-                return Err(Error::WrongState { page, is, need });
-            }
+        for pages in pages.chunks(AHEAD) {
+            self.read_ahead(pages);
+            pages
+                .iter()
+                .try_for_each(|&page| self.expect_copyable(page, direction))?;
         }
         self.add_users(pages);
         Ok(())
     }
 
+    fn expect_copyable(&self, id: PageId, direction: Direction) -> Result<()> {
+        let (is, fits) = match self.slot_of(id) {
+            None if id.number() >= self.geometry.pages => ("not of this tier", false),
+            None => ("another key's since, or free", false),
+            Some((slot, status)) => {
+                let is_pinned = self.words.get(slot + PINS) != 0;
+                let fits = match direction {
+                    Direction::Load => status.state == State::Ready && is_pinned,
+                    Direction::Store => status.state.is_stored(),
+                };
+                (status.state.name(), fits)
+            }
+        };
+        if fits {
+            return Ok(());
+        }
+        let need = match direction {
+            Direction::Load => "ready and pinned by a load",
+            Direction::Store => "of a store that was not committed",
+        };
+        let page = id.number();
+        Err(Error::WrongState { page, is, need })
+    }
+
     /// Releases pages that [`pin`](Self::pin) or [`begin_copy`](Self::begin_copy) pinned. A page counts as used then.
     pub(crate) fn unpin(&mut self, pages: &[PageId]) {
         for &page in pages.iter().rev() {
-            let Entry::Occupied(mut users) = self.private.users.entry(page.number()) else {
+            let users = self.private.users.get_mut(page.number() as usize);
+            let Some(users) = users.filter(|users| **users > 0) else {
                 continue;
             };
-            *users.get_mut() -= 1;
-            if *users.get() == 0 {
-                users.remove();
-                if self.slot_of(page).is_some() {
-                    self.clear_pin(page.number());
-                }
+            *users -= 1;
+            if *users == 0 && self.slot_of(page).is_some() {
+                self.clear_pin(page.number());
             }
         }
     }
