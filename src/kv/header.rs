@@ -268,8 +268,8 @@ impl<'a> Lock<'a> {
                 continue;
             }
             mark = own.mark() | WAITERS;
-            // This member does not have it: one that had its number before did.
-            let is_own = found & NAME == own.name();
+            // No thread of this process has it as this member: an earlier open tier of the process with its number did.
+            let is_own = found & !WAITERS == own.mark();
             if !is_own && !sleep(words.low_half(LOCK), (found | WAITERS) as u32) {
                 continue;
             }
@@ -320,8 +320,8 @@ impl Drop for Lock<'_> {
         // Others change one bit, once.
         for _ in 0..3 {
             let found = self.words.get(LOCK);
-            // Another name is that of a member which was told to take over.
-            if found & NAME != self.own.name() {
+            // Another member's: one that was told to take over.
+            if found & !WAITERS != self.own.mark() {
                 return;
             }
             if self.words.swap(LOCK, found, 0) {
@@ -342,6 +342,7 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
+    use crate::geometry::MEMBERS;
 
     #[test]
     fn a_wait_begins_again_with_each_step() {
@@ -365,6 +366,22 @@ mod tests {
         let busy = Lock::wait(&words, own, &mut wait);
         let pid = std::process::id();
         assert_eq!((busy, wait.steps), (Err(Error::Busy { pid }), 3));
+    }
+
+    /// A process that was told so has taken the number over, and holds the lock.
+    #[test]
+    fn a_lock_of_the_next_member_with_the_number_stays_its_own() {
+        let memory: Vec<AtomicU64> = (0..1024).map(|_| AtomicU64::new(0)).collect();
+        let words = Words::over(&memory);
+        let own = Members::of(&words).claim(false).unwrap();
+        let next = words.get(MEMBERS) ^ 1 << 22; // of another PID namespace
+        let held = own.name() | next << 32;
+        words.put(MEMBERS, next);
+        words.put(LOCK, held);
+        assert!(Lock::acquire(&words, own, Duration::ZERO).is_err());
+        drop(Lock { words: &words, own });
+        let found = (words.get(LOCK) & !WAITERS, words.get(DIRTY));
+        assert_eq!(found, (held, 0));
     }
 
     #[test]
