@@ -169,7 +169,9 @@ impl Table<'_> {
         writer < 64 && members >> writer & 1 == 1
     }
 
+    /// Adds a page that is free. The process that freed it may have ended before it cleared the check.
     fn add_repaired_free(&self, page: u32, group: u8) {
+        self.words.put(self.slot(page) + CHECK, 0);
         self.words.put(self.slot(page) + PINS, 0);
         self.push_newest(self.free_list(group), page);
         self.count_in_extent(page, 1, 0);

@@ -91,6 +91,19 @@ fn processes_are_killed_at_every_store() {
                 trial.sweep(next);
                 trial.check();
                 trial.check_effect(&op, &before, &(&pinned - &freed));
+                // The next call, too, may be a killed one's.
+                let mut who = random.usize(0..trial.processes.len());
+                let op = Op::random(&trial, random);
+                let joins = trial.processes.len();
+                if kill::after(random.u64(0..60), || trial.step(who, &op)).is_none() {
+                    if matches!(op, Op::Join) {
+                        who = joins;
+                    }
+                    trial.die(who);
+                    let next = trial.next();
+                    trial.sweep(next);
+                    trial.check();
+                }
             }
             world.step(who, &op);
         }
@@ -155,6 +168,40 @@ fn a_table_grows_at_any_time() {
     }
 }
 
+/// A page that was freed by a process that was killed, and taken by another one that was killed, is no living member's.
+#[test]
+fn a_page_is_nobodys_after_two_kills() {
+    let keys = [1, 2].map(world::key);
+    for first in 0.. {
+        let mut world = World::new(Geometry::new(2, 8).unwrap(), 3);
+        let reserved = world.with(0, |table| table.reserve(&keys[..1]).unwrap());
+        let pages = vec![reserved.placed[0].1];
+        world.with(1, |table| {
+            table.begin_copy(&pages, Direction::Store).unwrap();
+        });
+        world.with(0, |table| table.abort(&pages));
+        let freed = || world.with(1, |table| table.unpin(&pages));
+        if kill::after(first, freed).is_some() {
+            break;
+        }
+        world.die(1);
+        world.sweep(0);
+        world.check();
+        for second in 0.. {
+            let mut trial = world.clone();
+            let taken = || trial.with(1, |table| table.reserve(&keys[1..]).map(drop));
+            if kill::after(second, taken).is_some() {
+                break;
+            }
+            trial.die(1);
+            trial.sweep(0);
+            trial.check();
+            let stats = trial.with(0, |table| table.stats());
+            assert_eq!((stats.free, stats.writing), (2, 0), "{first}, {second}");
+        }
+    }
+}
+
 /// Members that wait for the lock see that a repair of many pages goes on, whatever it does.
 #[test]
 fn a_repair_makes_steps() {
@@ -184,12 +231,15 @@ fn pages_of_ended_members_make_room() {
             let more: Vec<Key> = (11..=14).map(world::key).collect();
             let reserved = world.with(0, |table| table.reserve(&more).unwrap());
             assert_eq!((reserved.placed.len(), reserved.evicted.len()), (4, 3));
+            let pages = reserved.placed.iter().map(|&(_, page)| page).collect();
+            world.processes[0].stores.push(pages);
         } else {
             // Another process was writing the key.
             world.processes[0].private.swept = None;
             let reserved = world.with(0, |table| table.reserve(&keys[3..]).unwrap());
             assert_eq!(reserved.placed.len(), 1);
             assert_eq!(world.with(0, |table| table.stats().pinned), 0);
+            world.processes[0].stores.push(vec![reserved.placed[0].1]);
         }
         world.check();
     }

@@ -79,7 +79,7 @@ impl Slot {
             status,
             key: key.map_or(key_of_none(), |key| key.key()),
             is_right: match status.state {
-                State::Free => all[CHECK as usize / 8] == 0 || geometry.has(status.id(page)),
+                State::Free => all[CHECK as usize / 8] == 0,
                 State::Ready => all[CHECK as usize / 8] == check,
                 State::Writing | State::Failed => all[CHECK as usize / 8] == !check,
                 State::Abandoned => true,
@@ -235,6 +235,11 @@ impl World {
                 let is_own = slot.get(WRITER) == process.own.name();
                 assert!(slot.status.state.is_stored() && is_own, "a store was lost");
             }
+            let written = slots.iter().filter(|slot| {
+                slot.status.state.is_stored() && slot.get(WRITER) == process.own.name()
+            });
+            let stores = process.stores.iter().flatten();
+            assert_eq!(written.count(), stores.count(), "a page of no store");
             let bits = slots
                 .iter()
                 .filter(|slot| slot.get(PINS) & process.own.bit() != 0);
