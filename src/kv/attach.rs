@@ -137,8 +137,8 @@ impl AttachOptions {
         // Read again: another process may have had it in between.
         let opened = self.plan(&view).and_then(|plan| {
             if plan.is_new {
-                // The words of members of other data than a tier mean nothing.
-                let elsewhere_has_ended = self.take_over || !plan.is_a_tier;
+                // The words of members of other data than a whole tier mean nothing.
+                let elsewhere_has_ended = self.take_over || !header::is_of_a_tier(&view)?;
                 Members::of(&words).expect_none(elsewhere_has_ended)?;
                 header::format(&view, &plan.geometry, &self.tag)?;
             }
@@ -311,7 +311,7 @@ struct Plan {
     geometry: Geometry,
     /// It is formatted first.
     is_new: bool,
-    /// The memory was a tier, so that the words of its opener and members are such.
+    /// The memory is a tier's, or to become one: the word of its opener is such.
     is_a_tier: bool,
 }
 
@@ -324,5 +324,32 @@ impl fmt::Debug for AttachOptions {
             .field("take_over", &self.take_over)
             .field("reset", &self.reset)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Buffer, Driver};
+    use egmem_core::Machine;
+
+    fn memory() -> Arc<Buffer> {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        Arc::new(Buffer::near(&driver, 0, 1 << 20).unwrap())
+    }
+
+    /// Also behind a header that a process was killed in writing.
+    #[test]
+    fn bytes_behind_a_header_of_zeros_are_no_members() {
+        for header in [0, header::UNFINISHED] {
+            let memory = memory();
+            memory.fill(0xa5).unwrap();
+            memory.write_at(0, &[0_u8; 4096]).unwrap();
+            memory.put(0, header).unwrap();
+            let tier = Tier::attach(Arc::clone(&memory)).page_bytes(4096).open();
+            let tier = tier.unwrap();
+            assert!(tier.found().is_new);
+            assert_eq!(tier.members().len(), 1);
+        }
     }
 }

@@ -20,7 +20,7 @@ use crate::{Error, MemoryError, Result};
 
 /// The first word of a tier, and of a tier that was not written completely.
 const MAGIC: u64 = u64::from_le_bytes(*b"EGMEM-KV");
-const UNFINISHED: u64 = u64::from_le_bytes(*b"egmem-k?");
+pub(crate) const UNFINISHED: u64 = u64::from_le_bytes(*b"egmem-k?");
 const VERSION: u64 = 3;
 
 // Where the fields lie. The fields from the magic to the tag do not change; the check is theirs and the groups' sizes'.
@@ -125,13 +125,13 @@ pub(crate) fn read(view: &CpuView<'_>) -> Result<Option<(Geometry, Tag)>> {
     Ok(Some((geometry, tag)))
 }
 
-/// Returns whether the memory begins as a tier does: its header may be damaged, of another version, or being written,
-/// and the words of its opener and its members are such words.
+/// Returns whether the memory begins as a tier does that was written completely: its header may be damaged, or of another
+/// version, and the words of its members are such words.
 ///
 /// # Errors
 /// Those of the view.
 pub(crate) fn is_of_a_tier(view: &CpuView<'_>) -> Result<bool, MemoryError> {
-    Ok(matches!(view.get::<u64>(0)?, MAGIC | UNFINISHED))
+    Ok(view.get::<u64>(0)? == MAGIC)
 }
 
 /// Writes the header, and zeros up to the pages of the first extent, where a tier of one group has its slots. The table is to be
