@@ -154,9 +154,12 @@ impl AttachOptions {
         loop {
             match members::claim(words, OPENER, self.take_over, is_a_tier) {
                 Err(Error::InUse {
+                    pid,
                     is_elsewhere: false,
-                    ..
-                }) if !wait.is_over(words) => {
+                }) => {
+                    if wait.is_over(words) {
+                        return Err(Error::Busy { pid });
+                    }
                     std::thread::sleep(PAUSE);
                 }
                 claimed => return claimed,
@@ -351,5 +354,14 @@ mod tests {
             assert!(tier.found().is_new);
             assert_eq!(tier.members().len(), 1);
         }
+    }
+
+    #[test]
+    fn a_process_that_opens_the_tier_and_does_not_go_on_is_named() {
+        let memory = memory();
+        memory.put(OPENER, members::own().unwrap()).unwrap();
+        let refused = Tier::attach(memory).page_bytes(4096).open();
+        let pid = std::process::id();
+        assert_eq!(refused.unwrap_err(), Error::Busy { pid });
     }
 }
