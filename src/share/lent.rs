@@ -3,7 +3,7 @@
 use std::io::{self, PipeReader};
 use std::ops::Deref;
 use std::os::fd::AsFd;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -13,6 +13,7 @@ use super::frame::{Body, EventBody, Pointer};
 use super::{BootId, Channel, Credentials};
 use crate::driver::{HandleType, IpcEventHandle, PoolPtrExport, ShareableHandle};
 use crate::error::failed;
+use crate::fork::PerProcess;
 use crate::per_driver::lock;
 use crate::pool::{ImportedPool, ImportedPoolBuffer};
 use crate::{Driver, Event, MemoryError, MemoryResult, Pool, PoolBuffer, Result, Stream};
@@ -75,8 +76,14 @@ struct Holder {
     peer: Credentials,
 }
 
-/// Allocations that were dropped while others held them.
-static KEPT_BACK: Mutex<Vec<(PoolBuffer, Vec<Holder>)>> = Mutex::new(Vec::new());
+/// Allocations, and those who hold them.
+type KeptBack = Vec<(PoolBuffer, Vec<Holder>)>;
+
+/// Returns the allocations that this process has dropped while others held them.
+fn kept_back() -> MutexGuard<'static, KeptBack> {
+    static KEPT_BACK: PerProcess<Mutex<KeptBack>> = PerProcess::new();
+    lock(KEPT_BACK.get(|_| Mutex::default()))
+}
 
 impl From<PoolBuffer> for LentPoolBuffer {
     fn from(buffer: PoolBuffer) -> Self {
@@ -131,7 +138,7 @@ impl LentPoolBuffer {
 
     /// Runs deferred frees whose holders have returned the allocation; returns how many are left.
     pub fn sweep() -> usize {
-        let mut kept = lock(&KEPT_BACK);
+        let mut kept = kept_back();
         let free = kept.extract_if(.., |(_, holders)| {
             keep_holders(holders);
             holders.is_empty()
@@ -158,10 +165,10 @@ impl Deref for LentPoolBuffer {
 
 impl Drop for LentPoolBuffer {
     fn drop(&mut self) {
-        // In a forked child the list's lock may never be released.
+        // A forked child gives nothing of its parent's back.
         let own = |buffer: &mut PoolBuffer| buffer.pool().driver().is_of_this_process();
         if let Some(buffer) = self.buffer.take_if(own) {
-            lock(&KEPT_BACK).push((buffer, std::mem::take(&mut self.holders)));
+            kept_back().push((buffer, std::mem::take(&mut self.holders)));
             Self::sweep();
         }
     }
@@ -315,4 +322,29 @@ fn ordinal_of(driver: &Driver, uuid: &[u8; 16]) -> MemoryResult<i32> {
     }
     let why = "this process does not have its GPU: add it to CUDA_VISIBLE_DEVICES";
     Err(MemoryError::invalid("event", why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(not(miri))]
+    fn a_child_that_is_forked_while_the_list_is_locked_looks_at_its_own() {
+        let locked = kept_back();
+        // SAFETY: the child uses nothing of other threads, and ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends a child that waits for ever, or else without running the parent's exit handlers.
+            unsafe {
+                libc::alarm(60);
+                libc::_exit(i32::from(LentPoolBuffer::sweep() > 0))
+            }
+        }
+        let mut status = -1;
+        // SAFETY: `status` is a local variable, and no other thread waits for the child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        drop(locked);
+    }
 }

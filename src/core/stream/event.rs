@@ -3,13 +3,14 @@
 use std::io::PipeReader;
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::driver::{Driver, EventHandle, IpcEventHandle, Relaxed};
+use crate::fork::PerProcess;
 use crate::guard::on_gpu;
 use crate::per_driver::lock;
 use crate::teardown::give_back_or_log;
@@ -132,12 +133,15 @@ impl Drop for Held {
     }
 }
 
-/// Events that were dropped while other processes held them. Each keeps its driver alive.
-static KEPT: Mutex<Vec<Event>> = Mutex::new(Vec::new());
+/// Returns the events that this process has dropped while other processes held them. Each keeps its driver alive.
+pub(super) fn kept() -> MutexGuard<'static, Vec<Event>> {
+    static KEPT: PerProcess<Mutex<Vec<Event>>> = PerProcess::new();
+    lock(KEPT.get(|_| Mutex::default()))
+}
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // In a forked child the list's lock may never be released.
+        // In a forked child this lock may never be released.
         if let Sharing::Lent(holders) = &self.sharing
             && self.driver.is_of_this_process()
         {
@@ -146,7 +150,7 @@ impl Drop for Event {
             let is_held = !holders.is_empty();
             if is_held {
                 let sharing = Sharing::Lent(Mutex::new(holders));
-                lock(&KEPT).push(Self::of(&self.driver, self.handle, sharing));
+                kept().push(Self::of(&self.driver, self.handle, sharing));
             }
             sweep();
             if is_held {
@@ -185,11 +189,11 @@ pub(super) fn sweep() {
     let is_returned = |event: &mut Event| match &event.sharing {
         Sharing::Lent(holders) => {
             lock(holders).retain(|holder| !is_closed(holder));
-            lock(holders).is_empty() && event.driver.is_of_this_process()
+            lock(holders).is_empty()
         }
         Sharing::Private | Sharing::Imported(_) => false,
     };
-    let mut returned: Vec<Event> = lock(&KEPT).extract_if(.., is_returned).collect();
+    let mut returned: Vec<Event> = kept().extract_if(.., is_returned).collect();
     // Their drops look for no others.
     for event in &mut returned {
         event.sharing = Sharing::Private;

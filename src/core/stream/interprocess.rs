@@ -203,6 +203,28 @@ mod tests {
         assert_eq!(sim.count(Call::EventDestroy), 2);
     }
 
+    /// The child's own events are kept in a list of its own.
+    #[test]
+    #[cfg(not(miri))]
+    fn a_child_that_is_forked_while_the_list_is_locked_looks_at_its_own() {
+        let locked = super::super::event::kept();
+        // SAFETY: the child uses nothing of other threads, and ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends a child that waits for ever, or else without running the parent's exit handlers.
+            unsafe {
+                libc::alarm(60);
+                sweep();
+                libc::_exit(0)
+            }
+        }
+        let mut status = -1;
+        // SAFETY: `status` is a local variable, and no other thread waits for the child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        drop(locked);
+    }
+
     #[test]
     fn an_event_of_one_process_is_not_lent() {
         let driver = driver();
