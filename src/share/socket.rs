@@ -24,7 +24,7 @@ const BACKLOG: i32 = 1024;
 /// How often a path that was free a moment ago may have a socket's file again.
 const REMOVED_MEANWHILE: usize = 3;
 
-/// A socket's file, removed when dropped, unless another socket has replaced it. A forked child leaves it.
+/// A socket's file, removed when dropped, unless another socket has replaced it. A forked child leaves it. Drop it before the socket.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -49,13 +49,18 @@ impl SocketFile {
         let found = fs::symlink_metadata(&self.path).map(id).ok();
         found.is_some() && found == self.file.metadata().map(id).ok()
     }
+
+    /// Removes the file while its socket still listens: no process replaces it then between the look and the removal.
+    fn remove(&self) {
+        if self.born.is_current() && self.is_there() {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if self.born.is_current() && self.is_there() {
-            let _ = fs::remove_file(&self.path);
-        }
+        self.remove();
     }
 }
 
@@ -124,7 +129,8 @@ fn listen_at(path: &Path, peers: &Peers, rename: Rename<'_>) -> io::Result<(Owne
     socket.set_permissions(Permissions::from_mode(0o600))?;
     let socket = OwnedFd::from(socket);
     rustix::net::bind(&socket, &SocketAddrUnix::new(&beside)?)?;
-    let mut file = SocketFile::at(&beside)?;
+    let file = SocketFile::at(&beside).inspect_err(|_| drop(fs::remove_file(&beside)));
+    let mut file = file?;
     rustix::net::listen(&socket, BACKLOG)?;
     // The credentials are checked in either case. The process's umask has no influence.
     let for_others = peers.reach_beyond_own_user();
@@ -257,13 +263,14 @@ pub fn connect(path: &Path, timeout: Duration) -> Result<OwnedFd> {
 /// A Unix socket that other processes of this machine connect to.
 ///
 /// Only this process's user can open its file, unless the policy admits others. It replaces a file that a
-/// dead process has left. Dropping the listener removes the file.
+/// dead process has left. Dropping or closing the listener removes the file.
 #[derive(Debug)]
 pub struct Listener {
+    // Before the socket.
+    file: SocketFile,
     socket: UnixListener,
     peers: Peers,
     timeout: Option<Duration>,
-    _file: SocketFile,
 }
 
 impl Listener {
@@ -274,10 +281,10 @@ impl Listener {
     pub fn bind(path: impl AsRef<Path>, peers: Peers) -> Result<Self> {
         let (socket, file) = listen(path.as_ref(), &peers)?;
         Ok(Self {
+            file,
             socket: socket.into(),
             peers,
             timeout: None,
-            _file: file,
         })
     }
 
@@ -321,9 +328,10 @@ impl Listener {
         }
     }
 
-    /// Ends listening: calls of [`accept`](Self::accept) that wait return an error, as all later ones do. Processes that
-    /// connect are refused.
+    /// Ends listening, and removes the file: calls of [`accept`](Self::accept) that wait return an error, as all later ones do.
+    /// Processes that connect are refused.
     pub fn close(&self) {
+        self.file.remove();
         // It fails only for a socket that does not listen.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
     }
@@ -545,6 +553,58 @@ mod tests {
         assert_eq!(listening, 1);
     }
 
+    /// Otherwise another process could replace the file between the last look at it and its removal: its own would be removed.
+    #[test]
+    fn the_file_goes_before_the_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let bind = || Listener::bind(&path, Peers::same_user()).unwrap();
+        for _ in 0..200 {
+            let listener = bind();
+            let client = connect(&path, SHORT).unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| drop(listener));
+                while !fd::has_hung_up(&client) {}
+                assert!(!path.exists());
+            });
+        }
+        let listener = bind();
+        listener.close();
+        assert!(!path.exists());
+        let _next = bind();
+        drop(listener);
+        assert!(path.exists());
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn a_process_without_a_free_fd_leaves_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        // SAFETY: the child uses nothing of other threads, and ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // The socket's is the last one.
+            let next = new(SocketType::STREAM).map_or(0, |fd| fd.as_raw_fd() as u64 + 1);
+            let limit = libc::rlimit {
+                rlim_cur: next,
+                rlim_max: next,
+            };
+            // SAFETY: the limit is a local variable; ends a child that waits for ever, or else without running the parent's
+            // exit handlers.
+            unsafe {
+                libc::alarm(60);
+                libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+                libc::_exit(i32::from(listen(&path, &Peers::same_user()).is_ok()))
+            }
+        }
+        let mut status = -1;
+        // SAFETY: `status` is a local variable, and no other thread waits for the child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
     #[test]
     fn waits_are_ended_by_other_threads() {
         let folder = tempfile::tempdir().unwrap();
@@ -565,7 +625,7 @@ mod tests {
             assert!(ended.memory().is_some(), "{ended}");
         });
         let refused = Channel::connect(&path, Peers::same_user()).unwrap_err();
-        let cause = Unreachable::NobodyListens;
+        let cause = Unreachable::NoSocket;
         assert!(matches!(refused, Error::Unreachable { cause: found, .. } if found == cause));
     }
 }

@@ -44,8 +44,9 @@ pub(crate) type SharedPeers = Arc<Mutex<Peers>>;
 enum Socket {
     Tcp(TcpListener),
     Unix(
+        #[expect(dead_code, reason = "its drop removes the file, before the socket's")]
+        Option<SocketFile>,
         UnixListener,
-        #[expect(dead_code, reason = "its drop removes the file")] Option<SocketFile>,
     ),
 }
 
@@ -106,7 +107,7 @@ impl Listening {
             limits: limits.clone(),
         };
         Ok(Self {
-            socket: Socket::Unix(listener, None),
+            socket: Socket::Unix(None, listener),
             terms: terms.into(),
         })
     }
@@ -133,7 +134,7 @@ impl Listening {
                     net::tune(&stream, limits);
                     (Stream::Tcp(stream), format!("tcp://{from}"))
                 }),
-                Socket::Unix(listener, _) => listener
+                Socket::Unix(_, listener) => listener
                     .accept()
                     .await
                     .map(|(stream, _)| (Stream::Unix(stream), address.to_string())),
@@ -185,7 +186,7 @@ async fn bind_unix(path: PathBuf, peers: Peers) -> Result<Socket> {
     let listener = BlockingListener::from(listener);
     listener.set_nonblocking(true).map_err(failed)?;
     let listener = UnixListener::from_std(listener).map_err(failed)?;
-    Ok(Socket::Unix(listener, Some(file)))
+    Ok(Socket::Unix(Some(file), listener))
 }
 
 /// A connection before its handshake.
