@@ -79,7 +79,8 @@ impl AttachOptions {
     }
 
     setters! {
-        /// Sets the number of pages. If it is not set, it is that of the tier in the memory, or as many as fit.
+        /// Sets the number of pages. If it is not set, it is that of the tier in the memory, or as many as fit. A new tier of several
+        /// [sizes](Self::page_sizes) is refused with it.
         pages(pages: u64) => pages = Some(pages);
         /// Sets the meaning of the pages: a hash of the model, its precision and the layout of its cache. A tier with
         /// another tag is refused. The default is all zeros.
@@ -228,6 +229,10 @@ impl AttachOptions {
                 let fitting = || Geometry::fitting(view.len(), page_bytes);
                 Geometry::new(self.pages.unwrap_or_else(fitting), page_bytes)?
             }
+            _ if self.pages.is_some() => {
+                let why = "a new tier of several sizes of pages takes the whole memory";
+                return Err(MemoryError::invalid("pages", why).into());
+            }
             _ => Geometry::of_bytes(view.len(), &self.page_sizes)?,
         };
         expect_room(view.len(), geometry.total)?;
@@ -354,6 +359,22 @@ mod tests {
             assert!(tier.found().is_new);
             assert_eq!(tier.members().len(), 1);
         }
+    }
+
+    #[test]
+    fn a_number_of_pages_is_refused_for_pages_of_several_sizes() {
+        let memory = memory();
+        let attach = || Tier::attach(Arc::clone(&memory)).page_sizes([4096, 1024]);
+        let refused = attach().pages(8).open().unwrap_err();
+        let is_refused = matches!(
+            refused,
+            Error::Memory(MemoryError::InvalidArgument { what: "pages", .. })
+        );
+        assert!(is_refused, "{refused}");
+        let tier = attach().open().unwrap();
+        assert!(tier.found().is_new);
+        // Of a tier that is there, the number is compared.
+        attach().pages(tier.pages().into()).open().unwrap();
     }
 
     #[test]
