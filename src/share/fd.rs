@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -34,11 +34,11 @@ pub(super) const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 /// The system's errors; `InvalidInput` for fds without a byte to carry them, or too many. Nothing was sent
 /// then.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
-    send_with(socket, bytes, fds, SendFlags::empty())
+    uninterrupted(|| send_once(socket, bytes, fds, SendFlags::empty()))
 }
 
 /// As [`send`], on a blocking socket, and waits for at most `within`, also while too many fds of this user are in flight
-/// ([`is_too_many_in_flight`]). Sets the socket's timeout for sending.
+/// ([`is_too_many_in_flight`]) and if signals come. Sets the socket's timeout for sending.
 ///
 /// # Errors
 /// As [`send`]; `WouldBlock` when the time is over.
@@ -48,30 +48,49 @@ pub fn send_within(
     fds: &[BorrowedFd<'_>],
     within: Duration,
 ) -> io::Result<usize> {
-    // Longer waits would overflow.
-    let until = Instant::now() + within.min(FOREVER);
+    limited((socket, Timeout::Send), within, || {
+        let sent = send_once(socket, bytes, fds, SendFlags::empty());
+        sent.map_err(|error| {
+            if !is_too_many_in_flight(&error) {
+                return error;
+            }
+            std::thread::sleep(IN_FLIGHT_PAUSE);
+            io::ErrorKind::Interrupted.into()
+        })
+    })
+}
+
+/// Repeats a call that signals interrupt.
+fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        limit_wait(socket, Timeout::Send, left)?;
-        match send(socket, bytes, fds) {
-            Err(error) if is_too_many_in_flight(&error) => std::thread::sleep(IN_FLIGHT_PAUSE),
-            sent => return sent,
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
         }
     }
 }
 
-/// Limits how long the socket's next calls wait.
-pub(super) fn limit_wait(
-    socket: BorrowedFd<'_>,
-    which: Timeout,
+/// Repeats a call of a blocking socket that signals interrupt, for at most `within` in all: each call's own limit is what is left.
+///
+/// # Errors
+/// Those of the call; `WouldBlock` when the time is over.
+pub(super) fn limited<T>(
+    (socket, which): (BorrowedFd<'_>, Timeout),
     within: Duration,
-) -> io::Result<()> {
-    if within.is_zero() {
-        return Err(io::ErrorKind::WouldBlock.into());
-    }
-    // A shorter wait rounds to 0, which the kernel takes for no limit.
-    let within = within.max(Duration::from_micros(1));
-    Ok(set_socket_timeout(socket, which, Some(within))?)
+    mut call: impl FnMut() -> io::Result<T>,
+) -> io::Result<T> {
+    // Longer waits would overflow.
+    let until = Instant::now() + within.min(FOREVER);
+    uninterrupted(|| {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        // A shorter wait rounds to 0, which the kernel takes for no limit.
+        let left = left.max(Duration::from_micros(1));
+        set_socket_timeout(socket, which, Some(left))?;
+        call()
+    })
 }
 
 /// Returns whether a send failed because too many fds of this user are in flight: it succeeds once their receivers have
@@ -85,10 +104,10 @@ pub fn is_too_many_in_flight(error: &io::Error) -> bool {
 /// # Errors
 /// As [`send`]; `WouldBlock` if there is no room.
 pub fn try_send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
-    send_with(socket, bytes, fds, SendFlags::DONTWAIT)
+    uninterrupted(|| send_once(socket, bytes, fds, SendFlags::DONTWAIT))
 }
 
-fn send_with(
+fn send_once(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
     fds: &[BorrowedFd<'_>],
@@ -101,12 +120,14 @@ fn send_with(
     if !carried {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let sent = retry_on_intr(|| {
-        // NOSIGNAL: a peer that has closed causes an error, not a signal.
-        let iov = [IoSlice::new(bytes)];
-        sendmsg(socket, &iov, &mut control, SendFlags::NOSIGNAL | flags)
-    })?;
-    Ok(sent)
+    // NOSIGNAL: a peer that has closed causes an error, not a signal.
+    let iov = [IoSlice::new(bytes)];
+    Ok(sendmsg(
+        socket,
+        &iov,
+        &mut control,
+        SendFlags::NOSIGNAL | flags,
+    )?)
 }
 
 /// Receives bytes, and the fds that arrived with them, close-on-exec. 0 bytes mean the connection's end.
@@ -119,12 +140,33 @@ pub fn recv(
     bytes: &mut [u8],
     max_fds: usize,
 ) -> io::Result<(usize, Vec<OwnedFd>)> {
+    uninterrupted(|| recv_once(socket, bytes, max_fds))
+}
+
+/// As [`recv`], on a blocking socket, and waits for at most `within`, also if signals come. Sets the socket's timeout for receiving.
+///
+/// # Errors
+/// As [`recv`]; `WouldBlock` when the time is over.
+pub(super) fn recv_within(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    max_fds: usize,
+    within: Duration,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
+    limited((socket, Timeout::Recv), within, || {
+        recv_once(socket, bytes, max_fds)
+    })
+}
+
+fn recv_once(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    max_fds: usize,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let message = retry_on_intr(|| {
-        let mut iov = [IoSliceMut::new(bytes)];
-        recvmsg(socket, &mut iov, &mut control, RecvFlags::CMSG_CLOEXEC)
-    })?;
+    let mut iov = [IoSliceMut::new(bytes)];
+    let message = recvmsg(socket, &mut iov, &mut control, RecvFlags::CMSG_CLOEXEC)?;
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = message {

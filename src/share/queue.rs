@@ -16,8 +16,6 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use std::vec;
 
-use rustix::net::sockopt::Timeout;
-
 use super::{Shared, fd};
 use crate::driver::{HandleType, ShareableHandle, refuse};
 use crate::error::failed;
@@ -122,9 +120,8 @@ impl PartHandles {
 
     /// Checks the handles of `count` parts, before the first is taken.
     pub(super) fn begin(&self, count: usize) -> MemoryResult<()> {
-        if let Some(queue) = &self.queue {
-            let limited = fd::limit_wait(queue.as_fd(), Timeout::Recv, PATIENCE);
-            return limited.map_err(failed("receiving handles"));
+        if self.queue.is_some() {
+            return Ok(());
         }
         let here = self.here();
         let first = here.first().map(ShareableHandle::handle_type);
@@ -141,7 +138,7 @@ impl PartHandles {
             && let Some(queue) = &self.queue
         {
             let most = left.min(BATCH);
-            let received = fd::recv(queue.as_fd(), &mut [0], most);
+            let received = fd::recv_within(queue.as_fd(), &mut [0], most, PATIENCE);
             let (bytes, fds) = received.map_err(|error| not_received(&error))?;
             if bytes == 0 || fds.is_empty() {
                 let why = "the exporter has ended, or has sent too few";

@@ -4,14 +4,13 @@ use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with};
 
 use super::{Channel, Peers, fd};
 use crate::error::failed;
@@ -241,17 +240,18 @@ fn nobody_listens(path: &Path) -> bool {
 pub fn connect(path: &Path, timeout: Duration) -> Result<OwnedFd> {
     let address = address(path)?;
     let socket = new(SocketType::STREAM).map_err(failed("making a socket"))?;
-    let connected = set_socket_timeout(&socket, Timeout::Send, Some(timeout))
-        .and_then(|()| rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)));
+    let connected = fd::limited((socket.as_fd(), Timeout::Send), timeout, || {
+        Ok(rustix::net::connect(&socket, &address)?)
+    });
     let shown = path.display();
     let error = match connected {
         Ok(()) if !fd::peer_has_ended(socket.as_fd()) => return Ok(socket),
         // Nobody would accept the connection.
         Ok(()) => Errno::CONNREFUSED.into(),
-        Err(Errno::WOULDBLOCK) => {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             return Err(Error::timed_out(format!("connecting to {shown}"), timeout));
         }
-        Err(error) => io::Error::from(error),
+        Err(error) => error,
     };
     Err(Error::Unreachable {
         peer: shown.to_string(),
@@ -268,7 +268,7 @@ pub fn connect(path: &Path, timeout: Duration) -> Result<OwnedFd> {
 pub struct Listener {
     // Before the socket.
     file: SocketFile,
-    socket: UnixListener,
+    socket: OwnedFd,
     peers: Peers,
     timeout: Option<Duration>,
 }
@@ -282,14 +282,14 @@ impl Listener {
         let (socket, file) = listen(path.as_ref(), &peers)?;
         Ok(Self {
             file,
-            socket: socket.into(),
+            socket,
             peers,
             timeout: None,
         })
     }
 
     /// Sets how long [`accept`](Self::accept) waits; the default is forever. At most twice as long if it
-    /// skips processes that have disconnected.
+    /// skips processes that have disconnected, or signals interrupt it.
     ///
     /// # Errors
     /// [`InvalidArgument`](MemoryError::InvalidArgument) for a timeout of 0.
@@ -311,16 +311,16 @@ impl Listener {
     pub fn accept(&self) -> Result<Channel> {
         let begun = Instant::now();
         loop {
-            let stream = match self.socket.accept() {
-                Ok((stream, _)) => stream,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return Err(self.timed_out());
+            match accept_with(&self.socket, SocketFlags::CLOEXEC) {
+                Ok(stream) => {
+                    let channel = Channel::new(stream.into(), &self.peers)?;
+                    if !channel.is_gone() {
+                        return Ok(channel);
+                    }
                 }
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) => return Err(self.timed_out()),
                 Err(error) => return Err(failed("accepting a connection")(error).into()),
-            };
-            let channel = Channel::new(stream, &self.peers)?;
-            if !channel.is_gone() {
-                return Ok(channel);
             }
             if self.timeout.is_some_and(|after| begun.elapsed() >= after) {
                 return Err(self.timed_out());

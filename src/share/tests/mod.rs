@@ -5,6 +5,8 @@ mod offers;
 mod once;
 mod queues;
 mod registered;
+#[cfg(not(miri))]
+mod signals;
 mod windows;
 
 use crate::driver::sim::Held;
