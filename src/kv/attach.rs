@@ -338,6 +338,7 @@ impl fmt::Debug for AttachOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Memory;
     use crate::{Buffer, Driver};
     use egmem_core::Machine;
 
@@ -375,6 +376,26 @@ mod tests {
         assert!(tier.found().is_new);
         // Of a tier that is there, the number is compared.
         attach().pages(tier.pages().into()).open().unwrap();
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_are_named() {
+        let memory = memory();
+        let driver = memory.driver().clone();
+        let argument = |refused: Result<Tier>| match refused.unwrap_err() {
+            Error::Memory(MemoryError::InvalidArgument { what, .. }) => what,
+            other => panic!("{other}"),
+        };
+        let attach = |bytes| Tier::attach(Arc::clone(&memory)).page_bytes(bytes).open();
+        let create = |bytes, page_bytes| {
+            let tier = Tier::on(memory.location()).bytes(bytes);
+            tier.page_bytes(page_bytes).create(&driver)
+        };
+        assert_eq!(argument(attach(0)), "page_bytes");
+        assert_eq!(argument(attach(1 << 20)), "memory");
+        assert_eq!(argument(create(1 << 20, 0)), "page_bytes");
+        assert_eq!(argument(create(1 << 20, 1 << 20)), "bytes");
+        assert_eq!(create(1 << 20, 1000 << 10).unwrap().pages(), 1);
     }
 
     #[test]

@@ -165,11 +165,11 @@ impl Geometry {
         }
     }
 
-    /// Returns how many pages of one size fit into a memory.
+    /// Returns how many pages of one size fit into a memory; 1 if none does.
     pub(crate) fn fitting(bytes: u64, page_bytes: u64) -> u64 {
         let fits = |pages| Self::new(pages, page_bytes).is_ok_and(|all| all.total <= bytes);
         // Those below `fit` fit, and those from `beyond` on do not.
-        let (mut fit, mut beyond) = (0, MAX_PAGES + 1);
+        let (mut fit, mut beyond) = (1, MAX_PAGES + 1);
         while beyond - fit > 1 {
             let middle = fit.midpoint(beyond);
             match fits(middle) {
@@ -400,7 +400,7 @@ mod tests {
         fn as_many_pages_fit_as_fit(bytes in 8192_u64..1 << 24, page_bytes in 1_u64..100_000) {
             let pages = Geometry::fitting(bytes, page_bytes);
             let total = |pages| Geometry::new(pages, page_bytes).map(|all| all.total);
-            if pages > 0 {
+            if pages > 1 {
                 prop_assert!(total(pages).unwrap() <= bytes);
             }
             prop_assert!(total(pages + 1).unwrap() > bytes);

@@ -163,6 +163,11 @@ impl TierOptions {
             [page_bytes] => Geometry::new(Geometry::fitting(self.bytes, page_bytes), page_bytes)?,
             _ => Geometry::of_bytes(self.bytes, &self.page_sizes)?,
         };
+        if self.bytes > 0 && geometry.total > self.bytes {
+            let why = format!("{} bytes have no room for a page", self.bytes);
+            let valid = format!("{} or more", geometry.total);
+            return Err(MemoryError::invalid_of("bytes", why, valid).into());
+        }
         let buffer = self.buffer.clone().bytes(geometry.total);
         Ok((geometry, buffer.recorded_as(AllocPath::Vmm, caller)))
     }
