@@ -38,6 +38,8 @@ mod attach;
 mod copy;
 mod error;
 mod events;
+#[cfg(test)]
+mod fault_tests;
 mod geometry;
 mod gpu;
 mod header;
