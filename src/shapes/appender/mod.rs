@@ -252,8 +252,9 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
     /// being captured into a graph, whose kernels run later, and in a forked child: nothing was waited for then.
     pub fn pump_while(&mut self, stream: &Stream) -> Result<()> {
         self.records.driver().expect_this_process("appender")?;
-        if stream.is_capturing() == Ok(true) {
-            return stream.expect_no_capture();
+        // An error of the driver does not keep kernels from being waited for.
+        if let Err(captured @ Error::InvalidArgument { .. }) = stream.expect_no_capture() {
+            return Err(captured);
         }
         let mut running = Running {
             appender: self,
@@ -344,5 +345,33 @@ impl<T> fmt::Debug for Appender<T> {
             .field("ahead", &self.ahead)
             .field("stopped", &self.stopped)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use egmem_core::Machine;
+
+    use super::*;
+    use crate::Driver;
+    use crate::driver::{Call, Code, NodeId};
+
+    /// The capture may end in another thread after the look at it: the kernels that it has were not waited for all the same.
+    #[test]
+    fn a_stream_that_was_captured_is_refused_also_if_the_capture_ends() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let sim = driver.sim().unwrap();
+        let stream = Stream::new(&driver, 0).unwrap();
+        let mut appender = Appender::<u64>::on(NodeId(0)).max_len(9).create(&driver);
+        let appender = appender.as_mut().unwrap();
+        sim.begin_capture(stream.handle(), false);
+        // A second look would find no capture.
+        sim.fail(Call::StreamIsCapturing, 2, Code::NOT_SUPPORTED);
+        let refused = appender.pump_while(&stream);
+        assert!(
+            matches!(refused, Err(Error::InvalidArgument { .. })),
+            "{refused:?}"
+        );
+        assert!(sim.end_capture(stream.handle()));
     }
 }
