@@ -2,6 +2,7 @@
 //! decide.
 
 use std::cell::Cell;
+use std::hint::black_box;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -66,6 +67,14 @@ impl<'a> Words<'a> {
     #[inline]
     pub(crate) fn get(&self, at: u64) -> u64 {
         self.word(at).map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    /// Has the processor read a word, wherever it may lie.
+    #[inline]
+    pub(crate) fn read_ahead(&self, at: u64) {
+        if at < self.len & !7 {
+            black_box(self.get(at));
+        }
     }
 
     /// Sets a word; outside of the memory nothing.

@@ -1,8 +1,6 @@
 //! Pages of stores, from being written to ready or back to free; and pages that loads and copies of a process have: one pin for each
 //! process, and its own count of users.
 
-use std::hint::black_box;
-
 use super::slot::{CHECK, PINS, STATE, SUM, State, Status, WRITER};
 use super::{Table, WRITING};
 use crate::page::{Direction, Evicted, PageId};
@@ -214,6 +212,7 @@ impl Table<'_> {
             pages.push(self.page_of(key).ok_or(index)?);
         }
         self.add_users(&pages);
+        pages.iter().for_each(|page| self.set_pin(page.number()));
         Ok(pages)
     }
 
@@ -223,21 +222,20 @@ impl Table<'_> {
             self.private.users = vec![0; self.geometry.pages as usize];
         }
         for page in pages {
-            let users = &mut self.private.users[page.number() as usize];
-            *users += 1;
-            if *users == 1 {
-                self.set_pin(page.number());
-            }
+            self.private.users[page.number() as usize] += 1;
         }
     }
 
     /// Has the processor read the slots of pages side by side: one after the other, it would wait for each.
     fn read_ahead(&self, pages: &[PageId]) {
-        let there = pages.iter().map(|page| page.number());
-        let there = there.filter(|&page| page < self.geometry.pages);
-        let slots = there.map(|page| self.geometry.slot_at(page));
-        let words = slots.map(|slot| self.words.get(slot + STATE) ^ self.words.get(slot + PINS));
-        black_box(words.fold(0, |all, word| all ^ word));
+        for page in pages
+            .iter()
+            .filter(|page| page.number() < self.geometry.pages)
+        {
+            let slot = self.geometry.slot_at(page.number());
+            self.words.read_ahead(slot + STATE);
+            self.words.read_ahead(slot + PINS);
+        }
     }
 
     /// The pin comes first: a page with a pin is in a list at worst, and a repair takes it out.
@@ -281,32 +279,37 @@ impl Table<'_> {
     /// [`Error::WrongState`] unless each page is pinned by a member, or for a store being written, and still has the key that it
     /// was given out for.
     pub(crate) fn begin_copy(&mut self, pages: &[PageId], direction: Direction) -> Result<()> {
+        let mut unpinned = Vec::new();
         for pages in pages.chunks(AHEAD) {
             self.read_ahead(pages);
-            pages
-                .iter()
-                .try_for_each(|&page| self.expect_copyable(page, direction))?;
+            for &page in pages {
+                if !self.expect_copyable(page, direction)? {
+                    unpinned.push(page.number());
+                }
+            }
         }
         self.add_users(pages);
+        unpinned.into_iter().for_each(|page| self.set_pin(page));
         Ok(())
     }
 
-    fn expect_copyable(&self, id: PageId, direction: Direction) -> Result<()> {
-        let (is, fits) = match self.slot_of(id) {
-            None if id.number() >= self.geometry.pages => ("not of this tier", false),
-            None => ("another key's since, or free", false),
+    /// Returns whether this member has pinned the page.
+    fn expect_copyable(&self, id: PageId, direction: Direction) -> Result<bool> {
+        let is = match self.slot_of(id) {
+            None if id.number() >= self.geometry.pages => "not of this tier",
+            None => "another key's since, or free",
             Some((slot, status)) => {
-                let is_pinned = self.words.get(slot + PINS) != 0;
+                let pins = self.words.get(slot + PINS);
                 let fits = match direction {
-                    Direction::Load => status.state == State::Ready && is_pinned,
+                    Direction::Load => status.state == State::Ready && pins != 0,
                     Direction::Store => status.state.is_stored(),
                 };
-                (status.state.name(), fits)
+                if fits {
+                    return Ok(pins & self.own.bit() != 0);
+                }
+                status.state.name()
             }
         };
-        if fits {
-            return Ok(());
-        }
         let need = match direction {
             Direction::Load => "ready and pinned by a load",
             Direction::Store => "of a store that was not committed",
