@@ -212,7 +212,7 @@ impl Table<'_> {
             pages.push(self.page_of(key).ok_or(index)?);
         }
         self.add_users(&pages);
-        pages.iter().for_each(|page| self.set_pin(page.number()));
+        self.set_pins(&pages);
         Ok(pages)
     }
 
@@ -235,6 +235,13 @@ impl Table<'_> {
             let slot = self.geometry.slot_at(page.number());
             self.words.read_ahead(slot + STATE);
             self.words.read_ahead(slot + PINS);
+        }
+    }
+
+    fn set_pins(&self, pages: &[PageId]) {
+        for pages in pages.chunks(AHEAD) {
+            self.read_ahead(pages);
+            pages.iter().for_each(|page| self.set_pin(page.number()));
         }
     }
 
@@ -284,12 +291,12 @@ impl Table<'_> {
             self.read_ahead(pages);
             for &page in pages {
                 if !self.expect_copyable(page, direction)? {
-                    unpinned.push(page.number());
+                    unpinned.push(page);
                 }
             }
         }
         self.add_users(pages);
-        unpinned.into_iter().for_each(|page| self.set_pin(page));
+        self.set_pins(&unpinned);
         Ok(())
     }
 
@@ -320,14 +327,23 @@ impl Table<'_> {
 
     /// Releases pages that [`pin`](Self::pin) or [`begin_copy`](Self::begin_copy) pinned. A page counts as used then.
     pub(crate) fn unpin(&mut self, pages: &[PageId]) {
+        let mut last = Vec::new();
         for &page in pages.iter().rev() {
             let users = self.private.users.get_mut(page.number() as usize);
             let Some(users) = users.filter(|users| **users > 0) else {
                 continue;
             };
             *users -= 1;
-            if *users == 0 && self.slot_of(page).is_some() {
-                self.clear_pin(page.number());
+            if *users == 0 {
+                last.push(page);
+            }
+        }
+        for pages in last.chunks(AHEAD) {
+            self.read_ahead(pages);
+            for &page in pages {
+                if self.slot_of(page).is_some() {
+                    self.clear_pin(page.number());
+                }
             }
         }
     }
