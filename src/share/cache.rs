@@ -5,6 +5,7 @@ use std::hash::Hash;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, Weak};
 
+use crate::fork::Generation;
 use crate::per_driver::lock;
 use egmem_core::Result;
 
@@ -15,6 +16,7 @@ pub(super) type Cache<K, V> = Arc<Mutex<HashMap<K, Weak<Slot<K, V>>>>>;
 #[derive(Debug)]
 pub(super) struct Slot<K: Eq + Hash, V> {
     cache: Cache<K, V>,
+    process: Generation,
     key: K,
     value: Mutex<Option<Arc<V>>>,
 }
@@ -22,6 +24,10 @@ pub(super) struct Slot<K: Eq + Hash, V> {
 impl<K: Eq + Hash, V> Drop for Slot<K, V> {
     /// Leaves the cache. The value is dropped after that, outside the lock, because releasing memory takes the driver's time.
     fn drop(&mut self) {
+        // A forked child has no use for its parent's cache, whose lock may never be released there.
+        if !self.process.is_current() {
+            return;
+        }
         let mut slots = lock(&self.cache);
         // A new slot may have taken its place.
         if slots
@@ -54,6 +60,7 @@ impl<K: Eq + Hash + Clone, V> Cached<K, V> {
         let slot = known.unwrap_or_else(|| {
             let slot = Arc::new(Slot {
                 cache: Arc::clone(cache),
+                process: Generation::current(),
                 key: key.clone(),
                 value: Mutex::default(),
             });
@@ -190,6 +197,30 @@ mod tests {
         });
         assert_eq!(made.load(SeqCst), 1);
         assert_eq!((alive.load(SeqCst), lock(&cache).len()), (0, 0));
+    }
+
+    /// Its parent's thread would unlock the cache.
+    #[test]
+    #[cfg(not(miri))]
+    fn a_child_that_is_forked_while_the_cache_is_locked_drops_its_users() {
+        let cache = Cache::<u8, ()>::default();
+        let user = Cached::get_or_try(&cache, 1, || Ok(())).unwrap();
+        let locked = lock(&cache);
+        // SAFETY: the child uses nothing of other threads, and ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends a child that waits for ever, or else without running the parent's exit handlers.
+            unsafe {
+                libc::alarm(60);
+                drop(user);
+                libc::_exit(0)
+            }
+        }
+        let mut status = -1;
+        // SAFETY: `status` is a local variable, and no other thread waits for the child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        drop(locked);
     }
 
     #[test]

@@ -129,7 +129,10 @@ impl Deref for Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        *lock(&self.0.held) -= 1;
+        // In a forked child this lock may never be released.
+        if self.0.driver.is_of_this_process() {
+            *lock(&self.0.held) -= 1;
+        }
     }
 }
 

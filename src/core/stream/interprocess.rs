@@ -167,6 +167,9 @@ impl Event {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::sync::Arc;
+
     use super::*;
     use crate::Machine;
     use crate::driver::{Call, Code};
@@ -203,18 +206,16 @@ mod tests {
         assert_eq!(sim.count(Call::EventDestroy), 2);
     }
 
-    /// The child's own events are kept in a list of its own.
-    #[test]
+    /// Has a forked child, which has a minute, make a call.
     #[cfg(not(miri))]
-    fn a_child_that_is_forked_while_the_list_is_locked_looks_at_its_own() {
-        let locked = super::super::event::kept();
+    fn in_a_child(call: impl FnOnce()) {
         // SAFETY: the child uses nothing of other threads, and ends at once.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: ends a child that waits for ever, or else without running the parent's exit handlers.
             unsafe {
                 libc::alarm(60);
-                sweep();
+                call();
                 libc::_exit(0)
             }
         }
@@ -222,7 +223,23 @@ mod tests {
         // SAFETY: `status` is a local variable, and no other thread waits for the child.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(status, 0);
-        drop(locked);
+    }
+
+    /// The child's own events are kept in a list of its own.
+    #[test]
+    #[cfg(not(miri))]
+    fn a_child_that_is_forked_while_the_list_is_locked_looks_at_its_own() {
+        let _locked = super::super::event::kept();
+        in_a_child(sweep);
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn a_child_that_is_forked_while_an_event_is_recorded_drops_its_uses() {
+        let event = Arc::new(Event::new(&driver(), 0, false).unwrap());
+        let held = Cell::new(Some(Arc::clone(&event).hold()));
+        let _recorded = lock(&event.held);
+        in_a_child(|| drop(held.take()));
     }
 
     #[test]
