@@ -38,8 +38,6 @@ mod attach;
 mod copy;
 mod error;
 mod events;
-#[cfg(test)]
-mod fault_tests;
 mod geometry;
 mod gpu;
 mod header;
@@ -49,6 +47,8 @@ mod options;
 mod page;
 mod store;
 mod table;
+#[cfg(test)]
+mod tests;
 mod tier;
 mod words;
 

@@ -76,7 +76,7 @@ pub(crate) fn start(
     let _relaxed = Relaxed::new(stream.driver());
     stream.expect_no_capture()?;
     let pages: Vec<PageId> = pairs.iter().map(|&(page, _)| page).collect();
-    let held = tier.with(|table| {
+    let mut held = tier.with(|table| {
         table.begin_copy(&pages, direction)?;
         Ok::<_, Error>(Held {
             tier: Arc::clone(tier),
@@ -98,67 +98,49 @@ pub(crate) fn start(
     if pairs.is_empty() {
         return Ok(job(None));
     }
-    let mut held = Some(held);
-    let is_auto = method == CopyMethod::Auto;
+    let may_batch = || !tier.no_batches.load(Ordering::Relaxed) && !is_legacy_default(stream);
     let mut refused = None;
-    for method in method.choices(gpu.least_part_bytes()) {
-        if method == CopyMethod::Batch {
-            if tier.borders().is_none() || gpu.has_unknown_borders() {
-                refused.get_or_insert_with(|| unsupported(NO_BORDERS));
-                continue;
-            }
-            if is_auto && (tier.no_batches.load(Ordering::Relaxed) || is_legacy_default(stream)) {
-                continue;
-            }
-            gpu.find_borders(tier.driver());
+    for choice in method.choices(gpu.least_part_bytes()) {
+        if method == CopyMethod::Auto && choice == CopyMethod::Batch && !may_batch() {
+            continue;
         }
-        match submit(method, &plan, &mut held) {
+        let (back, error) = match submit(choice, &plan, held) {
             Ok(ticket) => return Ok(job(Some(ticket))),
-            Err(error) => {
-                if method == CopyMethod::Batch {
-                    tier.note_batch_error(&error);
-                }
-                // The next method repeats copies that a refused one may have made already. It must not run beside the
-                // refused one: what is held is for one method, and its end is that of the last one.
-                if held.is_none() || !may_do_otherwise(&error) {
-                    return Err(error);
-                }
-                refused = Some(error);
-            }
+            Err(refusal) => *refusal,
+        };
+        if choice == CopyMethod::Batch {
+            tier.note_batch_error(&error);
         }
+        // The next method repeats copies that a refused one may have made already. It must not run beside the refused one.
+        match back {
+            Some(back) if may_do_otherwise(&error) => held = back,
+            _ => return Err(error),
+        }
+        refused = Some(error);
     }
     let none = || MemoryError::invalid("method", "there is none").into();
     Err(refused.map_or_else(none, of_method))
 }
 
-/// What a method submits.
-enum Work<'a> {
-    Kernel(Arc<Kernel>, Launch<'a>),
-    Batch,
-    Loop,
-}
-
 /// Checks a method's requirements, and submits the copies by it.
 ///
 /// # Errors
-/// Why the method does not work here, or the driver's errors. `held` is there still if no copy runs; otherwise it is kept for ever.
-fn submit(method: CopyMethod, plan: &Plan<'_>, held: &mut Option<Held>) -> Result<Transfer<Held>> {
-    let Some(mut own) = held.take() else {
-        return Err(MemoryError::failed("copies", "an earlier method's have no end").into());
-    };
-    let work = match prepare(method, plan, &mut own) {
-        Ok(work) => work,
-        Err(error) => {
-            *held = Some(own);
-            return Err(error);
-        }
+/// Why the method does not work here, or the driver's errors; with what is held if no copy runs. Otherwise that is kept for ever.
+fn submit(
+    method: CopyMethod,
+    plan: &Plan<'_>,
+    mut held: Held,
+) -> Result<Transfer<Held>, Box<(Option<Held>, Error)>> {
+    let kernel = match prepare(method, plan, &mut held) {
+        Ok(kernel) => kernel,
+        Err(error) => return Err(Box::new((Some(held), error))),
     };
     let mut refused = None;
     let put = |held: &mut Held| {
         // Set before the call, because an error does not say whether the driver has begun some of the copies: a store's pages are spoilt.
         held.of = Use::Copy(plan.direction, None);
-        let put = match (&work, &held.list) {
-            (Work::Kernel(kernel, launch), Some(list)) => {
+        let put = match (&kernel, &held.list) {
+            (Some((kernel, launch)), Some(list)) => {
                 // SAFETY: the stream is of the kernel's GPU, for which `prepare` has loaded it, and has access, as it has checked. The
                 // pages, the list and the parts are held until the work has ended, and so is the kernel, by the tier; memory of the
                 // caller's stays by the promise of `GpuPages::from_raw`. Access is not revoked meanwhile. `launch` has checked that
@@ -166,31 +148,38 @@ fn submit(method: CopyMethod, plan: &Plan<'_>, held: &mut Option<Held>) -> Resul
                 unsafe { kernel.launch(launch, list) }
             }
             // SAFETY: pages and parts are held, as above.
-            (Work::Batch, _) => unsafe { plan.copy_batch() },
+            _ if method == CopyMethod::Batch => unsafe { plan.copy_batch() },
             // SAFETY: as above.
             _ => unsafe { plan.copy_each() },
         };
         put.inspect_err(|error| refused = Some(error.clone()))
     };
     // SAFETY: everything goes to the plan's stream, which `start` has found not to be captured, and uses what is held, as just said.
-    let started = unsafe { Transfer::submit(plan.stream, own, put) };
+    let started = unsafe { Transfer::submit(plan.stream, held, put) };
     match (started, refused) {
         (Ok(ticket), None) => Ok(ticket),
         // The driver does not report an end: the ticket's drop keeps what it holds for ever.
-        (Ok(_), Some(error)) => Err(error.into()),
-        (Err(not), _) => {
-            *held = Some(not.operands);
-            Err((*not.error).into())
-        }
+        (Ok(_), Some(error)) => Err(Box::new((None, error.into()))),
+        (Err(not), _) => Err(Box::new((Some(not.operands), (*not.error).into()))),
     }
 }
 
-/// Checks a method's requirements, and takes what it needs.
+/// Checks a method's requirements, and takes what it needs: a kernel for one.
 ///
 /// # Errors
 /// Why the method does not work here; the driver's errors.
-fn prepare<'a>(method: CopyMethod, plan: &'a Plan<'_>, held: &mut Held) -> Result<Work<'a>> {
+fn prepare<'a>(
+    method: CopyMethod,
+    plan: &'a Plan<'_>,
+    held: &mut Held,
+) -> Result<Option<(Arc<Kernel>, Launch<'a>)>> {
     let (tier, stream) = (Arc::clone(&held.tier), plan.stream);
+    if method == CopyMethod::Batch {
+        if tier.borders().is_none() || held.gpu.has_unknown_borders() {
+            return Err(unsupported(NO_BORDERS));
+        }
+        held.gpu.find_borders(tier.driver());
+    }
     let engine = match method {
         CopyMethod::Kernel { .. } => Engine::Kernel,
         _ => Engine::Copy,
@@ -205,17 +194,14 @@ fn prepare<'a>(method: CopyMethod, plan: &'a Plan<'_>, held: &mut Held) -> Resul
     expect_gpu_access(&tier.memory, who, all, of_tier)?;
     held.grants = held.gpu.ready(stream, engine, of_gpu)?;
     let CopyMethod::Kernel { blocks } = method else {
-        return Ok(match method {
-            CopyMethod::Batch => Work::Batch,
-            _ => Work::Loop,
-        });
+        return Ok(None);
     };
     let kernel = tier.kernels.on(tier.driver(), stream.device())?;
     let launch = plan.launch(blocks);
     let launch = launch.ok_or_else(|| unsupported(UNALIGNED))?;
     let bytes = launch.list_bytes();
     held.list = Some(tier.kernels.list(tier.driver(), stream.device(), bytes)?);
-    Ok(Work::Kernel(kernel, launch))
+    Ok(Some((kernel, launch)))
 }
 
 /// Returns whether a stream is the legacy default stream, which takes no batches: 0, and `CU_STREAM_LEGACY`.
