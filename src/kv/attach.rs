@@ -132,25 +132,28 @@ impl AttachOptions {
         let view = memory.cpu()?;
         let words = Words::new(&view)?;
         view.slice(0, crate::geometry::HEADER)?;
-        let is_a_tier = self.plan(&view)?.is_a_tier;
+        // Refused before anything is written.
+        self.plan(&view)?;
         // One process opens it at a time, so nobody sees a tier that is being written, and all know who is a member.
-        let own = self.claim(&words, is_a_tier)?;
-        // Read again: another process may have had it in between.
-        let opened = self.plan(&view).and_then(|plan| {
-            if plan.is_new {
+        let own = self.claim(&words, &view)?;
+        // Another process may have had it in between.
+        let opened = self.plan(&view).and_then(|(geometry, is_new)| {
+            if is_new {
                 // The words of members of other data than a whole tier mean nothing.
                 let elsewhere_has_ended = self.take_over || !header::is_of_a_tier(&view)?;
                 Members::of(&words).expect_none(elsewhere_has_ended)?;
-                header::format(&view, &plan.geometry, &self.tag)?;
+                header::format(&view, &geometry, &self.tag)?;
             }
-            self.join(plan.geometry, plan.is_new, None)
+            self.join(geometry, is_new, None)
         });
         members::release(&words, OPENER, own);
         opened
     }
 
     /// Waits until no other process opens the tier.
-    fn claim(&self, words: &Words<'_>, is_a_tier: bool) -> Result<u64> {
+    fn claim(&self, words: &Words<'_>, view: &CpuView<'_>) -> Result<u64> {
+        // Also of memory that becomes one at this moment.
+        let is_a_tier = header::read(view).is_ok() || header::is_of_a_tier(view)?;
         let mut wait = Wait::new(words, PATIENCE);
         loop {
             match members::claim(words, OPENER, self.take_over, is_a_tier) {
@@ -168,30 +171,20 @@ impl AttachOptions {
         }
     }
 
-    /// Decides what to do, before anything is written.
-    fn plan(&self, view: &CpuView<'_>) -> Result<Plan> {
-        let is_a_tier = match header::read(view) {
-            Ok(Some((geometry, tag))) => match self.expect_wanted(&geometry, &tag) {
-                Ok(()) => {
-                    return Ok(Plan {
-                        geometry,
-                        is_new: false,
-                        is_a_tier: true,
-                    });
-                }
-                Err(error) if !self.reset => return Err(error),
-                Err(_) => true,
-            },
-            // A process that formats it at this moment has its word there.
-            Ok(None) => true,
-            Err(Error::NotATier { .. }) if self.reset => header::is_of_a_tier(view)?,
-            Err(error) => return Err(error),
+    /// Returns where everything lies, and whether the memory is formatted first.
+    fn plan(&self, view: &CpuView<'_>) -> Result<(Geometry, bool)> {
+        let found = header::read(view).and_then(|found| {
+            let wanted = |(geometry, tag)| self.expect_wanted(&geometry, &tag).map(|()| geometry);
+            found.map(wanted).transpose()
+        });
+        let found = match found {
+            Err(Error::NotATier { .. } | Error::OtherTier { .. }) if self.reset => None,
+            found => found?,
         };
-        Ok(Plan {
-            geometry: self.new_geometry(view)?,
-            is_new: true,
-            is_a_tier,
-        })
+        match found {
+            Some(geometry) => Ok((geometry, false)),
+            None => Ok((self.new_geometry(view)?, true)),
+        }
     }
 
     fn expect_wanted(&self, geometry: &Geometry, tag: &Tag) -> Result<()> {
@@ -312,15 +305,6 @@ fn expect_room(bytes: u64, needed: u64) -> Result<()> {
     let why = format!("it has {bytes} bytes");
     let valid = format!("{needed} bytes or more for this tier");
     Err(MemoryError::invalid_of("memory", why, valid).into())
-}
-
-/// The use of the memory that `open` has decided on.
-struct Plan {
-    geometry: Geometry,
-    /// It is formatted first.
-    is_new: bool,
-    /// The memory is a tier's, or to become one: the word of its opener is such.
-    is_a_tier: bool,
 }
 
 impl fmt::Debug for AttachOptions {
