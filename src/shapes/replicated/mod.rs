@@ -125,7 +125,8 @@ impl<T> Replicated<T> {
 
     /// Returns the number of the newest version: 1 is the first.
     pub fn epoch(&self) -> u64 {
-        self.versions[*lock(&self.current)].epoch()
+        let epochs = self.versions.iter().map(|version| version.epoch());
+        epochs.max().unwrap_or(0)
     }
 
     /// Returns the number of elements: at least 1.
@@ -299,5 +300,24 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
             Some(label) => options.label(label.as_str()),
             None => options,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use egmem_core::Machine;
+
+    use super::*;
+    use crate::driver::NodeId;
+
+    /// A thread that a forked child does not have may hold the lock.
+    #[test]
+    fn the_newest_version_is_known_without_a_lock() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let table = Replicated::on([NodeId(0)]).create(&driver, &[1]).unwrap();
+        table.publish(&[2]).unwrap();
+        let _held = lock(&table.current);
+        assert_eq!(table.epoch(), 2);
+        assert!(format!("{table:?}").contains("epoch: 2"));
     }
 }
