@@ -187,18 +187,25 @@ const DOZE: Duration = Duration::from_micros(200);
 /// The time for which a call waits for a process that has something, lives and does not go on.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 5000 });
 
-/// A wait that may take too long. Its time begins again with each step that work on many pages makes.
+/// A thread that does not look at what it waits for for so long is stopped, and not only slow.
+const STOP: Duration = Duration::from_secs(1);
+
+/// A wait that may take too long. Its time begins again with each step that work on many pages makes, and where this process itself
+/// was stopped: it looks every few milliseconds otherwise.
 pub(crate) struct Wait {
     patience: Duration,
     since: Instant,
+    looked: Instant,
     steps: u64,
 }
 
 impl Wait {
     pub(crate) fn new(words: &Words<'_>, patience: Duration) -> Self {
+        let now = Instant::now();
         Self {
             patience,
-            since: Instant::now(),
+            since: now,
+            looked: now,
             steps: words.get(STEPS),
         }
     }
@@ -208,7 +215,9 @@ impl Wait {
     }
 
     fn is_over_at(&mut self, now: Instant, steps: u64) -> bool {
-        if steps != self.steps {
+        let pause = now.saturating_duration_since(self.looked);
+        self.looked = now;
+        if steps != self.steps || pause > self.patience.max(STOP) {
             (self.steps, self.since) = (steps, now);
         }
         now.saturating_duration_since(self.since) > self.patience
@@ -353,6 +362,17 @@ mod tests {
         assert!(!wait.is_over_at(at(4), 0) && !wait.is_over_at(at(8), 1));
         assert!(!wait.is_over_at(at(12), 1) && wait.is_over_at(at(14), 1));
         assert!(!wait.is_over_at(at(14), 2));
+    }
+
+    /// This process, and not the other, did not go on: it was stopped, or its machine.
+    #[test]
+    fn a_wait_begins_again_after_a_stop_of_its_own() {
+        let memory: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(0)).collect();
+        let words = Words::over(&memory);
+        let at = |seconds| Instant::now() + Duration::from_secs(seconds);
+        let mut wait = Wait::new(&words, Duration::from_secs(5));
+        assert!(!wait.is_over_at(at(4), 0) && !wait.is_over_at(at(20), 0));
+        assert!(!wait.is_over_at(at(24), 0) && wait.is_over_at(at(26), 0));
     }
 
     #[test]
