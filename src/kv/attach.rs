@@ -261,9 +261,10 @@ impl AttachOptions {
             return Err(MemoryError::invalid("memory", why).into());
         }
         let (growing, grown) = growing.unzip();
+        let (member, before) = Members::of(&words).claim(self.take_over)?;
         let mut tier = Inner {
             own: Mutex::default(),
-            member: Members::of(&words).claim(self.take_over)?,
+            member,
             checks: Checks::new(self.verify),
             events: Hub::new(memory.driver().clone()),
             geometry,
@@ -280,8 +281,9 @@ impl AttachOptions {
         // If this fails, dropping the tier gives the membership up.
         tier.found = {
             let mut own = lock(&tier.own);
-            let _lock = Lock::acquire(&words, tier.member, PATIENCE)?;
-            let mut table = Table::new(&words, &tier.geometry, tier.member, &mut own);
+            let _lock = Lock::acquire(&words, member, PATIENCE)
+                .inspect_err(|_| Members::of(&words).undo_claim(member, before))?;
+            let mut table = Table::new(&words, &tier.geometry, member, &mut own);
             let found = table.join(tier.usable(), self.take_over)?;
             table.expect_undamaged()?;
             found

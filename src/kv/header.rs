@@ -379,7 +379,7 @@ mod tests {
     fn a_wait_for_the_lock_sees_steps() {
         let memory: Vec<AtomicU64> = (0..1024).map(|_| AtomicU64::new(0)).collect();
         let words = Words::over(&memory);
-        let [own, other] = [(); 2].map(|()| Members::of(&words).claim(false).unwrap());
+        let [own, other] = [(); 2].map(|()| Members::of(&words).claim(false).unwrap().0);
         let mut wait = Wait::new(&words, Duration::ZERO);
         words.put(STEPS, 3);
         let _held = Lock::acquire(&words, other, PATIENCE).unwrap();
@@ -393,7 +393,7 @@ mod tests {
     fn a_lock_of_the_next_member_with_the_number_stays_its_own() {
         let memory: Vec<AtomicU64> = (0..1024).map(|_| AtomicU64::new(0)).collect();
         let words = Words::over(&memory);
-        let own = Members::of(&words).claim(false).unwrap();
+        let (own, _) = Members::of(&words).claim(false).unwrap();
         let next = words.get(MEMBERS) ^ 1 << 22; // of another PID namespace
         let held = own.name() | next << 32;
         words.put(MEMBERS, next);

@@ -222,10 +222,13 @@ impl Drop for Inner {
             return;
         }
         let leave = || {
+            let view = self.memory.cpu()?;
+            let words = Words::new(&view)?;
+            // One that has not joined, or was taken over, has nothing.
+            Members::of(&words).expect_member(self.member)?;
             // The ends of uses that were not written yet.
             self.with(|_| ())?;
-            let view = self.memory.cpu()?;
-            Members::of(&Words::new(&view)?).release(self.member);
+            Members::of(&words).release(self.member);
             Ok::<_, Error>(())
         };
         // A member that may hold pages stays until its process ends.

@@ -126,12 +126,12 @@ impl<'a> Members<'a> {
         self.each().try_for_each(|(_, word)| expect(word))
     }
 
-    /// Takes a number for this process.
+    /// Takes a number for this process. Returns the word that was there, too, for [`undo_claim`](Self::undo_claim).
     ///
     /// # Errors
     /// [`Error::InUse`] if a member is elsewhere, unless `take_over` says that it has ended; [`Error::TooManyMembers`];
     /// [`System`](crate::MemoryError::System) without `/proc`.
-    pub(crate) fn claim(self, take_over: bool) -> Result<Own> {
+    pub(crate) fn claim(self, take_over: bool) -> Result<(Own, u64)> {
         let word = own()?;
         let (mut free, mut ended) = (None, None);
         for number in 0..MAX_MEMBERS {
@@ -149,10 +149,15 @@ impl<'a> Members<'a> {
         let members = MAX_MEMBERS;
         let (number, found) = free.or(ended).ok_or(Error::TooManyMembers { members })?;
         match self.0.swap(at(number), found, word) {
-            true => Ok(Own { number, word }),
+            true => Ok((Own { number, word }, found)),
             // Members that end sweep others: only they change a word meanwhile.
             false => self.claim(take_over),
         }
+    }
+
+    /// Gives a number up before its member has joined: the pages of one that has ended are that one's again.
+    pub(crate) fn undo_claim(self, own: Own, before: u64) {
+        self.0.swap(at(own.number), own.word, before);
     }
 
     /// Gives a number up.

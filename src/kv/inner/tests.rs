@@ -85,6 +85,28 @@ fn a_lock_that_a_living_process_keeps_is_waited_for_so_long() {
 }
 
 #[test]
+fn a_tier_that_could_not_be_opened_has_no_member() {
+    use crate::geometry::{MEMBER, MEMBERS};
+
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let memory = Arc::new(Buffer::near(&driver, 0, 1 << 20).unwrap());
+    let open = || Tier::attach(Arc::clone(&memory)).page_bytes(4096).open();
+    let tier = open().unwrap();
+    let pid = std::process::id();
+    let refused = || tier.0.with(|_| open().map(drop));
+    assert_eq!(refused(), Ok(Err(Error::Busy { pid })));
+    assert_eq!(tier.members().len(), 1);
+    // The number of one that has ended is its own again: nobody else would look for its pages.
+    let view = memory.cpu().unwrap();
+    let words = Words::new(&view).unwrap();
+    let (number_5, living) = (MEMBERS + 5 * MEMBER, words.get(MEMBERS));
+    (1..64).for_each(|number| words.put(MEMBERS + number * MEMBER, living));
+    words.put(number_5, living ^ 1);
+    assert_eq!(refused(), Ok(Err(Error::Busy { pid })));
+    assert_eq!(words.get(number_5), living ^ 1);
+}
+
+#[test]
 fn a_report_leaves_the_lock_of_an_ended_process_to_the_next_change() {
     use crate::geometry::{MEMBER, MEMBERS};
     use crate::header::LOCK;

@@ -81,9 +81,8 @@ impl World {
 
     /// A process joins.
     pub fn join(&mut self, usable: u32) {
-        let own = Members::of(&Words::over(&self.memory))
-            .claim(false)
-            .unwrap();
+        let words = Words::over(&self.memory);
+        let (own, _) = Members::of(&words).claim(false).unwrap();
         self.processes.push(Process {
             own,
             private: Private::default(),
