@@ -64,7 +64,7 @@ pub enum Error {
         /// Their number.
         members: u32,
     },
-    /// A process holds the tier's lock and does not go on, for instance because it is stopped.
+    /// A process holds the tier's lock, or opens the tier, and does not go on, for instance because it is stopped.
     Busy {
         /// The process; 0 if it cannot be known.
         pid: u32,
