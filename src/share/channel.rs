@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::net::AddressFamily;
-use rustix::net::sockopt::socket_domain;
+use rustix::net::sockopt::{Timeout, socket_domain};
 
 use super::fd::{self, MAX_FDS, posix};
 use super::frame::{self, Body};
@@ -448,7 +448,9 @@ impl Wait<'_> {
         let mut done = 0;
         while done < bytes.len() {
             let room = max.saturating_sub(fds.len());
-            let received = fd::recv_within(stream, &mut bytes[done..], room, self.left());
+            let received = fd::limited((stream, Timeout::Recv), self.left(), || {
+                fd::recv(stream, &mut bytes[done..], room)
+            });
             let (n, more) = received.map_err(|error| self.explain(&error))?;
             if n == 0 {
                 let when = if *idle {

@@ -1,6 +1,6 @@
 //! Sends file descriptors over Unix sockets and reads the credentials of the other end.
 //!
-//! For blocking and non-blocking sockets: `WouldBlock` is returned, interruptions are retried.
+//! For blocking and non-blocking sockets: `WouldBlock` is returned.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -27,49 +27,6 @@ const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(1);
 /// The longest wait for a message.
 pub(super) const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 
-/// Sends the beginning of `bytes`, at least one byte, with all of `fds` (at most [`MAX_FDS`]); returns the
-/// number of bytes sent. The fds are sent then; the caller sends the remaining bytes without them.
-///
-/// # Errors
-/// The system's errors; `InvalidInput` for fds without a byte to carry them, or too many. Nothing was sent
-/// then.
-pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
-    uninterrupted(|| send_once(socket, bytes, fds, SendFlags::empty()))
-}
-
-/// As [`send`], on a blocking socket, and waits for at most `within`, also while too many fds of this user are in flight
-/// ([`is_too_many_in_flight`]) and if signals come. Sets the socket's timeout for sending.
-///
-/// # Errors
-/// As [`send`]; `WouldBlock` when the time is over.
-pub fn send_within(
-    socket: BorrowedFd<'_>,
-    bytes: &[u8],
-    fds: &[BorrowedFd<'_>],
-    within: Duration,
-) -> io::Result<usize> {
-    limited((socket, Timeout::Send), within, || {
-        let sent = send_once(socket, bytes, fds, SendFlags::empty());
-        sent.map_err(|error| {
-            if !is_too_many_in_flight(&error) {
-                return error;
-            }
-            std::thread::sleep(IN_FLIGHT_PAUSE);
-            io::ErrorKind::Interrupted.into()
-        })
-    })
-}
-
-/// Repeats a call that signals interrupt.
-fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    loop {
-        match call() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            done => return done,
-        }
-    }
-}
-
 /// Repeats a call of a blocking socket that signals interrupt, for at most `within` in all: each call's own limit is what is left.
 ///
 /// # Errors
@@ -81,7 +38,7 @@ pub(super) fn limited<T>(
 ) -> io::Result<T> {
     // Longer waits would overflow.
     let until = Instant::now() + within.min(FOREVER);
-    uninterrupted(|| {
+    loop {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(io::ErrorKind::WouldBlock.into());
@@ -89,7 +46,27 @@ pub(super) fn limited<T>(
         // A shorter wait rounds to 0, which the kernel takes for no limit.
         let left = left.max(Duration::from_micros(1));
         set_socket_timeout(socket, which, Some(left))?;
-        call()
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if is_too_many_in_flight(&error) => std::thread::sleep(IN_FLIGHT_PAUSE),
+            done => return done,
+        }
+    }
+}
+
+/// As [`try_send`], on a blocking socket, and waits for at most `within`, also while too many fds of this user are in flight
+/// ([`is_too_many_in_flight`]) and if signals come. Sets the socket's timeout for sending.
+///
+/// # Errors
+/// As [`try_send`]; `WouldBlock` when the time is over.
+pub fn send_within(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    within: Duration,
+) -> io::Result<usize> {
+    limited((socket, Timeout::Send), within, || {
+        send(socket, bytes, fds, SendFlags::empty())
     })
 }
 
@@ -99,15 +76,18 @@ pub fn is_too_many_in_flight(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ETOOMANYREFS)
 }
 
-/// As [`send`], and never waits, whatever the socket's mode: another process may have the same socket.
+/// Sends the beginning of `bytes`, at least one byte, with all of `fds` (at most [`MAX_FDS`]); returns the
+/// number of bytes sent. The fds are sent then; the caller sends the remaining bytes without them. Never waits, whatever the
+/// socket's mode: another process may have the same socket.
 ///
 /// # Errors
-/// As [`send`]; `WouldBlock` if there is no room.
+/// The system's errors; `WouldBlock` if there is no room; `InvalidInput` for fds without a byte to carry them, or too many.
+/// Nothing was sent then.
 pub fn try_send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
-    uninterrupted(|| send_once(socket, bytes, fds, SendFlags::DONTWAIT))
+    send(socket, bytes, fds, SendFlags::DONTWAIT)
 }
 
-fn send_once(
+fn send(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
     fds: &[BorrowedFd<'_>],
@@ -133,32 +113,10 @@ fn send_once(
 /// Receives bytes, and the fds that arrived with them, close-on-exec. 0 bytes mean the connection's end.
 ///
 /// # Errors
-/// The system's errors; `InvalidData` for more than `max_fds` fds, or if some were lost (this process may
-/// have too many open). All that arrived are closed then, and the bytes are lost: the connection is unusable.
+/// The system's errors, `Interrupted` if a signal ends the wait of a blocking socket; `InvalidData` for more than `max_fds` fds, or
+/// if some were lost (this process may have too many open). All that arrived are closed then, and the bytes are lost: the connection
+/// is unusable.
 pub fn recv(
-    socket: BorrowedFd<'_>,
-    bytes: &mut [u8],
-    max_fds: usize,
-) -> io::Result<(usize, Vec<OwnedFd>)> {
-    uninterrupted(|| recv_once(socket, bytes, max_fds))
-}
-
-/// As [`recv`], on a blocking socket, and waits for at most `within`, also if signals come. Sets the socket's timeout for receiving.
-///
-/// # Errors
-/// As [`recv`]; `WouldBlock` when the time is over.
-pub(super) fn recv_within(
-    socket: BorrowedFd<'_>,
-    bytes: &mut [u8],
-    max_fds: usize,
-    within: Duration,
-) -> io::Result<(usize, Vec<OwnedFd>)> {
-    limited((socket, Timeout::Recv), within, || {
-        recv_once(socket, bytes, max_fds)
-    })
-}
-
-fn recv_once(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
     max_fds: usize,
@@ -321,7 +279,7 @@ mod tests {
         let (a, b) = UnixStream::pair().unwrap();
         let files = [file(b"one"), file(b"two")];
         let fds = [files[0].as_fd(), files[1].as_fd()];
-        assert_eq!(send(a.as_fd(), b"xyz", &fds).unwrap(), 3);
+        assert_eq!(try_send(a.as_fd(), b"xyz", &fds).unwrap(), 3);
         let mut first = [0];
         let (n, fds) = recv(b.as_fd(), &mut first, 2).unwrap();
         assert_eq!((n, first, fds.len()), (1, *b"x", 2));
@@ -343,7 +301,7 @@ mod tests {
     fn too_many_fds_are_an_error_and_closed() {
         let (a, b) = UnixStream::pair().unwrap();
         let (mut reader, writer) = io::pipe().unwrap();
-        send(a.as_fd(), b"x", &[writer.as_fd(), writer.as_fd()]).unwrap();
+        try_send(a.as_fd(), b"x", &[writer.as_fd(), writer.as_fd()]).unwrap();
         drop(writer);
         let error = recv(b.as_fd(), &mut [0], 1).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
@@ -355,12 +313,12 @@ mod tests {
         let (a, b) = UnixStream::pair().unwrap();
         let file = file(b"");
         let fds = [file.as_fd(); MAX_FDS + 1];
-        let error = send(a.as_fd(), b"x", &fds).unwrap_err();
+        let error = try_send(a.as_fd(), b"x", &fds).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-        send(a.as_fd(), b"x", &fds[1..]).unwrap();
+        try_send(a.as_fd(), b"x", &fds[1..]).unwrap();
         let (_, fds) = recv(b.as_fd(), &mut [0], MAX_FDS).unwrap();
         assert_eq!(fds.len(), MAX_FDS);
-        assert!(send(a.as_fd(), b"", &[file.as_fd()]).is_err());
+        assert!(try_send(a.as_fd(), b"", &[file.as_fd()]).is_err());
     }
 
     #[test]
@@ -370,13 +328,13 @@ mod tests {
         let error = recv(a.as_fd(), &mut [0], 0).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         let error = loop {
-            if let Err(error) = send(a.as_fd(), &[0; 1 << 16], &[]) {
+            if let Err(error) = try_send(a.as_fd(), &[0; 1 << 16], &[]) {
                 break error;
             }
         };
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         drop(b);
-        let error = send(a.as_fd(), b"x", &[]).unwrap_err();
+        let error = try_send(a.as_fd(), b"x", &[]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     }
 

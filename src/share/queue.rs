@@ -16,6 +16,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use std::vec;
 
+use rustix::net::sockopt::Timeout;
+
 use super::{Shared, fd};
 use crate::driver::{HandleType, ShareableHandle, refuse};
 use crate::error::failed;
@@ -138,7 +140,9 @@ impl PartHandles {
             && let Some(queue) = &self.queue
         {
             let most = left.min(BATCH);
-            let received = fd::recv_within(queue.as_fd(), &mut [0], most, PATIENCE);
+            let received = fd::limited((queue.as_fd(), Timeout::Recv), PATIENCE, || {
+                fd::recv(queue.as_fd(), &mut [0], most)
+            });
             let (bytes, fds) = received.map_err(|error| not_received(&error))?;
             if bytes == 0 || fds.is_empty() {
                 let why = "the exporter has ended, or has sent too few";

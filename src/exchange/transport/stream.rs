@@ -140,7 +140,7 @@ async fn receive(
 /// How long to wait for other processes of this user to receive fds, of which the kernel has too many in flight.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Sends the beginning of `bytes` with all of `fds`, as [`fd::send`] does; waits until their receivers have taken some if
+/// Sends the beginning of `bytes` with all of `fds`, as [`fd::try_send`] does; waits until their receivers have taken some if
 /// too many fds of this user are in flight. The caller has a time limit.
 pub(crate) async fn send_fds(
     socket: BorrowedFd<'_>,

@@ -19,7 +19,7 @@ async fn no_frame_carries_fds_to_a_server() {
     let mut stream = tokio::net::UnixStream::connect(path).await.unwrap();
     stream.write_all(&framed(&encode(&hello()))).await.unwrap();
     assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0, "a welcome");
-    let sent = crate::share::fd::send(stream.as_fd(), &[0], &[null.as_fd()]);
+    let sent = crate::share::fd::try_send(stream.as_fd(), &[0], &[null.as_fd()]);
     assert_eq!(sent.unwrap(), 1);
     while stream.read(&mut [0; 4096]).await.is_ok_and(|read| read > 0) {}
     // With a request, and with a hello.
