@@ -7,12 +7,12 @@ use std::time::Duration;
 use egmem::Backing;
 use egmem::driver::{Access, Location};
 use egmem::size::Bytes;
-use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::exceptions::{PyMemoryError, PyOverflowError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::error::{OrRaise, exception, invalid, raise};
+use crate::error::{OrRaise, invalid, raise};
 use crate::interpreter::detached;
 use crate::places::{Gpu, Node};
 
@@ -61,7 +61,7 @@ impl FromPyObject<'_, '_> for Size {
         }
         let kind = given.get_type().name()?;
         let why = format!("a size or offset is an integer or text such as \"64MiB\", not {kind}");
-        Err(exception::<PyTypeError>(given.py(), &why))
+        Err(PyTypeError::new_err(why))
     }
 }
 
@@ -79,10 +79,67 @@ impl FromPyObject<'_, '_> for Count {
     }
 }
 
+/// A list, or another iterable; text is none.
+pub struct List<T>(pub Vec<T>);
+
+impl<'py, T: FromPyObjectOwned<'py>> FromPyObject<'_, 'py> for List<T> {
+    type Error = PyErr;
+
+    // Not by the class of sequences: late in the interpreter's shutdown it cannot be imported.
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let has_elements = given.hasattr("__iter__")? || given.hasattr("__getitem__")?;
+        if given.is_instance_of::<PyString>() || !has_elements {
+            let kind = given.get_type().name()?;
+            let why = format!("{kind} where a list is needed: pass [{}]", given.repr()?);
+            return Err(PyTypeError::new_err(why));
+        }
+        let mut values = room_for(&given)?;
+        // Without `collect`, whose hint of the size is an import.
+        for value in given.try_iter()? {
+            values.push(value?.extract().map_err(Into::into)?);
+        }
+        Ok(Self(values))
+    }
+}
+
+/// Returns a vector with room for the elements of an object, whose length may be any number.
+///
+/// # Errors
+/// `MemoryError`.
+pub fn room_for<T>(given: &Bound<'_, PyAny>) -> PyResult<Vec<T>> {
+    let mut values = Vec::new();
+    let len = given.len().unwrap_or(0);
+    let room = values.try_reserve_exact(len);
+    room.map_err(|_| PyMemoryError::new_err(format!("no room for a list of {len} elements")))?;
+    Ok(values)
+}
+
+impl<T> IntoIterator for List<T> {
+    type Item = T;
+    type IntoIter = std::vec::IntoIter<T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
 /// One value for all, or a sequence with one for each. Text is no sequence.
 pub enum OneOrEach<T> {
     One(T),
     Each(Vec<T>),
+}
+
+impl<T> IntoIterator for OneOrEach<T> {
+    type Item = T;
+    type IntoIter = std::vec::IntoIter<T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        match self {
+            Self::One(value) => vec![value],
+            Self::Each(values) => values,
+        }
+        .into_iter()
+    }
 }
 
 impl<T: Copy> OneOrEach<T> {
@@ -107,13 +164,13 @@ impl<'py, T: FromPyObjectOwned<'py, Error = PyErr>> FromPyObject<'_, 'py> for On
 
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let object = given.as_ptr();
-        // Not by the class of sequences: late in the interpreter's shutdown it cannot be imported. An array of one number
-        // is that number.
+        // An array of one number is that number.
         // SAFETY: `given` is a live object, and the thread is attached. Both functions only look at the object's type.
         let is_sequence =
             unsafe { ffi::PySequence_Check(object) == 1 && ffi::PyIndex_Check(object) == 0 };
         if is_sequence && !given.is_instance_of::<PyString>() {
-            return given.extract().map(Self::Each);
+            let List(values) = given.extract()?;
+            return Ok(Self::Each(values));
         }
         given.extract().map(Self::One)
     }
@@ -211,13 +268,18 @@ pub fn mode(text: &str) -> PyResult<Access> {
     )
 }
 
-/// Reads a time in seconds, which the words in front of it name.
+/// Reads a time in seconds, which the words in front of it name. Infinity is the most that a `Duration` has.
 ///
 /// # Errors
 /// `InvalidArgument`.
 pub fn seconds(name: &str, given: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(given)
-        .map_err(|_| invalid(&format!("{name} {given} s; valid: 0 or more")))
+    if given == f64::INFINITY {
+        return Ok(Duration::MAX);
+    }
+    Duration::try_from_secs_f64(given).map_err(|_| {
+        let valid = "0 or more and below 2**64, or infinity";
+        invalid(&format!("{name} {given} s; valid: {valid}"))
+    })
 }
 
 /// Reads a timeout in seconds.
@@ -250,7 +312,7 @@ pub fn layout(nbytes: Size, align: Size) -> PyResult<Layout> {
 /// `InvalidArgument` as for [`layout`], and for a block of no bytes; `TypeError` for what is no list of sizes.
 pub fn layouts(sizes: &Bound<'_, PyAny>, align: Size) -> PyResult<Vec<Layout>> {
     // An array's numbers are read as a whole.
-    let sizes: Vec<Size> = match sizes.getattr("tolist") {
+    let List::<Size>(sizes) = match sizes.getattr("tolist") {
         Ok(list) => list.call0()?.extract()?,
         Err(_) => sizes.extract()?,
     };
@@ -278,7 +340,7 @@ fn number(given: Borrowed<'_, '_, PyAny>, what: &str, class: &str) -> PyResult<i
     }
     let kind = given.get_type().name()?;
     let why = format!("a {what} is an integer or an {class}, not {kind}");
-    Err(exception::<PyTypeError>(given.py(), &why))
+    Err(PyTypeError::new_err(why))
 }
 
 /// Returns an argument's number of bytes, for the package's modules in Python.

@@ -8,7 +8,7 @@ use egmem::topology::Placement;
 use egmem::{BufferOptions, Growth};
 use pyo3::prelude::*;
 
-use crate::args::{self, GpuArg, NodeArg, Size, With, access};
+use crate::args::{self, GpuArg, NodeArg, OneOrEach, Size, With, access};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid};
 use crate::interpreter::{Closing, Open, closing, to_python, told};
@@ -65,7 +65,7 @@ impl Buffer {
         near_gpu: Option<GpuArg>,
         device: Option<GpuArg>,
         spread: bool,
-        access_by: Option<Vec<GpuArg>>,
+        access_by: Option<OneOrEach<GpuArg>>,
         host: Option<&str>,
         shareable: bool,
         overcommit: bool,
@@ -153,7 +153,7 @@ impl Pool {
         gpu: GpuArg,
         max_size: Size,
         release_threshold: Size,
-        access_by: Option<Vec<GpuArg>>,
+        access_by: Option<OneOrEach<GpuArg>>,
         shareable: bool,
         overcommit: bool,
         label: Option<String>,

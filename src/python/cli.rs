@@ -2,12 +2,12 @@
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
-use std::time::Duration;
 
 use egmem::doctor::{Children, Report as Native, to_text};
 use egmem::{Machine, ledger};
 use pyo3::prelude::*;
 
+use crate::args::timeout_of;
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
 use crate::interpreter::to_python;
@@ -74,6 +74,7 @@ impl Report {
 #[pyfunction]
 #[pyo3(signature = (*, sim=None, timeout=30.0))]
 pub fn doctor(py: Python<'_>, sim: Option<&str>, timeout: f64) -> PyResult<Report> {
+    let timeout = timeout_of(timeout)?;
     let described = match sim {
         Some(name) => Machine::load(name).map(Some),
         None => Machine::from_env(),
@@ -84,10 +85,7 @@ pub fn doctor(py: Python<'_>, sim: Option<&str>, timeout: f64) -> PyResult<Repor
     if let Some(sim) = sim {
         command.extend(["--sim".into(), sim.into()]);
     }
-    let mut children = Children::new(
-        command,
-        Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX),
-    );
+    let mut children = Children::new(command, timeout);
     let inner = py.detach(|| match described {
         None => Native::gather(&mut children),
         Some(machine) => Native::gather_simulated(&mut children, &machine),

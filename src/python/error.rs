@@ -32,25 +32,19 @@ fn with_code(class: &str, message: &str, remedy: &str, code: Option<i32>) -> PyE
     let made = Python::try_attach(|py| {
         let class = classes(py).and_then(|classes| classes.getattr(class));
         match class.and_then(|class| class.call1((message, remedy, code))) {
-            Ok(exception) => PyErr::from_value(exception),
-            Err(error) if is_missing(py, &error) => exception::<PyRuntimeError>(py, &text()),
-            Err(error) => error,
+            Ok(exception) => Some(PyErr::from_value(exception)),
+            Err(error) if is_missing(py, &error) => None,
+            Err(error) => Some(error),
         }
     });
     // An exception that is made later, by a thread that is attached.
-    made.unwrap_or_else(|| PyRuntimeError::new_err(text()))
+    made.flatten()
+        .unwrap_or_else(|| PyRuntimeError::new_err(text()))
 }
 
 /// Returns whether an error says that a module or a class is not there.
 fn is_missing(py: Python<'_>, error: &PyErr) -> bool {
     error.is_instance_of::<PyImportError>(py) || error.is_instance_of::<PyAttributeError>(py)
-}
-
-/// Creates an exception of a class of Python's own at once. What `new_err` returns is made when it is first looked at, as
-/// that of an argument is, by attaching again: late in the interpreter's shutdown that panics.
-pub fn exception<E: PyTypeInfo>(py: Python<'_>, text: &str) -> PyErr {
-    let made = py.get_type::<E>().call1((text,));
-    made.map_or_else(|error| error, PyErr::from_value)
 }
 
 /// Creates an exception about a request that this memory or driver does not support.

@@ -12,7 +12,7 @@ use egmem::share::Peers;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::args::{self, NodeArg, Size, With, timeout_of};
+use crate::args::{self, List, NodeArg, Size, With, timeout_of};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, ToPy, closed, invalid};
 use crate::interpreter::{Closing, Open, check, closing, interruptible, lock};
@@ -146,14 +146,14 @@ impl Client {
     /// Has the server create memory, which stays until it is deleted. With `exist_ok`, memory that this peer created
     /// there before with the same size and node is accepted. If a signal handler raises meanwhile, the memory may have
     /// been created: `list` shows it.
-    #[pyo3(signature = (name, nbytes, *, node=None, share_with=Vec::new(), exist_ok=false))]
+    #[pyo3(signature = (name, nbytes, *, node=None, share_with=List(Vec::new()), exist_ok=false))]
     fn create(
         &self,
         py: Python<'_>,
         name: &str,
         nbytes: Size,
         node: Option<NodeArg>,
-        share_with: Vec<String>,
+        share_with: List<String>,
         exist_ok: bool,
     ) -> PyResult<Entry> {
         let options = CreateOptions::new(name, nbytes.0)
@@ -255,7 +255,7 @@ impl RemoteBuffer {
 /// Signal handlers run while a call of the client waits: Ctrl-C raises `KeyboardInterrupt`.
 #[pyfunction]
 #[pyo3(signature = (
-    address, *, driver=None, timeout=10.0, ca=None, cert=None, key=None, crl=None, expect_peer=None, server_users=Vec::new(),
+    address, *, driver=None, timeout=10.0, ca=None, cert=None, key=None, crl=None, expect_peer=None, server_users=List(Vec::new()),
 ))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
 pub fn connect(
@@ -268,7 +268,7 @@ pub fn connect(
     key: Option<std::path::PathBuf>,
     crl: Option<std::path::PathBuf>,
     expect_peer: Option<&str>,
-    server_users: Vec<u32>,
+    server_users: List<u32>,
 ) -> PyResult<Py<Client>> {
     let driver = given_or_default(py, driver)?;
     let parsed: Address = address.parse::<Address>().or_raise()?;

@@ -7,7 +7,7 @@ use egmem::driver::Location;
 use egmem::size::Bytes;
 use pyo3::prelude::*;
 
-use crate::args::{self, GpuArg, NodeArg, Size, With, access, layout, layouts, seconds};
+use crate::args::{self, GpuArg, NodeArg, OneOrEach, Size, With, access, layout, layouts, seconds};
 use crate::blocks::{Block, Blocks};
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
@@ -90,7 +90,7 @@ impl Heap {
         chunk: Option<Size>,
         reserve: Option<Size>,
         grow_ahead: Option<Size>,
-        access_by: Option<Vec<GpuArg>>,
+        access_by: Option<OneOrEach<GpuArg>>,
         host: Option<&str>,
         wait_for_gpu: bool,
         scrub_on_free: bool,

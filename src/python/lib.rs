@@ -55,6 +55,15 @@ use stream::Event;
 
 #[pyo3::pymodule]
 mod _egmem {
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) {
+        // PyO3 makes the exception about an argument of another type by attaching again. Late in the interpreter's shutdown,
+        // where `Py_IsInitialized` says no, it panics there unless it has seen the interpreter before.
+        Python::initialize();
+    }
+
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "Python's name")]
     const __version__: &str = env!("CARGO_PKG_VERSION");

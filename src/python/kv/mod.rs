@@ -16,8 +16,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyString};
 
-use crate::args::{Count, OneOrEach, Size, choice};
-use crate::error::{OrRaise, ToPy, closed, exception, explained, invalid};
+use crate::args::{Count, OneOrEach, Size, choice, room_for};
+use crate::error::{OrRaise, ToPy, closed, explained, invalid};
 use crate::interpreter::{Closing, Open, SLICE, closing, drop_detached};
 use crate::ledger::backing_at;
 use crate::memory::Memory;
@@ -218,39 +218,42 @@ fn parse_verify(text: &str) -> PyResult<Verify> {
 /// Sets the sizes of a tier.
 ///
 /// # Errors
-/// `TypeError` unless `page_bytes` is given, and one of `pages` and `bytes`.
+/// `TypeError` unless `page_bytes` is given, and one of `pages` and `bytes`; `InvalidArgument` for no size, and for a number of
+/// pages of several sizes.
 fn sized(
     options: TierOptions,
     pages: Option<Count>,
     page_bytes: Option<PageSizes>,
     bytes: Option<Size>,
 ) -> PyResult<TierOptions> {
-    let Some(page_bytes) = page_bytes else {
+    let Some(sizes) = page_bytes.map(sizes) else {
         return Err(PyTypeError::new_err("a tier needs page_bytes"));
     };
-    let options = match (pages, bytes) {
-        (Some(pages), None) => options.pages(pages.0),
-        (None, Some(bytes)) => options.bytes(bytes.0),
+    let options = match (pages, bytes, &*sizes) {
+        (_, _, []) => {
+            let why = "page_bytes is empty; valid: the bytes of a page, or of a page of each group";
+            return Err(invalid(why));
+        }
+        (Some(_), None, [_, _, ..]) => {
+            let why = "pages is given for several sizes of pages; valid: bytes, which they share";
+            return Err(invalid(why));
+        }
+        (Some(pages), None, _) => options.pages(pages.0),
+        (None, Some(bytes), _) => options.bytes(bytes.0),
         _ => {
             let why = "a tier has either pages, their number, or bytes, those of all its memory";
             return Err(PyTypeError::new_err(why));
         }
     };
-    Ok(options.page_sizes(page_bytes.sizes()))
+    Ok(options.page_sizes(sizes))
 }
 
 /// The bytes of a page, or of a page of each group.
 type PageSizes = OneOrEach<Size>;
 
-impl PageSizes {
-    /// Returns the sizes.
-    fn sizes(self) -> Vec<u64> {
-        let sizes = match self {
-            Self::One(size) => vec![size],
-            Self::Each(sizes) => sizes,
-        };
-        sizes.into_iter().map(|size| size.0).collect()
-    }
+/// Returns the sizes.
+fn sizes(given: PageSizes) -> Vec<u64> {
+    given.into_iter().map(|size| size.0).collect()
 }
 
 /// A list of keys, or another iterable of `bytes`.
@@ -324,9 +327,9 @@ impl<'py> FromPyObject<'_, 'py> for Keys<'py> {
         if is_one {
             let kind = given.get_type().name()?;
             let why = format!("keys is {kind}: pass a list of keys: [{}]", as_key(&given)?);
-            return Err(exception::<PyTypeError>(given.py(), &why));
+            return Err(PyTypeError::new_err(why));
         }
-        let mut keys = Vec::with_capacity(given.len().unwrap_or(0));
+        let mut keys = room_for(&given)?;
         for (index, key) in given.try_iter()?.enumerate() {
             let key = key?;
             match key.cast_into::<PyBytes>() {
@@ -342,7 +345,7 @@ impl<'py> FromPyObject<'_, 'py> for Keys<'py> {
 fn no_key(index: usize, given: &Bound<'_, PyAny>) -> PyResult<PyErr> {
     let (kind, key) = (given.get_type().name()?, as_key(given)?);
     let why = format!("key {index} is {kind}, and a key is bytes: pass {key}");
-    Ok(exception::<PyTypeError>(given.py(), &why))
+    Ok(PyTypeError::new_err(why))
 }
 
 /// Returns how a program writes an object as a key.

@@ -9,8 +9,8 @@ use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 use super::copies::{GpuPages, Job, start};
 use super::events::{Events, Subscription, telling};
 use super::store::{Load, Store};
-use super::{Groups, Keys, PageSizes, Tier, attach, listed, no_group, parse_verify, sized};
-use crate::args::{self, Count, GpuArg, NodeArg, Size, With};
+use super::{Groups, Keys, PageSizes, Tier, attach, listed, no_group, parse_verify, sized, sizes};
+use crate::args::{self, Count, GpuArg, NodeArg, OneOrEach, Size, With};
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
 use crate::interpreter::{closing, told};
@@ -34,7 +34,7 @@ impl Tier {
         bytes: Option<Size>,
         node: Option<NodeArg>,
         near_gpu: Option<GpuArg>,
-        access_by: Option<Vec<GpuArg>>,
+        access_by: Option<OneOrEach<GpuArg>>,
         label: Option<String>,
         backing: Option<&str>,
         verify: &str,
@@ -100,7 +100,7 @@ impl Tier {
                 .verify(verify)
                 .with(pages, |options, pages| options.pages(pages.0))
                 .with(page_bytes, |options, bytes| {
-                    options.page_sizes(bytes.sizes())
+                    options.page_sizes(sizes(bytes))
                 });
             py.detach(|| options.open())
         };

@@ -145,3 +145,71 @@ def test_shapes_may_leave_one_dimension_open(driver):
         with pytest.raises(egmem.InvalidArgument, match="which is a shape") as caught:
             buffer.view(shape)
         assert "pass shape=" in caught.value.remedy
+
+
+@pytest.mark.parametrize("gpus", [1, [1], (1,), range(1, 2)])
+def test_one_gpu_or_several_have_access(driver, gpus):
+    buffer = egmem.Buffer(1, access_by=gpus, driver=driver)
+    assert [buffer.access(gpu) for gpu in range(4)] == ["", "rw", "", ""]
+    gpu = driver.topology().gpu(1)
+    for memory in (egmem.Heap(0, access_by=gpu, driver=driver).allocate(1), egmem.Pool(0, access_by=gpu, driver=driver).allocate(1)):
+        assert memory.access(gpu) == "rw" and memory.access(2) == ""
+    egmem.kv.Tier(1, 4096, access_by=gpu, driver=driver)
+
+
+def test_what_is_no_list_is_named(driver):
+    heap = egmem.Heap(0, driver=driver)
+    calls = {
+        "int where a list is needed: pass [64]": lambda: heap.allocate_many(64),
+        "str where a list is needed: pass ['64']": lambda: heap.allocate_many("64"),
+        "int where a list is needed: pass [4096]": lambda: egmem.kv.GpuPages(4096, 4096, 4096, 1),
+        "int where a list is needed: pass [3]": lambda: egmem.connect("unix:/no-such", driver=driver, server_users=3),
+        "a GPU is an integer or an egmem.Gpu, not str": lambda: egmem.Buffer(1, access_by="01", driver=driver),
+    }
+    for text, call in calls.items():
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert str(caught.value) == text
+    assert len(heap.allocate_many(size for size in (1, 2, 3))) == 3
+
+
+def test_pages_of_several_sizes_share_bytes(driver):
+    for sizes, text in (([], "page_bytes is empty"), ([4096, 8192], "several sizes of pages; valid: bytes")):
+        with pytest.raises(egmem.InvalidArgument, match=text):
+            egmem.kv.Tier(pages=4, page_bytes=sizes, driver=driver)
+
+
+def test_times_have_no_end_and_are_not_negative(driver):
+    assert egmem.kv.Tier(1, 4096, driver=driver).events().get(0) is None
+    producer, consumer = egmem.ring(8, driver=driver)
+    producer.send(b"01234567")
+    assert consumer.receive(timeout=float("inf")) == b"01234567"
+    egmem.Heap(0, decay=float("inf"), driver=driver)
+    for wrong in (-1, 1e300, float("nan"), float("-inf")):
+        for call in (
+            lambda: consumer.receive(timeout=wrong),
+            lambda: egmem.doctor(sim="gh200", timeout=wrong),
+            lambda: egmem.Heap(0, decay=wrong, driver=driver),
+        ):
+            with pytest.raises(egmem.InvalidArgument, match="valid: 0 or more"):
+                call()
+
+
+def test_a_list_of_any_length_is_refused_without_a_panic(driver):
+    class Endless:
+        def __len__(self):
+            return 2**62
+
+        def __getitem__(self, index):
+            raise IndexError
+
+    tier, heap = egmem.kv.Tier(1, 4096, driver=driver), egmem.Heap(0, driver=driver)
+    for given in (range(2**62), Endless()):
+        for call in (
+            lambda: tier.lookup(given),
+            lambda: tier.lookup([b"key"], group=given),
+            lambda: heap.allocate_many(given),
+            lambda: egmem.kv.GpuPages(given, 1, 1, 1),
+        ):
+            with pytest.raises(MemoryError):
+                call()

@@ -94,7 +94,7 @@ import egmem, egmem.kv
 class Late:
     def __init__(self):
         driver, tier, receive = egmem.simulated("gh200"), egmem.kv.Tier, egmem.receive
-        gather, buffer = egmem._egmem._gather, egmem.Buffer
+        gather, buffer, heap = egmem._egmem._gather, egmem.Buffer, egmem.Heap(driver=driver)
         self.write, self.error, self.name, self.text = os.write, Exception, type, str
         self.calls = [
             lambda: tier(pages=4, page_bytes=4096, driver=driver),
@@ -106,6 +106,13 @@ class Late:
             lambda: buffer(1, node="1", driver=driver),
             lambda: tier(pages=4, page_bytes=4096, driver=driver).lookup(b"a"),
             lambda: tier(pages=4, page_bytes=4096, driver=driver).lookup([1]),
+            lambda: heap.allocate_many([64, 128]),
+            lambda: heap.allocate_many(64),
+            lambda: buffer(1, access_by=[0], driver=driver),
+            lambda: buffer(1, label=1, driver=driver),
+            lambda: buffer(1, shareable=1, driver="gh200"),
+            lambda: tier(pages="4", page_bytes=4096, driver=driver),
+            lambda: receive("/no-such/socket", driver=driver, timeout="1"),
             lambda: receive("/no-such/socket", driver=driver, timeout=0.01),
             lambda: gather(None, (0, 2, lambda own: [own, own]), None, driver, 1.0),
         ]
@@ -132,6 +139,13 @@ builtins.late = Late()
         "TypeError: a node is an integer or an egmem.Node, not str",
         "TypeError: keys is bytes: pass a list of keys: [b'a']",
         "TypeError: key 0 is int, and a key is bytes: pass bytes(key)",
+        "done",
+        "TypeError: int where a list is needed: pass [64]",
+        "done",
+        "TypeError: 'int' object is not an instance of 'str'",
+        "TypeError: 'int' object is not an instance of 'bool'",
+        "TypeError: 'str' object cannot be interpreted as an integer",
+        "TypeError: must be real number, not str",
         "RuntimeError: cannot connect to /no-such/socket: No such file or directory (os error 2); what to do: start the "
         "server, or correct the path: no socket is there",
         "RuntimeError: the ranks' all-gather: the interpreter ends; what to do: see the transport's own log; let all ranks call "
