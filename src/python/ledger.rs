@@ -9,7 +9,7 @@ use pyo3::exceptions::{PyImportError, PyTypeError};
 use pyo3::prelude::*;
 
 use crate::driver::{Driver, given, given_or_default};
-use crate::error::OrRaise;
+use crate::error::{OrRaise, invalid};
 use crate::interpreter::to_python;
 use crate::memory::Memory;
 use crate::places::node_of;
@@ -243,7 +243,7 @@ fn among_all(address: u64) -> Option<(ledger::Allocation, u64)> {
 /// Returns the address of an object's bytes, and its driver if it is this package's.
 ///
 /// # Errors
-/// `TypeError` for an object without an address; `Closed`.
+/// `TypeError` for an object without an address; `InvalidArgument` for a number that is none; `Closed`.
 fn address_of(memory: &Bound<'_, PyAny>) -> PyResult<(u64, Option<egmem::Driver>)> {
     if let Ok(memory) = memory.cast::<Memory>() {
         let region = memory.get().region()?;
@@ -253,11 +253,13 @@ fn address_of(memory: &Bound<'_, PyAny>) -> PyResult<(u64, Option<egmem::Driver>
         let view = view.get();
         return Ok((view.address(), Some(view.region.driver.clone())));
     }
-    if let Ok(address) = memory.extract() {
-        return Ok((address, None));
-    }
     if let Ok(tensor) = memory.call_method0("data_ptr") {
         return Ok((tensor.extract()?, None));
+    }
+    // An array of one number is a number too. NumPy's numbers, which are no arrays, have its interface.
+    if memory.hasattr("__index__")? && !memory.hasattr("__setitem__")? {
+        let wrong = |_| invalid(&format!("address is {memory}; valid: 0 to 2**64 - 1"));
+        return Ok((memory.extract().map_err(wrong)?, None));
     }
     for interface in ["__array_interface__", "__cuda_array_interface__"] {
         if let Ok(found) = memory.getattr(interface) {

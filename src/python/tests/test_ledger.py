@@ -158,6 +158,33 @@ class Tensor:
         return self.address
 
 
+class OneNumber:
+    """As an array of PyTorch or CuPy with one integer, which is an index too."""
+
+    def __init__(self, address):
+        self.__cuda_array_interface__ = {"data": (address, False)}
+
+    def __index__(self):
+        return 5
+
+    def __setitem__(self, index, value):
+        raise NotImplementedError
+
+
+def test_locate_takes_an_array_of_one_number_for_an_array(driver):
+    buffer = egmem.Buffer(4096, driver=driver, label="number")
+    for array in (np.asarray(buffer[56:64]).view("i8").reshape(()), OneNumber(buffer.address + 56)):
+        found = egmem.locate(array, driver)
+        assert found.offset == 56 and found.allocation.label == "number"
+    assert egmem.locate(np.uint64(buffer.address + 56), driver).offset == 56
+
+
+@pytest.mark.parametrize("address", [-1, 1 << 64])
+def test_locate_refuses_a_number_that_is_no_address(address):
+    with pytest.raises(egmem.InvalidArgument, match=rf"address is {address}; valid: 0 to 2\*\*64 - 1"):
+        egmem.locate(address)
+
+
 def test_locate_does_not_give_the_address_away(driver):
     """Otherwise freeing would wait for all GPUs."""
     buffer = egmem.Buffer(1, node=0, driver=driver)
