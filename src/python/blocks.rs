@@ -103,7 +103,7 @@ impl Blocks {
     }
 
     fn many(&self) -> PyResult<Arc<Many>> {
-        self.inner.get("blocks", |many| many.heap.driver())
+        self.inner.get("list of blocks", |many| many.heap.driver())
     }
 
     /// Takes the blocks out of the object; `None` if they were freed before.
@@ -195,7 +195,7 @@ impl Blocks {
         gpu: Option<GpuArg>,
     ) -> PyResult<()> {
         let stream = crate::stream::given(self.many()?.heap.driver(), stream, gpu, 0)?;
-        let mut many = self.take()?.ok_or_else(|| closed("blocks"))?;
+        let mut many = self.take()?.ok_or_else(|| closed("list of blocks"))?;
         let blocks = std::mem::take(&mut many.blocks);
         match py.detach(|| many.heap.free_all_after(blocks, &stream)) {
             Ok(()) => Ok(()),

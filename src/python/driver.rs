@@ -73,9 +73,8 @@ impl Driver {
 
     fn __repr__(&self, py: Python<'_>) -> String {
         let simulated = simulated_of(&self.inner);
-        let gpus = py
-            .detach(|| self.inner.device_count())
-            .map_or_else(|_| "GPUs unknown".into(), |count| format!("{count} GPU(s)"));
+        let gpus = self.gpu_count(py);
+        let gpus = gpus.map_or_else(|_| "GPUs unknown".into(), |count| format!("{count} GPU(s)"));
         format!("<egmem.Driver {}: {gpus}{simulated}>", self.name())
     }
 }

@@ -122,14 +122,15 @@ pub fn reduce<'py>(
 /// Returns a function's name and its arguments, as `pickle` takes them. The other process gets what `answer` sends.
 ///
 /// # Errors
-/// The system's.
+/// `InvalidArgument` in a forked child; the system's.
 pub fn pickled<'py, T: Send + Sync + 'static>(
     py: Python<'py>,
-    kind: &str,
+    kind: &'static str,
     (of, memory): (&Arc<T>, Option<Arc<Shared>>),
     driver: &Driver,
     answer: impl FnOnce(&mut Channel, Arc<T>) -> Result<()> + Send + 'static,
 ) -> PyResult<Bound<'py, PyAny>> {
+    driver.expect_this_process(kind).or_raise()?;
     let issued = py.detach(|| issue(of, memory, answer));
     let (name, ticket) = issued.map_err(|error| {
         egmem::Error::system("making a socket for pickled memory", &error).to_py()

@@ -46,16 +46,15 @@ impl Stream {
 
     /// Waits until all work on the stream is done. A signal handler that raises ends the wait; the work goes on.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        let driver = self.inner.driver();
-        driver.expect_this_process("stream").or_raise()?;
-        wait_for(py, || self.inner.is_done(), || self.inner.synchronize())
+        let stream = self.here()?;
+        wait_for(py, || stream.is_done(), || stream.synchronize())
     }
 
     /// Makes work submitted to the stream from now on wait for an event: for its last record before this call, by any process
     /// that has it. Returns at once.
     fn wait(&self, py: Python<'_>, event: &Bound<'_, Event>) -> PyResult<()> {
-        let event = &event.get().inner;
-        py.detach(|| self.inner.wait(event)).or_raise()
+        let (stream, event) = (self.here()?, &event.get().inner);
+        py.detach(|| stream.wait(event)).or_raise()
     }
 
     /// CUDA's stream protocol: version and handle.
@@ -69,6 +68,15 @@ impl Stream {
             self.inner.handle().raw,
             self.inner.device()
         )
+    }
+}
+
+impl Stream {
+    /// Returns the stream, in the process that made it.
+    fn here(&self) -> PyResult<&egmem::Stream> {
+        let driver = self.inner.driver();
+        driver.expect_this_process("stream").or_raise()?;
+        Ok(&self.inner)
     }
 }
 
@@ -101,6 +109,7 @@ pub fn given(
     gpu: Option<GpuArg>,
     usual: i32,
 ) -> PyResult<egmem::Stream> {
+    driver.expect_this_process("stream").or_raise()?;
     if let Ok(own) = stream.cast::<Stream>() {
         return Ok(own.get().inner.clone());
     }
@@ -165,6 +174,13 @@ impl Event {
         let inner = Arc::new(event);
         Self { inner }
     }
+
+    /// Returns the event, in the process that made it.
+    fn here(&self) -> PyResult<&egmem::Event> {
+        let driver = self.inner.driver();
+        driver.expect_this_process("event").or_raise()?;
+        Ok(&self.inner)
+    }
 }
 
 #[pymethods]
@@ -219,8 +235,9 @@ impl Event {
     ///
     /// They let any process that has them record the event: treat them as a secret.
     fn ipc_handle<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let event = self.here()?;
         // SAFETY: the caller of the Python function keeps the event, as documented.
-        let handle = py.detach(|| unsafe { self.inner.export() }).or_raise()?;
+        let handle = py.detach(|| unsafe { event.export() }).or_raise()?;
         Ok(PyBytes::new(py, handle.expose_bytes()))
     }
 
@@ -250,15 +267,15 @@ impl Event {
 
     /// Returns whether the marked work is done; `True` if the event was never recorded.
     fn is_done(&self, py: Python<'_>) -> PyResult<bool> {
-        py.detach(|| self.inner.is_done()).or_raise()
+        let event = self.here()?;
+        py.detach(|| event.is_done()).or_raise()
     }
 
     /// Waits until the marked work is done. A signal handler that raises ends the wait. Raises if the event is of a process
     /// that has ended before its work.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        let driver = self.inner.driver();
-        driver.expect_this_process("event").or_raise()?;
-        wait_for(py, || self.inner.is_done(), || self.inner.synchronize())
+        let event = self.here()?;
+        wait_for(py, || event.is_done(), || event.synchronize())
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

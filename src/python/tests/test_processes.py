@@ -63,14 +63,19 @@ def test_an_exit_with_daemon_threads_in_calls_is_clean():
 def test_a_forked_child_is_refused():
     out = run(
         """
-        import os, egmem
+        import os, pickle, egmem
         buffer = egmem.Buffer(1 << 20)
         heap = egmem.Heap(0)
         block = heap.allocate(100)
         pool = egmem.Pool(0)
         stream = egmem.Stream(0)
         driver = egmem.default_driver()
+        event, shared = egmem.Event(), egmem.Event(interprocess=True)
+        producer, consumer = egmem.ring(8)
+        view = buffer.view()
         calls = [
+            lambda: stream.wait(event), lambda: event.record(stream), event.is_done, event.synchronize, shared.ipc_handle,
+            lambda: view.ready_on(stream), lambda: pickle.dumps(shared), lambda: pickle.dumps(producer),
             lambda: egmem.Buffer(1), lambda: heap.allocate(1), lambda: memoryview(buffer), lambda: buffer.read(), buffer.close,
             lambda: block.free_after(stream), lambda: pool.allocate(1), stream.synchronize, driver.topology, heap.stats,
             lambda: buffer.__dlpack__(), lambda: buffer.__array_interface__, lambda: buffer.fill(1), heap.trim,
@@ -83,6 +88,7 @@ def test_a_forked_child_is_refused():
                     call()
                 except egmem.InvalidArgument as error:
                     refused += "forked child" in str(error)
+            assert "GPUs unknown" in repr(driver), repr(driver)
             print(refused, len(calls), flush=True)
             del buffer, heap, block, pool, stream
             raise SystemExit(5)
