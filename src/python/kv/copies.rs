@@ -1,14 +1,14 @@
 //! `egmem.kv.GpuPages`, where a serving engine's blocks lie, and `egmem.kv.Job`, copies between them and pages.
 
-use std::any::Any;
 use std::sync::{Mutex, OnceLock, PoisonError, TryLockError};
 
 use egmem::driver::DevicePtr;
 use egmem::kv::{self, CopyMethod, PageId, PartShape};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
-use crate::args::{Count, GpuArg, OneOrEach, Size};
+use crate::args::{Count, GpuArg, List, OneOrEach, Size};
 use crate::error::{OrRaise, invalid};
 use crate::interpreter::{drop_detached, until};
 
@@ -28,8 +28,9 @@ use crate::interpreter::{drop_detached, until};
 /// raises `DriverError`.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct GpuPages {
-    /// It keeps the owners of the memory.
     inner: kv::GpuPages,
+    /// The owner of the memory, which may have this object: `__traverse__`.
+    owner: Py<PyAny>,
     /// Of arrays, not of addresses.
     arrays: Option<Arrays>,
 }
@@ -45,17 +46,18 @@ impl GpuPages {
         blocks: u64,
         arrays: Option<Arrays>,
         at: Option<Size>,
-        owner: impl Any + Send + Sync,
+        owner: Py<PyAny>,
     ) -> PyResult<Self> {
         let part = |(base, stride, bytes)| (DevicePtr(base), PartShape { stride, bytes });
         let parts = parts.into_iter().map(part).collect();
         // SAFETY: the caller of the Python class names memory that has all blocks, and passes its owner, which this
-        // object and every job keep; the stream of the copies orders them, and is the caller's or the one that the
+        // object keeps and `on` gives to every job; the stream of the copies orders them, and is the caller's or the one that the
         // arrays' library orders its own work by.
         let inner = unsafe { kv::GpuPages::from_raw_parts(parts, blocks) };
-        let inner = inner.or_raise()?.keeping(owner);
+        let inner = inner.or_raise()?;
         Ok(Self {
             inner: at.into_iter().fold(inner, |inner, at| inner.at(at.0)),
+            owner,
             arrays,
         })
     }
@@ -103,13 +105,14 @@ impl GpuPages {
         }
     }
 
-    /// Returns the cache for copies on a stream of a GPU, which keep the stream's object.
+    /// Returns the cache for copies on a stream of a GPU, which keep the memory's owner and the stream's object.
     ///
     /// # Errors
     /// `InvalidArgument` for tensors on another GPU.
     fn on(&self, device: i32, stream: &Bound<'_, PyAny>) -> PyResult<kv::GpuPages> {
         self.expect_gpu(device)?;
-        Ok(self.inner.clone().keeping(stream.clone().unbind()))
+        let owners = (self.owner.clone_ref(stream.py()), stream.clone().unbind());
+        Ok(self.inner.clone().keeping(owners))
     }
 }
 
@@ -118,17 +121,19 @@ impl GpuPages {
     #[new]
     #[pyo3(signature = (bases, stride, part_bytes, blocks, *, at=None, keep=None))]
     fn new(
-        bases: Vec<u64>,
+        py: Python<'_>,
+        bases: List<u64>,
         stride: OneOrEach<u64>,
         part_bytes: OneOrEach<u64>,
         blocks: Count,
         at: Option<Size>,
         keep: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let strides = stride.each("stride", bases.len(), "base")?;
-        let bytes = part_bytes.each("part_bytes", bases.len(), "base")?;
+        let strides = stride.each("stride", bases.0.len(), "base")?;
+        let bytes = part_bytes.each("part_bytes", bases.0.len(), "base")?;
         let parts = bases.into_iter().zip(strides).zip(bytes);
         let parts = parts.map(|((base, stride), bytes)| (base, stride, bytes));
+        let keep = keep.unwrap_or_else(|| py.None());
         Self::of(parts, blocks.0, None, at, keep)
     }
 
@@ -181,6 +186,11 @@ impl GpuPages {
             self.inner.block_bytes(),
             self.inner.parts()
         )
+    }
+
+    /// Jobs have references of their own, which no collection counts: it takes no memory of copies that run.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.owner)
     }
 }
 
@@ -333,7 +343,7 @@ fn copy_method(name: &str) -> PyResult<CopyMethod> {
 /// from 0 on.
 fn numbers(given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     if !given.hasattr("astype")? {
-        let numbers: Vec<Count> = given.extract()?;
+        let List::<Count>(numbers) = given.extract()?;
         return Ok(numbers.into_iter().map(|number| number.0).collect());
     }
     let kind: String = given.getattr("dtype")?.getattr("kind")?.extract()?;

@@ -672,3 +672,21 @@ def test_verify_has_three_values(driver):
         egmem.kv.Tier(4, PAGE, verify="yes", driver=driver)
     with pytest.raises(egmem.InvalidArgument, match="verify"):
         in_memory(4, PAGE, driver=driver, verify="")
+
+
+def test_a_cycle_through_a_caches_owner_is_collected(tier):
+    class Engine:
+        pass
+
+    engine = Engine()
+    engine.cache = egmem.Buffer(PAGE, device=0, driver=tier.driver)
+    engine.pages = egmem.kv.GpuPages([engine.cache.address], PAGE, PAGE, 1, keep=engine)
+    with tier.prepare_store([b"key"]) as store:
+        job = tier.store(store.pages, [0], engine.pages, stream=egmem.Stream(0, driver=tier.driver))
+        gone = weakref.ref(engine)
+        del engine
+        gc.collect()
+        assert gone() is not None, "the job copies from the engine's memory"
+        job.wait()
+        gc.collect()
+        assert gone() is None
