@@ -16,6 +16,8 @@ import pytest
 import egmem
 
 METHODS = ["spawn", "forkserver"]
+# The bytes of a thread's stack where a test limits the address space.
+STACK = 256 << 20
 KEPT = []
 
 
@@ -301,6 +303,39 @@ def test_a_killed_worker_leaves_nothing():
     never = [pickle.dumps(buffer) for _ in range(100)]
     assert len(fds()) <= len(before) and never
     buffer.close()
+
+
+def test_a_pickle_whose_thread_cannot_start_raises_and_the_next_one_goes_on():
+    """The first pickle starts two threads. With room for the stack of one, the second one cannot start."""
+    child = process(
+        """
+        import os, pathlib, pickle, resource, egmem
+
+        def threads():
+            return len(os.listdir("/proc/self/task"))
+
+        buffer = egmem.Buffer(4096, shareable=True)
+        before = threads()
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+        limits = resource.getrlimit(resource.RLIMIT_AS)
+        room = pages * resource.getpagesize() + STACK * 3 // 2
+        resource.setrlimit(resource.RLIMIT_AS, (room, limits[1]))
+        for _ in range(3):
+            try:
+                pickle.dumps(buffer)
+            except egmem.Error as error:
+                assert "making a socket for pickled memory" in str(error), error
+            else:
+                raise AssertionError("a thread started without room for its stack")
+            assert threads() == before + 1
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        pickled = pickle.dumps(buffer)
+        assert threads() == before + 2, (threads(), before)
+        assert pickle.loads(pickled).nbytes == 4096
+        """.replace("STACK", str(STACK)),
+        env={**os.environ, "RUST_MIN_STACK": str(STACK)},
+    )
+    end(child)
 
 
 def test_a_forked_worker_is_refused():
