@@ -1,5 +1,9 @@
+use std::io::Read;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use tokio::io::AsyncWriteExt;
+
+use super::hostile::{framed, tcp};
 use super::*;
 use crate::PeerList;
 use crate::server::quota::What;
@@ -324,6 +328,64 @@ async fn without_an_allocator_nothing_is_made() {
     let mut raw = Raw::open(&server).await;
     assert_eq!(raw.refusal(create("a", 1)).await, Refusal::Unsupported);
     drop(raw);
+    close(server, &driver).await;
+}
+
+/// Never creates. The undo of a creation reads from its client's socket until that ends.
+#[derive(Default)]
+struct Undoing {
+    begun: tokio::sync::Notify,
+    client: Mutex<Option<std::net::TcpStream>>,
+    /// What the undo has read last: no byte if the server has closed the socket.
+    last: OnceLock<std::io::Result<usize>>,
+}
+
+struct Undo<'a>(&'a Undoing);
+
+impl Drop for Undo<'_> {
+    fn drop(&mut self) {
+        let mut client = self.0.client.lock().unwrap().take().unwrap();
+        let mut read = || client.read(&mut [0; 4096]);
+        let last = std::iter::repeat_with(&mut read).find(|read| !matches!(read, Ok(1..)));
+        self.0.last.set(last.unwrap()).unwrap();
+    }
+}
+
+impl Allocate for Undoing {
+    fn create<'a>(&'a self, _: &'a PeerName, _: &'a Create) -> Allocation<'a> {
+        Box::pin(async move {
+            let _undo = Undo(self);
+            self.begun.notify_one();
+            std::future::pending().await
+        })
+    }
+
+    fn delete<'a>(&'a self, _: &'a PeerName, _: &'a str, _: Duration) -> Allocation<'a> {
+        Box::pin(async { Err((Refusal::NotFound, String::new())) })
+    }
+}
+
+// One thread, which the undo keeps.
+#[tokio::test]
+async fn a_connection_is_closed_before_its_requests_are_undone() {
+    let driver = driver();
+    let undoing = Arc::new(Undoing::default());
+    let server = loopback().allocator(undoing.clone());
+    let server = server.start().await.unwrap();
+    let mut client = tcp(&server).await;
+    let request = encode(&(1_u64, create("local/a", MIB)));
+    for message in [encode(&hello()), request] {
+        client.write_all(&framed(&message)).await.unwrap();
+    }
+    undoing.begun.notified().await;
+    let client = client.into_std().unwrap();
+    client.set_nonblocking(false).unwrap();
+    client.set_read_timeout(Some(LONG / 10)).unwrap();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    *undoing.client.lock().unwrap() = Some(client);
+    until("it is undone", || undoing.last.get().is_some()).await;
+    let last = undoing.last.get().unwrap();
+    assert!(matches!(last, Ok(0)), "the socket was open: {last:?}");
     close(server, &driver).await;
 }
 
