@@ -22,9 +22,9 @@ pub struct egm_ranks {
     pub size: u32,
     /// Sends `bytes` bytes at `own` to all ranks, and writes those of all ranks to `all`, in the order of ranks, as
     /// `MPI_Allgather` does. All ranks call it equally often, with the same `bytes`. Returns 0, or another number for a
-    /// failure. Called by the thread that calls egm_group_gather().
+    /// failure; an exception of C++ that leaves it ends the process. Called by the thread that calls egm_group_gather().
     pub all_gather: Option<
-        unsafe extern "C" fn(
+        unsafe extern "C-unwind" fn(
             context: *mut c_void,
             own: *const c_void,
             all: *mut c_void,
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     /// Of two ranks, of which the other gives what this one gives, and a byte more in its length.
-    unsafe extern "C" fn twice(
+    unsafe extern "C-unwind" fn twice(
         context: *mut c_void,
         own: *const c_void,
         all: *mut c_void,

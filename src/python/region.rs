@@ -341,7 +341,6 @@ impl Drop for Region {
         let Some(owner) = self.owner.take() else {
             return;
         };
-        // Without the lock, which a thread of the parent may have had when it forked.
         let shared = self.shared.get_mut();
         let shared = shared.unwrap_or_else(PoisonError::into_inner).take();
         let owner = (shared, owner);

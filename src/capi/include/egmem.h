@@ -385,7 +385,7 @@ typedef struct egm_ranks {
     uint32_t size;
     /// Sends `bytes` bytes at `own` to all ranks, and writes those of all ranks to `all`, in the order of ranks, as
     /// `MPI_Allgather` does. All ranks call it equally often, with the same `bytes`. Returns 0, or another number for a
-    /// failure. Called by the thread that calls egm_group_gather().
+    /// failure; an exception of C++ that leaves it ends the process. Called by the thread that calls egm_group_gather().
     int32_t (*all_gather)(void *context, const void *own, void *all, size_t bytes);
     /// The first argument of each call.
     void *context;
