@@ -125,14 +125,15 @@ impl RingSide {
         &self.sides[usize::from(!self.is_producer)]
     }
 
-    /// Asks a side until it has an answer, its other side is gone, or the time is over.
+    /// Asks this side until it has an answer, its other side is gone, or the time is over.
     fn wait<T: Send>(
         &self,
         py: Python<'_>,
-        (side, timeout): (&Mutex<Option<Side>>, Option<f64>),
+        timeout: Option<f64>,
         mut ask: impl FnMut(&mut Side) -> egmem::Result<Option<T>> + Send,
     ) -> PyResult<Option<T>> {
         self.driver.expect_this_process("ring").or_raise()?;
+        let side = self.own();
         let timeout = timeout.map(timeout_of).transpose()?;
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let answer = until(py, || {
@@ -162,11 +163,24 @@ impl RingSide {
         }
     }
 
-    fn not_here(&self) -> PyErr {
-        closed(match self.is_producer {
+    fn name(&self) -> &'static str {
+        match self.is_producer {
             true => "producer's side of the ring",
             false => "consumer's side of the ring",
-        })
+        }
+    }
+
+    fn not_here(&self) -> PyErr {
+        closed(self.name())
+    }
+
+    /// # Errors
+    /// `InvalidArgument` for the other side, which does what `does` says.
+    fn expect(&self, is_producer: bool, does: &str) -> PyResult<()> {
+        match self.is_producer == is_producer {
+            true => Ok(()),
+            false => Err(invalid(&format!("the {} {does}", self.name()))),
+        }
     }
 
     fn drop_side(&self) {
@@ -197,6 +211,8 @@ impl RingSide {
     ///
     /// Waits at most `timeout` seconds for room, and 10 ms longer while another thread has the side. Returns `False`, and
     /// sends nothing, if there was none, or if the consumer is gone (`alone`). A signal handler that raises ends the wait.
+    ///
+    /// Raises `InvalidArgument` for the consumer's side.
     #[pyo3(signature = (data, *, timeout=None))]
     fn send(
         &self,
@@ -212,7 +228,8 @@ impl RingSide {
             return Err(invalid(&why));
         }
         let records = (bytes / record) as usize;
-        let sent = self.wait(py, (&self.sides[0], timeout), |side| {
+        self.expect(true, "receives; valid: the producer's")?;
+        let sent = self.wait(py, timeout, |side| {
             let Side::Producer(side) = side else {
                 return Ok(None);
             };
@@ -229,6 +246,8 @@ impl RingSide {
     ///
     /// Waits at most `timeout` seconds for one, and 10 ms longer while another thread has the side. Returns `b""` if none
     /// came, or if the producer is gone (`alone`) and has left none. A signal handler that raises ends the wait.
+    ///
+    /// Raises `InvalidArgument` for the producer's side.
     #[pyo3(signature = (most=Count(1), *, timeout=None), text_signature = "($self, most=1, *, timeout=None)")]
     fn receive<'py>(
         &self,
@@ -240,7 +259,8 @@ impl RingSide {
             return Err(invalid("most is 0; valid: 1 or more"));
         }
         let most = usize::try_from(most.0).unwrap_or(usize::MAX);
-        let found = self.wait(py, (&self.sides[1], timeout), |side| {
+        self.expect(false, "sends; valid: the consumer's")?;
+        let found = self.wait(py, timeout, |side| {
             let Side::Consumer(side) = side else {
                 return Ok(None);
             };

@@ -227,3 +227,8 @@ def test_a_load_may_be_interrupted(driver, tmp_path):
         egmem.numpy.load(path, heap=heap, progress=stop)
     gc.collect()
     assert heap.stats()["live_blocks"] == 0
+
+
+def test_a_heap_of_another_type_is_named():
+    with pytest.raises(TypeError, match="heap is int; valid: an egmem.Heap"):
+        egmem.numpy.zeros(3, heap=3)

@@ -92,6 +92,8 @@ def allocate(
             # Other libraries copy by the driver, which refuses copies over the borders of registered chunks. New memory is zero.
             return _egmem.Buffer(nbytes, on, label=label or module, progress=progress, backing=backing, one_copy=True, driver=driver)
         heap = heap_on(driver, on, module)
+    elif not isinstance(heap, _egmem.Heap):
+        raise TypeError(f"heap is {type(heap).__name__}; valid: an egmem.Heap")
     else:
         expect_on(heap, node=node, near_gpu=near_gpu, driver=driver, backing=backing)
         if label is not None:
