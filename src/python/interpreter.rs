@@ -68,12 +68,6 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns a copy of a mutex's value. The lock ends here: it must not be held while an exception is built, which runs
-/// Python code.
-pub fn copy_of<T: Clone>(mutex: &Mutex<T>) -> T {
-    lock(mutex).clone()
-}
-
 /// The value of an object until that is closed. It is dropped without the GIL.
 pub struct Open<T: Send>(Mutex<Option<T>>);
 
@@ -106,9 +100,10 @@ impl<T: Send> Open<T> {
 }
 
 impl<T: Send + Clone> Open<T> {
-    /// Returns a copy of the value; `None` if it was closed.
+    /// Returns a copy of the value; `None` if it was closed. The lock ends here: it must not be held while an exception is
+    /// built, which runs Python code.
     pub fn value(&self) -> Option<T> {
-        copy_of(&self.0)
+        lock(&self.0).clone()
     }
 
     /// Returns a handle of the value, in the process that made it.

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use egmem::backing::Why;
 use egmem::driver::Location;
 use egmem::kv::{self, AttachOptions, Error, Key, PageId, TierOptions, Verify};
-use egmem::size::Bytes;
 use egmem::{Backing, Explain};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -18,7 +17,7 @@ use pyo3::types::{PyByteArray, PyBytes, PyString};
 
 use crate::args::{Count, OneOrEach, Size, choice, room_for};
 use crate::error::{OrRaise, ToPy, closed, explained, invalid};
-use crate::interpreter::{Closing, Open, SLICE, closing, drop_detached};
+use crate::interpreter::{Closing, Open, closing};
 use crate::ledger::backing_at;
 use crate::memory::Memory;
 use crate::region::{Owner, Region};
@@ -100,60 +99,6 @@ impl Tier {
         let tier = self.handle()?;
         let first = tier.page_ptr(PageId::from_bits(0)).or_raise()?;
         backing_at(py, tier.driver(), first)
-    }
-
-    fn is_closed(&self) -> bool {
-        self.inner.is_closed()
-    }
-
-    /// Ends the tier, which may wait.
-    fn end(&self, py: Python<'_>) {
-        let (offered, tier) = (self.offered.take(), self.inner.take());
-        py.detach(|| {
-            drop(offered);
-            drop(tier);
-        });
-    }
-
-    /// Waits for the end of the growth without the GIL, and calls `progress(done, total)` when it has changed. It takes a handle
-    /// each time, so that the wait does not keep a tier that was closed.
-    ///
-    /// # Errors
-    /// Those of [`handle`](Self::handle), of `progress`, of a signal handler and of the growth.
-    fn wait_until_grown(
-        &self,
-        py: Python<'_>,
-        progress: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
-        let mut told = None;
-        loop {
-            let tier = self.handle()?;
-            let ended = py.detach(|| tier.wait_grown_timeout(SLICE));
-            let made = tier.grown();
-            drop_detached(tier);
-            if let Some(progress) = progress
-                && told != Some(made)
-            {
-                progress.call1((made.done, made.total))?;
-                told = Some(made);
-            }
-            match ended {
-                Some(grown) => return grown.or_raise(),
-                None => py.check_signals()?,
-            }
-        }
-    }
-
-    /// Returns Python's `repr`.
-    fn text(&self) -> String {
-        let state = if self.is_closed() { " closed" } else { "" };
-        let sizes = self.page_sizes.iter().map(|size| Bytes(*size).to_string());
-        let sizes = sizes.collect::<Vec<_>>().join(", ");
-        let pages = match self.page_sizes.len() {
-            1 => format!("{} pages of {sizes}", self.pages),
-            groups => format!("{groups} groups of pages of {sizes}"),
-        };
-        format!("<egmem.kv.Tier{state} of {pages} on {}>", self.location)
     }
 }
 

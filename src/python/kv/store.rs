@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use egmem::driver::{Driver, Location};
 use egmem::kv::{self, PageId};
@@ -14,7 +14,7 @@ use pyo3::types::{PyBytes, PyTuple};
 use super::events::telling;
 use crate::args::Count;
 use crate::error::{OrRaise, closed, raise, warn};
-use crate::interpreter::{Open, copy_of, drop_detached, lock};
+use crate::interpreter::{Open, drop_detached};
 use crate::memory::{Memory, make};
 use crate::region::{CpuBytes, Owner};
 
@@ -25,7 +25,7 @@ use crate::region::{CpuBytes, Owner};
 /// so; not after `close`, nor if an exception ends the block.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct Store {
-    inner: Mutex<Option<Arc<kv::Store>>>,
+    inner: Open<Arc<kv::Store>>,
     /// The caller's own key objects.
     keys: Vec<Py<PyBytes>>,
     place: (Driver, Location),
@@ -37,14 +37,14 @@ impl Store {
         let keys = store.indices().iter();
         Self {
             keys: keys.map(|&index| asked[index].clone().unbind()).collect(),
-            inner: Mutex::new(Some(Arc::new(store))),
+            inner: Open::new(Arc::new(store)),
             place,
         }
     }
 
     /// Returns the value that `read` takes from the store. It takes no share, which `commit` would find in use.
     fn read<T>(&self, read: impl FnOnce(&kv::Store) -> T) -> PyResult<T> {
-        let value = lock(&self.inner).as_deref().map(read);
+        let value = self.inner.lock().as_deref().map(read);
         value.ok_or_else(|| closed("store"))
     }
 }
@@ -90,7 +90,7 @@ impl Store {
 
     /// Returns the CPU's view of page `index` of `pages`, to write it.
     fn view<'py>(&self, py: Python<'py>, index: Count) -> PyResult<Bound<'py, PyAny>> {
-        let store = copy_of(&self.inner).ok_or_else(|| closed("store"))?;
+        let store = self.inner.value().ok_or_else(|| closed("store"))?;
         let bytes = CpuBytes::of(&store.view(index.0 as usize).or_raise()?);
         page(py, store, &self.place, bytes)
     }
@@ -100,7 +100,7 @@ impl Store {
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
         // The lock ends before this thread asks for the GIL: others wait for the lock with the GIL.
         let committed = telling(py, || {
-            let mut inner = lock(&self.inner);
+            let mut inner = self.inner.lock();
             let shared = inner.as_mut()?;
             Some(Arc::get_mut(shared).map(kv::Store::commit))
         });
@@ -116,8 +116,7 @@ impl Store {
 
     /// Gives the pages up, unless they were committed.
     fn close(&self, py: Python<'_>) {
-        let store = lock(&self.inner).take();
-        py.detach(|| drop(store));
+        self.inner.close(py);
     }
 
     fn __len__(&self) -> usize {
@@ -135,7 +134,7 @@ impl Store {
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let store = lock(&self.inner).take();
+        let store = self.inner.take();
         let discarded = match kind.is_none() {
             true => discarded(store.as_deref()),
             false => 0,
@@ -151,7 +150,7 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        let store = lock(&self.inner).take();
+        let store = self.inner.take();
         let discarded = discarded(store.as_deref());
         drop_detached(store);
         if discarded > 0 {

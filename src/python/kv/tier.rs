@@ -2,6 +2,7 @@
 
 use egmem::GrowthState;
 use egmem::kv::{self, Key, PageId};
+use egmem::size::Bytes;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict};
@@ -13,7 +14,7 @@ use super::{Groups, Keys, PageSizes, Tier, attach, listed, no_group, parse_verif
 use crate::args::{self, Count, GpuArg, NodeArg, OneOrEach, Size, With};
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
-use crate::interpreter::{closing, told};
+use crate::interpreter::{SLICE, closing, drop_detached, told};
 use crate::ledger::from_program;
 use crate::memory::Memory;
 use crate::places::location;
@@ -325,7 +326,24 @@ impl Tier {
     /// bytes. If it raises, or a signal does, such as Ctrl-C, the wait ends and the growth goes on.
     #[pyo3(signature = (progress=None))]
     fn wait_grown(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        self.wait_until_grown(py, progress)
+        let mut told = None;
+        loop {
+            // Each time, so that the wait does not keep a tier that was closed.
+            let tier = self.handle()?;
+            let ended = py.detach(|| tier.wait_grown_timeout(SLICE));
+            let made = tier.grown();
+            drop_detached(tier);
+            if let Some(progress) = progress
+                && told != Some(made)
+            {
+                progress.call1((made.done, made.total))?;
+                told = Some(made);
+            }
+            match ended {
+                Some(grown) => return grown.or_raise(),
+                None => py.check_signals()?,
+            }
+        }
     }
 
     /// Stops the growth in the background after the chunk of memory under way. The tier keeps the pages that are there.
@@ -373,16 +391,24 @@ impl Tier {
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        self.is_closed()
+        self.inner.is_closed()
     }
 
     /// Ends the tier's use. Its memory is given back with its last store, load, job and view.
     fn close(&self, py: Python<'_>) {
-        self.end(py);
+        let ended = (self.offered.take(), self.inner.take());
+        py.detach(|| drop(ended)); // in this order
     }
 
     fn __repr__(&self) -> String {
-        self.text()
+        let state = if self.closed() { " closed" } else { "" };
+        let sizes = self.page_sizes.iter().map(|size| Bytes(*size).to_string());
+        let sizes = sizes.collect::<Vec<_>>().join(", ");
+        let pages = match self.page_sizes.len() {
+            1 => format!("{} pages of {sizes}", self.pages),
+            groups => format!("{groups} groups of pages of {sizes}"),
+        };
+        format!("<egmem.kv.Tier{state} of {pages} on {}>", self.location)
     }
 }
 
