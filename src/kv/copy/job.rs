@@ -106,7 +106,7 @@ pub(crate) fn start(
         }
         let (back, error) = match submit(choice, &plan, held) {
             Ok(ticket) => return Ok(job(Some(ticket))),
-            Err(refusal) => *refusal,
+            Err(refusal) => refusal,
         };
         if choice == CopyMethod::Batch {
             tier.note_batch_error(&error);
@@ -126,14 +126,18 @@ pub(crate) fn start(
 ///
 /// # Errors
 /// Why the method does not work here, or the driver's errors; with what is held if no copy runs. Otherwise that is kept for ever.
+#[expect(
+    clippy::result_large_err,
+    reason = "a box would be an allocation for each job that takes another method"
+)]
 fn submit(
     method: CopyMethod,
     plan: &Plan<'_>,
     mut held: Held,
-) -> Result<Transfer<Held>, Box<(Option<Held>, Error)>> {
+) -> Result<Transfer<Held>, (Option<Held>, Error)> {
     let kernel = match prepare(method, plan, &mut held) {
         Ok(kernel) => kernel,
-        Err(error) => return Err(Box::new((Some(held), error))),
+        Err(error) => return Err((Some(held), error)),
     };
     let mut refused = None;
     let put = |held: &mut Held| {
@@ -159,8 +163,8 @@ fn submit(
     match (started, refused) {
         (Ok(ticket), None) => Ok(ticket),
         // The driver does not report an end: the ticket's drop keeps what it holds for ever.
-        (Ok(_), Some(error)) => Err(Box::new((None, error.into()))),
-        (Err(not), _) => Err(Box::new((Some(not.operands), (*not.error).into()))),
+        (Ok(_), Some(error)) => Err((None, error.into())),
+        (Err(not), _) => Err((Some(not.operands), (*not.error).into())),
     }
 }
 
