@@ -18,7 +18,7 @@ use crate::header::{self, Lock, OPENER, PATIENCE, Tag, Wait};
 use crate::inner::{Checks, Inner};
 use crate::members::{self, Members};
 use crate::memory::{CpuView, is_of_one_kind};
-use crate::table::Table;
+use crate::table::{Private, Table};
 use crate::tier::Tier;
 use crate::words::Words;
 use crate::{CopyMethod, Error, Found, MemoryError, Result, TierMemory, Verify};
@@ -261,9 +261,10 @@ impl AttachOptions {
             return Err(MemoryError::invalid("memory", why).into());
         }
         let (growing, grown) = growing.unzip();
+        let private = Private::new(&geometry)?;
         let (member, before) = Members::of(&words).claim(self.take_over)?;
         let mut tier = Inner {
-            own: Mutex::default(),
+            own: Mutex::new(private),
             member,
             checks: Checks::new(self.verify),
             events: Hub::new(memory.driver().clone()),

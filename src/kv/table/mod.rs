@@ -32,13 +32,29 @@ const PAGES: u64 = 48;
 #[derive(Debug, Default)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Private {
-    /// The loads and copies of this process that have each page: fewer than 2^64, as each takes memory. Empty before the first.
+    /// The loads and copies of this process that have each page: fewer than 2^64, as each takes memory.
     users: Vec<u64>,
     counts: Stats,
     /// Ends of uses that could not be written when they happened.
     pub(crate) late: Vec<End>,
     /// When ended members were last looked for.
     swept: Option<Instant>,
+}
+
+impl Private {
+    /// Has a number for each page, 8 bytes.
+    ///
+    /// # Errors
+    /// [`System`](crate::MemoryError::System) without memory for them.
+    pub(crate) fn new(geometry: &Geometry) -> Result<Self> {
+        let pages = geometry.pages as usize;
+        let mut users = list_for(pages)?;
+        users.resize(pages, 0);
+        Ok(Self {
+            users,
+            ..Self::default()
+        })
+    }
 }
 
 /// The table during one call, under the lock.

@@ -217,10 +217,6 @@ impl Table<'_> {
     }
 
     fn add_users(&mut self, pages: &[PageId]) {
-        if self.private.users.is_empty() {
-            // The kernel gives the memory as it is written.
-            self.private.users = vec![0; self.geometry.pages as usize];
-        }
         for page in pages {
             self.private.users[page.number() as usize] += 1;
         }

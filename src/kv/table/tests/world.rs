@@ -85,7 +85,7 @@ impl World {
         let (own, _) = Members::of(&words).claim(false).unwrap();
         self.processes.push(Process {
             own,
-            private: Private::default(),
+            private: Private::new(&self.geometry).unwrap(),
             stores: Vec::new(),
             pins: Vec::new(),
         });
