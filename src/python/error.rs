@@ -11,6 +11,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyModule;
 
+use crate::interpreter::python;
+
 /// The classes' module, which imports nothing of this crate.
 fn classes(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     static CLASSES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
@@ -31,7 +33,9 @@ fn with_code(class: &str, message: &str, remedy: &str, code: Option<i32>) -> PyE
     };
     let made = Python::try_attach(|py| {
         let class = classes(py).and_then(|classes| classes.getattr(class));
-        match class.and_then(|class| class.call1((message, remedy, code))) {
+        let arguments = (message, remedy, code);
+        let made = class.and_then(|class| python(py, || class.call1(arguments)));
+        match made {
             Ok(exception) => Some(PyErr::from_value(exception)),
             Err(error) if is_missing(py, &error) => None,
             Err(error) => Some(error),

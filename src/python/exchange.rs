@@ -15,7 +15,7 @@ use pyo3::types::{PyBytes, PyList};
 use crate::args::{self, List, NodeArg, Size, With, timeout_of};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, ToPy, closed, invalid};
-use crate::interpreter::{Closing, Open, check, closing, interruptible, lock};
+use crate::interpreter::{Closing, Open, check, closing, interruptible, lock, python};
 use crate::ledger::from_program;
 use crate::memory::{Memory, SharedBuffer, make};
 use crate::pickle::{part_of, shareable};
@@ -325,7 +325,7 @@ impl AllGather for Ranks {
 
     fn all_gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let gathered = Python::try_attach(|py| {
-            let all = self.all_gather.call1(py, (PyBytes::new(py, own),))?;
+            let all = python(py, || self.all_gather.call1(py, (PyBytes::new(py, own),)))?;
             all.extract::<Vec<Vec<u8>>>(py)
         });
         let Some(gathered) = gathered else {

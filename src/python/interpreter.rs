@@ -4,10 +4,11 @@
 //! waiting.
 
 use std::cell::RefCell;
+use std::convert::Infallible;
 use std::ffi::{c_int, c_void};
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 pub use egmem::driver::PerProcess;
@@ -185,6 +186,74 @@ pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound
     py.import("json")?.call_method1("loads", (text,))
 }
 
+/// The code of Python that this crate's calls run in a process.
+#[derive(Default)]
+struct Runs {
+    count: usize,
+    /// The thread that ends the interpreter, once it does.
+    ends: Option<ThreadId>,
+}
+
+static RUNS: PerProcess<(Mutex<Runs>, Condvar)> = PerProcess::new();
+
+/// How long the interpreter's end waits for code of Python's in other threads.
+const END: Duration = Duration::from_secs(5);
+
+/// Counts a run of code, and its end when it is dropped.
+struct Run(&'static (Mutex<Runs>, Condvar));
+
+impl Run {
+    /// Begins a run. While the interpreter ends, a thread other than the one that ends it waits here for ever, as Python 3.14
+    /// has it wait for the GIL.
+    fn begin(py: Python<'_>) -> Self {
+        let runs = RUNS.get(|_| Default::default());
+        let mut state = lock(&runs.0);
+        let here = thread::current().id();
+        if state.ends.is_some_and(|ends| ends != here) {
+            drop(state);
+            wait_for_ever(py);
+        }
+        state.count += 1;
+        Self(runs)
+    }
+}
+
+fn wait_for_ever(py: Python<'_>) -> ! {
+    let forever = || -> Infallible {
+        loop {
+            thread::park();
+        }
+    };
+    match py.detach(forever) {}
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        lock(&self.0.0).count -= 1;
+        self.0.1.notify_all();
+    }
+}
+
+/// Runs code of Python's. While the interpreter ends, Python before 3.14 ends a daemon thread that asks for the GIL by
+/// unwinding its stack, which ends the process where a function of this crate is in between. So the end waits for such code,
+/// and no thread begins it any more. The caller has no lock.
+pub fn python<T>(py: Python<'_>, code: impl FnOnce() -> T) -> T {
+    let _run = Run::begin(py);
+    code()
+}
+
+/// Waits until no other thread runs code of Python's that this crate's functions call, but not for ever, and lets none begin.
+#[pyfunction]
+#[pyo3(name = "_end_runs")]
+pub fn end_runs(py: Python<'_>) {
+    py.detach(|| {
+        let (state, ended) = RUNS.get(|_| Default::default());
+        let mut state = lock(state);
+        state.ends = Some(thread::current().id());
+        drop(ended.wait_timeout_while(state, END, |state| state.count > 0));
+    });
+}
+
 /// How often a wait runs Python's signal handlers.
 pub const SLICE: Duration = Duration::from_millis(50);
 /// How long a wait for a GPU asks without pauses: most copies end meanwhile.
@@ -298,7 +367,9 @@ fn tell(made: Progress) -> ControlFlow<()> {
         false => goes_on(|py| {
             py.check_signals()?;
             match &progress {
-                Some(progress) => progress.call1(py, (made.done, made.total)).map(drop),
+                Some(progress) => {
+                    python(py, || progress.call1(py, (made.done, made.total)).map(drop))
+                }
                 None => Ok(()),
             }
         }),

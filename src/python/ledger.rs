@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::driver::{Driver, given, given_or_default};
 use crate::error::{OrRaise, invalid};
-use crate::interpreter::to_python;
+use crate::interpreter::{python, to_python};
 use crate::memory::Memory;
 use crate::places::node_of;
 use crate::view::View;
@@ -291,7 +291,8 @@ fn line(py: Python<'_>) -> PyResult<Option<CallSite>> {
         Err(error) if error.is_instance_of::<PyImportError>(py) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let found = frames.call_method1("caller", (ledger::captures_backtraces(),))?;
+    let arguments = (ledger::captures_backtraces(),);
+    let found = python(py, || frames.call_method1("caller", arguments))?;
     let Ok(Some((file, line, function, stack))) = found.extract::<Option<Line>>() else {
         return Ok(None);
     };

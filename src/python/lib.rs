@@ -83,7 +83,7 @@ mod _egmem {
         frees::{deferred, free_deferred, hold, release},
         heap::Heap,
         import::{SharedHeap, receive, receive_offered},
-        interpreter::Closing,
+        interpreter::{Closing, end_runs},
         kv::{
             Tier,
             copies::{GpuPages, Job},

@@ -13,7 +13,7 @@ use pyo3::types::PyBytes;
 
 use crate::args::timeout_of;
 use crate::error::{OrRaise, closed};
-use crate::interpreter::{Closing, Open, SLICE, drop_detached, lock};
+use crate::interpreter::{Closing, Open, SLICE, drop_detached, lock, python};
 
 /// A change of keys that one call made.
 #[pyclass(frozen, get_all, module = "egmem.kv")]
@@ -162,8 +162,8 @@ fn call(py: Python<'_>, function: &Function, event: &kv::TierEvent) {
     else {
         return;
     };
-    let called =
-        Py::new(py, TierEvent::of(py, event)).and_then(|event| function.call1(py, (event,)));
+    let event = Py::new(py, TierEvent::of(py, event));
+    let called = event.and_then(|event| python(py, || function.call1(py, (event,))));
     let Err(error) = called else { return };
     if error.is_instance_of::<PyKeyboardInterrupt>(py) {
         // Ctrl-C, which the program is to get when this call is over.

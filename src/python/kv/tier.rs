@@ -14,7 +14,7 @@ use super::{Groups, Keys, PageSizes, Tier, attach, listed, no_group, parse_verif
 use crate::args::{self, Count, GpuArg, NodeArg, OneOrEach, Size, With};
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
-use crate::interpreter::{SLICE, closing, drop_detached, told};
+use crate::interpreter::{SLICE, closing, drop_detached, python, told};
 use crate::ledger::from_program;
 use crate::memory::Memory;
 use crate::places::location;
@@ -336,7 +336,7 @@ impl Tier {
             if let Some(progress) = progress
                 && told != Some(made)
             {
-                progress.call1((made.done, made.total))?;
+                python(py, || progress.call1((made.done, made.total)))?;
                 told = Some(made);
             }
             match ended {

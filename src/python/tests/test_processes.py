@@ -60,6 +60,41 @@ def test_an_exit_with_daemon_threads_in_calls_is_clean():
     )
 
 
+def test_exit_while_daemon_threads_run_functions_of_the_program():
+    run(
+        """
+        import os, threading, time, egmem, egmem.kv
+        tier = egmem.kv.Tier(pages=100, page_bytes=4096)
+        called = [threading.Event() for _ in range(2)]
+
+        def told(event):
+            called[0].set()
+            time.sleep(0.001)
+
+        def progress(done, total):
+            called[1].set()
+            time.sleep(0.001)
+
+        def store():
+            while True:
+                with tier.prepare_store([os.urandom(8)]) as store:
+                    store.commit()
+
+        def reserve():
+            heap = egmem.Heap(0, limit="256MiB")
+            while True:
+                heap.reserve("256MiB", progress=progress)
+                heap.trim()
+
+        subscription = tier.on_event(told)
+        for work in (store, store, reserve, reserve):
+            threading.Thread(target=work, daemon=True).start()
+        for event in called:
+            event.wait()
+        """
+    )
+
+
 def test_a_forked_child_is_refused():
     out = run(
         """

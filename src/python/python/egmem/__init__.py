@@ -39,6 +39,7 @@ from ._egmem import (
     View,
     __version__,
     _close_offers,
+    _end_runs,
     allocations,
     connect,
     default_driver,
@@ -143,6 +144,8 @@ __all__ = [
     "topology",
 ]
 
+# They run in the opposite order.
+atexit.register(_end_runs)
 atexit.register(_close_offers)
 
 
