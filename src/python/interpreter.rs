@@ -15,11 +15,29 @@ pub use egmem::driver::PerProcess;
 use egmem::exchange::blocking::Check;
 use egmem::{Driver, Progress};
 use pyo3::PyClass;
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyImportError, PyTypeError};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use serde::Serialize;
 
 use crate::error::{OrRaise, ToPy, closed, invalid};
+
+/// Checks that the module is imported by the interpreter that imported it first: its objects are the process's, and the end of
+/// another interpreter waits for ever for some of them. From Python 3.12 on Python checks that itself.
+///
+/// # Errors
+/// `ImportError`.
+pub fn expect_first() -> PyResult<()> {
+    static FIRST: OnceLock<i64> = OnceLock::new();
+    // SAFETY: the thread is attached, as an import is, and so it has an interpreter, which lives meanwhile.
+    let own = unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) };
+    match *FIRST.get_or_init(|| own) == own {
+        true => Ok(()),
+        false => Err(PyImportError::new_err(
+            "egmem is imported by another interpreter of this process; what to do: import it in one, or use processes",
+        )),
+    }
+}
 
 /// Calls `work` without the GIL, and takes the GIL again if the thread had it.
 ///

@@ -58,10 +58,12 @@ mod _egmem {
     use pyo3::prelude::*;
 
     #[pymodule_init]
-    fn init(_module: &Bound<'_, PyModule>) {
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::interpreter::expect_first()?;
         // PyO3 makes the exception about an argument of another type by attaching again. Late in the interpreter's shutdown,
         // where `Py_IsInitialized` says no, it panics there unless it has seen the interpreter before.
         Python::initialize();
+        Ok(())
     }
 
     #[pymodule_export]

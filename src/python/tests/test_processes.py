@@ -60,6 +60,19 @@ def test_an_exit_with_daemon_threads_in_calls_is_clean():
     )
 
 
+def test_a_second_interpreter_of_the_process_is_refused():
+    pytest.importorskip("_xxsubinterpreters")
+    out = run(
+        """
+        import _xxsubinterpreters, egmem
+        code = "try:\\n    import egmem\\nexcept ImportError as error:\\n    print('refused:', error, flush=True)"
+        _xxsubinterpreters.run_string(_xxsubinterpreters.create(), code)
+        # It stays: the end of the program ends it.
+        """
+    )
+    assert out.startswith("refused:") and "interpreter" in out
+
+
 def test_exit_while_daemon_threads_run_functions_of_the_program():
     run(
         """
