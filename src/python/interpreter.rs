@@ -4,7 +4,6 @@
 //! waiting.
 
 use std::cell::RefCell;
-use std::convert::Infallible;
 use std::ffi::{c_int, c_void};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -208,8 +207,8 @@ pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound
 #[derive(Default)]
 struct Runs {
     count: usize,
-    /// The thread that ends the interpreter, once it does.
-    ends: Option<ThreadId>,
+    /// The thread that ends the interpreter, and since when, once it does.
+    ends: Option<(ThreadId, Instant)>,
 }
 
 static RUNS: PerProcess<(Mutex<Runs>, Condvar)> = PerProcess::new();
@@ -221,28 +220,25 @@ const END: Duration = Duration::from_secs(5);
 struct Run(&'static (Mutex<Runs>, Condvar));
 
 impl Run {
-    /// Begins a run. While the interpreter ends, a thread other than the one that ends it waits here for ever, as Python 3.14
-    /// has it wait for the GIL.
+    /// Begins a run. While the interpreter ends, a thread other than the one that ends it waits: for ever from then on that it
+    /// asks for the GIL, because PyO3 holds it there. A program may call the functions of its end and go on, and so does the
+    /// thread then.
     fn begin(py: Python<'_>) -> Self {
         let runs = RUNS.get(|_| Default::default());
-        let mut state = lock(&runs.0);
         let here = thread::current().id();
-        if state.ends.is_some_and(|ends| ends != here) {
-            drop(state);
-            wait_for_ever(py);
-        }
-        state.count += 1;
-        Self(runs)
-    }
-}
-
-fn wait_for_ever(py: Python<'_>) -> ! {
-    let forever = || -> Infallible {
         loop {
-            thread::park();
+            let mut state = lock(&runs.0);
+            match state.ends {
+                Some((ends, since)) if ends != here && since.elapsed() < 2 * END => {}
+                _ => {
+                    state.count += 1;
+                    return Self(runs);
+                }
+            }
+            drop(state);
+            py.detach(|| thread::sleep(SLICE));
         }
-    };
-    match py.detach(forever) {}
+    }
 }
 
 impl Drop for Run {
@@ -267,7 +263,7 @@ pub fn end_runs(py: Python<'_>) {
     py.detach(|| {
         let (state, ended) = RUNS.get(|_| Default::default());
         let mut state = lock(state);
-        state.ends = Some(thread::current().id());
+        state.ends = Some((thread::current().id(), Instant::now()));
         drop(ended.wait_timeout_while(state, END, |state| state.count > 0));
     });
 }
