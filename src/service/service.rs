@@ -33,6 +33,8 @@ use crate::{Driver, Error, MemoryError, Progress, Result, ShareError, Topology};
 const GIVE_UP: Duration = Duration::from_secs(1);
 /// How long a directory may take to forget a service that ends.
 const DEREGISTER: Duration = Duration::from_secs(3);
+/// The longest time that a drain has, a year: the clock has an end.
+const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 
 /// A running service. If dropped without [`drain`](Self::drain), it ends at once: its leases end, and
 /// holders' mappings stay.
@@ -257,7 +259,7 @@ impl Service {
     /// If dropped before completion, the service ends at once.
     pub async fn drain(self, within: Duration) -> Result<()> {
         self.state.draining.store(true, Relaxed);
-        let until = Instant::now() + within;
+        let until = Instant::now() + within.min(LONGEST);
         tracing::info!(?within, "draining");
         // First, so that the directory sends no more clients here.
         let registration = lock(&self.state.directory).take();
