@@ -25,7 +25,7 @@ use crate::stream::given;
 /// `egmem.Node`, a GPU an `egmem.Gpu`. A size is a number of bytes, or text such as `"64MiB"`; the memory is rounded
 /// up to 2 MiB.
 ///
-/// `access_by` lists the GPUs that may use it (default: all that can), `host` is the CPU's access: `"rw"`, `"r"` or
+/// `access_by` is the GPU, or lists the GPUs, that may use it (default: all that can), `host` is the CPU's access: `"rw"`, `"r"` or
 /// `""`. `label` names it in `egmem ps`. `overcommit` asks for more than the node has free.
 ///
 /// `backing` is what host memory is made of: `"driver"` (the default) memory that the driver creates, `"registered"` pages of
