@@ -91,10 +91,9 @@ impl State {
     /// Returns whether the driver has reserved or allocated any part of a range.
     pub fn is_ours(&self, start: u64, len: u64) -> bool {
         let last = start + (len - 1);
-        let reserved = self.reservations.range(..=last).next_back();
-        let region = self.regions.range(..=last).next_back();
-        reserved.is_some_and(|(&at, range)| at + range.len > start)
-            || region.is_some_and(|(&at, region)| at + region.len > start)
+        let (reserved, region) = (self.reservations.up_to(last), self.regions.up_to(last));
+        reserved.is_some_and(|(at, range)| at + range.len > start)
+            || region.is_some_and(|(at, region)| at + region.len > start)
     }
 
     /// Makes the driver's checks of a submitted copy or memset: that the range is allocated, and
@@ -105,7 +104,7 @@ impl State {
             .map_err(|_| Code::INVALID_VALUE)?;
         if let Some((_, region)) = self.region(start)
             && let Kind::Chunk { pool } = region.kind
-            && !self.pools[&pool].is_live(start, len)
+            && !self.pools[pool].is_live(start, len)
         {
             return Err(Code::INVALID_VALUE);
         }
@@ -252,7 +251,7 @@ impl State {
                 (location, HandleTypes::NONE)
             }
             Kind::Chunk { pool } => {
-                let pool = self.pools.get(pool)?;
+                let pool = self.pools.get(*pool)?;
                 (start, size) = pool.allocation(ptr.0)?;
                 (pool.memory.label.location, pool.memory.label.handle_types)
             }
@@ -314,8 +313,8 @@ impl State {
         let Kind::Chunk { pool } = found.region.kind else {
             return None;
         };
-        let pool = self.pools.get(&pool)?;
-        let chunk = pool.live.get(&found.start)?.chunk;
+        let pool = self.pools.get(pool)?;
+        let chunk = pool.live.get(found.start)?.chunk;
         let own = found.location.is_host() && !pool.is_imported();
         own.then(|| (found.start - chunk) % self.machine.pool_chunk)
     }

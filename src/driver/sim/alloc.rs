@@ -71,7 +71,7 @@ impl State {
                 ..
             } if start == ptr.0 => {
                 self.synchronize_device(owner);
-                self.regions.remove(&ptr.0);
+                self.regions.remove(ptr.0);
             }
             _ => return fail(Code::INVALID_VALUE),
         }
@@ -83,7 +83,7 @@ impl State {
         if ptr.0 == 0 {
             return Ok(());
         }
-        let kind = self.regions.get(&ptr.0).map(|region| &region.kind);
+        let kind = self.regions.get(ptr.0).map(|region| &region.kind);
         let Some(Kind::Allocation {
             by: Allocator::Host,
             ..
@@ -92,7 +92,7 @@ impl State {
             return fail(Code::INVALID_VALUE);
         };
         self.synchronize_all();
-        self.regions.remove(&ptr.0);
+        self.regions.remove(ptr.0);
         self.context(device).map(drop)
     }
 
@@ -121,8 +121,8 @@ impl State {
         if ptr.0 == 0 || size == 0 || !is_mapped(ptr.0, end) {
             return fail(Code::INVALID_VALUE);
         }
-        let overlaps = |(&start, range): (&u64, &Registered)| start + range.len > ptr.0;
-        let before = self.registered.range(..end).next_back();
+        let overlaps = |(start, range): &(u64, Registered)| start + range.len > ptr.0;
+        let before = self.registered.up_to(end - 1);
         if before.is_some_and(overlaps) || self.is_ours(ptr.0, size) {
             return fail(Code::HOST_MEMORY_ALREADY_REGISTERED);
         }
@@ -139,11 +139,11 @@ impl State {
     /// Ends a registration after all work of all devices, as CUDA does.
     pub fn mem_host_unregister(&mut self, device: i32, ptr: DevicePtr) -> Answer {
         self.device(device)?;
-        if !self.registered.contains_key(&ptr.0) {
+        if self.registered.get(ptr.0).is_none() {
             return fail(Code::HOST_MEMORY_NOT_REGISTERED);
         }
         self.synchronize_all();
-        self.registered.remove(&ptr.0);
+        self.registered.remove(ptr.0);
         self.context(device).map(drop)
     }
 
@@ -156,9 +156,9 @@ impl State {
 
     /// Returns the registration that contains a whole range, with its start.
     pub fn registration(&self, start: u64, len: u64) -> Option<(u64, &Registered)> {
-        let (&at, range) = self.registered.range(..=start).next_back()?;
+        let (at, range) = self.registered.up_to(start)?;
         let end = start.checked_add(len)?;
-        (end <= at + range.len).then_some((at, range))
+        (end <= at + range.len).then_some((*at, range))
     }
 
     /// Returns whether registrations that lie side by side contain a whole range: kernels reach over their borders, copies

@@ -193,13 +193,13 @@ held! { |state|
     /// References to physical memory: created, imported or retained and not yet released.
     physical_handles: u64 = state.references.values().map(|reference| reference.count).sum();
     /// Reserved address ranges.
-    reservations: usize = state.reservations.len();
+    reservations: usize = state.reservations.entries().len();
     /// Mappings in them.
     mappings: usize = regions(state, |kind| matches!(kind, Kind::Mapping(_)));
     /// Pools, created or imported; the devices' own do not count.
     pools: usize = state.pools.values().filter(|pool| !pool.is_default && !pool.destroyed).count();
     /// Allocations from pools, not yet freed.
-    pool_allocations: usize = state.pools.values().map(|pool| pool.live.len()).sum();
+    pool_allocations: usize = state.pools.values().map(|pool| pool.live.entries().len()).sum();
     /// `cuMemAlloc`.
     device_allocations: usize = by(state, Allocator::Device);
     /// `cuMemHostAlloc`.
@@ -207,7 +207,7 @@ held! { |state|
     /// `cuMemAllocManaged`.
     managed_allocations: usize = by(state, Allocator::Managed);
     /// `cuMemHostRegister`.
-    registrations: usize = state.registered.len();
+    registrations: usize = state.registered.entries().len();
     /// Streams.
     streams: usize = state.streams.iter().filter(|(key, stream)| key.1 != 0 && !stream.destroyed).count();
     /// Events.

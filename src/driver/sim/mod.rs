@@ -12,6 +12,7 @@
 
 mod access;
 mod alloc;
+mod by_address;
 mod capacity;
 mod controls;
 mod device;

@@ -1,6 +1,6 @@
 //! Machines by name: those that come with the crate, files and the environment; checks of descriptions.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::machine::{GpuSpec, Machine, NodeSpec, PeerAccess, parse_uuid};
@@ -78,13 +78,15 @@ impl Machine {
                 ..gpu("NVIDIA H200", 71_578 << 21) // 139.8 GiB
             })
             .collect();
+        let mut distances = BTreeMap::new();
+        distances.insert(0, 10);
         Self {
             name: "h200x8".into(),
             nodes: vec![NodeSpec {
                 id: 0,
                 cpus: "0-127".into(),
                 memory: 560 * GIB,
-                distances: BTreeMap::from([(0, 10)]),
+                distances,
             }],
             gpus,
             nvlink: PeerAccess::All,
@@ -106,15 +108,16 @@ fn gpu(name: &str, memory: u64) -> GpuSpec {
 fn grace(name: &str, nodes: &[i32], memory: u64, model: GpuSpec, gpus: &[(i32, i32)]) -> Machine {
     // A CPU's node is its own host.
     let all = nodes.iter().map(|&id| (id, id)).chain(gpus.iter().copied());
-    let distances = |from: i32, host: i32| -> BTreeMap<i32, u32> {
+    let distances = |from: i32, host: i32| {
         let distance = |near: i32, to: i32| match to == from {
             true => 10,
             _ if near == host => GPU_MEMORY,
             _ if near == to && from == host => OTHER_SOCKET,
             _ => FAR_GPU_MEMORY,
         };
-        let all = all.clone();
-        all.map(|(near, to)| (to, distance(near, to))).collect()
+        let mut distances = BTreeMap::new();
+        distances.extend(all.clone().map(|(near, to)| (to, distance(near, to))));
+        distances
     };
     Machine {
         name: name.into(),
@@ -223,17 +226,19 @@ impl Machine {
                 "pool_chunk is {}, which is not a multiple of 2 MiB", self.pool_chunk;
             self.memory_references == Some(0) => "memory_references is 0: no CPU could map anything";
         }
-        let mut ids = BTreeSet::new();
+        let mut ids = Vec::new();
         for node in &self.nodes {
             let (id, cpus) = (node.id, &node.cpus);
             refuse! { bad;
-                id < 0 || !ids.insert(id) => "node id {id} is negative or used twice";
+                id < 0 || ids.contains(&id) => "node id {id} is negative or used twice";
                 node.memory == 0 => "node {id} has no memory";
                 !is_cpu_list(cpus) => "'{cpus}', the CPUs of node {id}, is not a list such as 0-71";
             }
+            ids.push(id);
         }
         for (ordinal, gpu) in self.gpus.iter().enumerate() {
-            self.validate_gpu(ordinal, gpu, &mut ids)?;
+            self.validate_gpu(ordinal, gpu, &ids)?;
+            ids.extend((gpu.numa_id >= 0).then_some(gpu.numa_id));
         }
         self.validate_distances(&ids)?;
         let gpus = 0..self.gpus.len() as i32;
@@ -250,13 +255,13 @@ impl Machine {
         Ok(())
     }
 
-    fn validate_gpu(&self, ordinal: usize, gpu: &GpuSpec, ids: &mut BTreeSet<i32>) -> Result<()> {
+    fn validate_gpu(&self, ordinal: usize, gpu: &GpuSpec, ids: &[i32]) -> Result<()> {
         let (host, memory) = (gpu.host_numa, gpu.numa_id);
         let (pci_bus_id, uuid) = (&gpu.pci_bus_id, &gpu.uuid);
         refuse! { |why| bad(format!("GPU {ordinal}: {why}"));
             gpu.memory == 0 => "it has no memory";
             host != -1 && self.node(NodeId(host)).is_none() => "its host NUMA node {host} does not exist";
-            memory < -1 || (memory >= 0 && !ids.insert(memory)) =>
+            memory < -1 || ids.contains(&memory) =>
                 "its memory's node {memory} is negative or used twice";
             !pci_bus_id.is_empty() && !is_pci_bus_id(pci_bus_id) =>
                 "'{pci_bus_id}' is not a PCI bus id such as 0000:01:00.0";
@@ -265,7 +270,7 @@ impl Machine {
         Ok(())
     }
 
-    fn validate_distances(&self, ids: &BTreeSet<i32>) -> Result<()> {
+    fn validate_distances(&self, ids: &[i32]) -> Result<()> {
         let nodes = self.nodes.iter().map(|node| (node.id, &node.distances));
         let gpus = self.gpus.iter().map(|gpu| (gpu.numa_id, &gpu.distances));
         for (from, distances) in nodes.chain(gpus) {

@@ -1,11 +1,11 @@
 //! Address space: reserved ranges without memory, files mapped into them, and the window from which reservations are taken.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
+use super::by_address::ByAddress;
 use crate::fork::Generation;
 use crate::{Access, Error, Result, lock};
 
@@ -331,12 +331,14 @@ impl Window {
 
 /// Free ranges, by start, never adjacent to each other: taken first fit, merged when given back.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct FreeRanges(BTreeMap<u64, u64>);
+pub(super) struct FreeRanges(ByAddress<u64>);
 
 impl FreeRanges {
     /// Returns the set that contains `start..start + len`.
     pub fn whole(start: u64, len: u64) -> Self {
-        Self(BTreeMap::from([(start, len)]))
+        let mut whole = Self::default();
+        whole.0.insert(start, len);
+        whole
     }
 
     /// Takes `len` bytes from the first range that has them; returns their start.
@@ -346,14 +348,14 @@ impl FreeRanges {
 
     /// Iterates over the free ranges of at least `len` bytes: start and length.
     pub fn fitting(&self, len: u64) -> impl Iterator<Item = (u64, u64)> {
-        let all = self.0.iter().map(|(&start, &have)| (start, have));
+        let all = self.0.entries().iter().copied();
         all.filter(move |&(_, have)| have >= len)
     }
 
     /// Takes `len` bytes and `guard` bytes on both sides of them, at the lowest multiple of `alignment` from `from` on;
     /// returns the start of the `len` bytes.
     pub fn take_aligned(&mut self, len: u64, alignment: u64, from: u64, guard: u64) -> Option<u64> {
-        let start = self.0.iter().find_map(|(&start, &have)| {
+        let start = self.0.entries().iter().find_map(|&(start, have)| {
             let at = (start + guard).max(from);
             let at = at.checked_next_multiple_of(alignment)?;
             let end = at.checked_add(len)?.checked_add(guard)?;
@@ -365,14 +367,14 @@ impl FreeRanges {
 
     /// Takes `start..start + len` if all of it is free.
     pub fn take_at(&mut self, start: u64, len: u64) -> bool {
-        let Some((&at, &have)) = self.0.range(..=start).next_back() else {
+        let Some(&(at, have)) = self.0.up_to(start) else {
             return false;
         };
         let before = start - at;
         let Some(after) = have.checked_sub(before).and_then(|n| n.checked_sub(len)) else {
             return false;
         };
-        self.0.remove(&at);
+        self.0.remove(at);
         if before > 0 {
             self.0.insert(at, before);
         }
@@ -384,14 +386,14 @@ impl FreeRanges {
 
     /// Frees a range. No part of it may be free already.
     pub fn give(&mut self, mut start: u64, mut len: u64) {
-        if let Some((&before, &have)) = self.0.range(..start).next_back() {
+        if let Some(&(before, have)) = self.0.up_to(start) {
             debug_assert!(before + have <= start, "given back twice");
             if before + have == start {
-                self.0.remove(&before);
+                self.0.remove(before);
                 (start, len) = (before, have + len);
             }
         }
-        if let Some(after) = self.0.remove(&(start + len)) {
+        if let Some(after) = self.0.remove(start + len) {
             len += after;
         }
         self.0.insert(start, len);
@@ -399,7 +401,7 @@ impl FreeRanges {
 
     /// Returns whether all of `start..start + len` is free.
     pub fn is_whole(&self, start: u64, len: u64) -> bool {
-        self.0.get(&start).is_some_and(|&have| have >= len)
+        self.0.get(start).is_some_and(|&have| have >= len)
     }
 }
 

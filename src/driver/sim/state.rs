@@ -1,9 +1,10 @@
 //! The simulated driver's state under one lock, which the real driver has too; streams with the work that waits in them,
 //! events, and kernels.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 
+use super::by_address::ByAddress;
 use super::capacity::{Capacity, Charge, Counted};
 use super::fault::{Answer, Fail, fail};
 use super::machine::Machine;
@@ -188,14 +189,14 @@ pub(super) struct State {
     /// Exported memory that may be imported again.
     pub exported: HashMap<u128, Weak<Memory>>,
     pub prune_at: usize,
-    pub reservations: BTreeMap<u64, Range>,
+    pub reservations: ByAddress<Range>,
     /// The window for reservations; created with the first.
     pub window: Option<Arc<Window>>,
     pub placement: Placement,
-    pub regions: BTreeMap<u64, Region>,
+    pub regions: ByAddress<Region>,
     /// The process's own memory that is registered, by its start.
-    pub registered: BTreeMap<u64, Registered>,
-    pub pools: BTreeMap<u64, Pool>,
+    pub registered: ByAddress<Registered>,
+    pub pools: ByAddress<Pool>,
     pub default_pools: Box<[Option<u64>]>,
     pub current_pools: Box<[Option<u64>]>,
     pub streams: HashMap<StreamKey, Stream>,
@@ -285,13 +286,13 @@ impl State {
 
     /// Returns the region that contains an address, with its start.
     pub fn region(&self, address: u64) -> Option<(u64, &Region)> {
-        let (&start, region) = self.regions.range(..=address).next_back()?;
-        (address - start < region.len).then_some((start, region))
+        let (start, region) = self.regions.up_to(address)?;
+        (address - start < region.len).then_some((*start, region))
     }
 
     /// Returns the reservation that contains a whole range.
     pub fn reservation(&self, start: u64, len: u64) -> Option<&Range> {
-        let (_, range) = self.reservations.range(..=start).next_back()?;
+        let (_, range) = self.reservations.up_to(start)?;
         range.contains(start, len).then_some(range)
     }
 
@@ -299,7 +300,7 @@ impl State {
     pub fn access(&self, region: &Region, device: i32) -> Access {
         match &region.kind {
             Kind::Mapping(mapping) => mapping.devices[device as usize],
-            Kind::Chunk { pool } => self.pools[pool].devices[device as usize],
+            Kind::Chunk { pool } => self.pools[*pool].devices[device as usize],
             Kind::Allocation {
                 by: Allocator::Device,
                 device: owner,

@@ -177,9 +177,9 @@ impl State {
     }
 
     pub fn mem_address_free(&mut self, ptr: DevicePtr, size: u64) -> Answer {
-        match self.reservations.get(&ptr.0) {
+        match self.reservations.get(ptr.0) {
             Some(range) if range.len == size && !self.any_mapped(ptr.0, size) => {
-                self.reservations.remove(&ptr.0);
+                self.reservations.remove(ptr.0);
                 Ok(())
             }
             _ => fail(Code::INVALID_VALUE),
@@ -187,8 +187,8 @@ impl State {
     }
 
     fn any_mapped(&self, start: u64, len: u64) -> bool {
-        let last = self.regions.range(..start + len).next_back();
-        last.is_some_and(|(&at, region)| at + region.len > start)
+        let last = self.regions.up_to(start + len - 1);
+        last.is_some_and(|(at, region)| at + region.len > start)
     }
 
     pub fn mem_map(
@@ -240,11 +240,7 @@ impl State {
             return fail(Code::INVALID_VALUE);
         }
         range.clear(ptr.0, size)?;
-        let regions = self.regions.range(ptr.0..end);
-        let starts: Vec<u64> = regions.map(|(&start, _)| start).collect();
-        for start in starts {
-            self.regions.remove(&start);
-        }
+        self.regions.remove_within(ptr.0..end);
         Ok(())
     }
 
@@ -253,8 +249,8 @@ impl State {
         self.reservation(ptr.0, size).ok_or(Code::INVALID_VALUE)?;
         let mut starts = Vec::new();
         let mut at = ptr.0;
-        let regions = self.regions.range(ptr.0..ptr.0 + size);
-        for (&start, region) in regions.filter(|(_, region)| region.mapping().is_some()) {
+        let regions = self.regions.within(ptr.0..ptr.0 + size).iter();
+        for &(start, ref region) in regions.filter(|(_, region)| region.mapping().is_some()) {
             if start != at {
                 return fail(Code::INVALID_VALUE);
             }
@@ -291,7 +287,7 @@ impl State {
 
     /// Grants one location access to the mapping at `start`.
     fn grant(&mut self, start: u64, desc: &AccessDesc) -> Answer {
-        let region = self.regions.get(&start).ok_or(Code::INVALID_VALUE)?;
+        let region = self.regions.get(start).ok_or(Code::INVALID_VALUE)?;
         let mapping = region.mapping().ok_or(Code::INVALID_VALUE)?;
         self.check_grant(desc, mapping.physical.props.location)?;
         let is_host = desc.location.is_host();
@@ -309,7 +305,7 @@ impl State {
             let range = range.ok_or(Code::INVALID_VALUE)?;
             range.protect(start, region.len, desc.access)?;
         }
-        let kind = self.regions.get_mut(&start).map(|region| &mut region.kind);
+        let kind = self.regions.get_mut(start).map(|region| &mut region.kind);
         let Some(Kind::Mapping(mapping)) = kind else {
             return fail(Code::INVALID_VALUE);
         };

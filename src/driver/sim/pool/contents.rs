@@ -1,8 +1,8 @@
 //! A pool: its memory in chunks, allocations, frees that their streams have not reached, attributes and access; devices' pools.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::sim::by_address::ByAddress;
 use crate::sim::capacity::Charge;
 use crate::sim::fault::{Answer, fail};
 use crate::sim::memory::{Memory, Purpose};
@@ -27,11 +27,11 @@ pub struct Pool {
     pub host: Access,
     pub devices: Box<[Access]>,
     pub max_size: u64,
-    pub chunks: BTreeMap<u64, Chunk>,
+    pub chunks: ByAddress<Chunk>,
     /// Unused parts of the file, which has no end.
     pub holes: FreeRanges,
     /// Live allocations by address: chunk and length.
-    pub live: BTreeMap<u64, Allocation>,
+    pub live: ByAddress<Allocation>,
     /// Frees that their streams have not reached.
     pub freed: Vec<Freed>,
     /// By the numbers of [`PoolAttribute`], from 1 on.
@@ -83,9 +83,9 @@ impl Pool {
             host,
             devices,
             max_size: 0,
-            chunks: BTreeMap::new(),
+            chunks: ByAddress::default(),
             holes: FreeRanges::whole(0, i64::MAX as u64),
-            live: BTreeMap::new(),
+            live: ByAddress::default(),
             freed: Vec::new(),
             attributes: [0, 1, 1, 1, 0, 0, 0, 0, 0],
         }
@@ -108,8 +108,8 @@ impl Pool {
 
     /// Returns the live allocation that contains an address: start and length.
     pub fn allocation(&self, address: u64) -> Option<(u64, u64)> {
-        let (&start, allocation) = self.live.range(..=address).next_back()?;
-        (address - start < allocation.size).then_some((start, allocation.size))
+        let &(start, Allocation { size, .. }) = self.live.up_to(address)?;
+        (address - start < size).then_some((start, size))
     }
 
     /// Returns whether a whole range lies in one live allocation.
@@ -126,7 +126,7 @@ impl Pool {
 
     /// Ends the use of the allocation at an address.
     pub fn end_use(&mut self, ptr: DevicePtr) -> Answer<Allocation> {
-        let allocation = self.live.remove(&ptr.0).ok_or(Code::INVALID_VALUE)?;
+        let allocation = self.live.remove(ptr.0).ok_or(Code::INVALID_VALUE)?;
         self.count(PoolAttribute::UsedCurrent, 0, allocation.size);
         Ok(allocation)
     }
@@ -134,10 +134,10 @@ impl Pool {
     /// Returns whether an import of the allocation at `offset` in the file is still alive.
     pub fn has_imported(&self, offset: u64) -> bool {
         let freed = self.freed.iter().map(|it| (it.start, it.allocation));
-        let live = self.live.iter().map(|(&start, &it)| (start, it));
+        let live = self.live.entries().iter().copied();
         self.is_imported()
             && live.chain(freed).any(|(start, allocation)| {
-                let chunk = self.chunks.get(&allocation.chunk);
+                let chunk = self.chunks.get(allocation.chunk);
                 chunk.is_some_and(|it| it.offset + (start - allocation.chunk) == offset)
             })
     }
@@ -145,13 +145,13 @@ impl Pool {
     /// Takes the smallest free range that is large enough; never-used memory comes last.
     pub fn take_free(&mut self, size: u64) -> Option<(u64, Allocation)> {
         let len = size.checked_next_multiple_of(UNIT)?;
-        let parts = self.chunks.iter().flat_map(|(&chunk, it)| {
+        let parts = self.chunks.entries().iter().flat_map(|&(chunk, ref it)| {
             let end = chunk + it.range.len;
             let part = move |(start, have)| (start + have == end, have, start, chunk);
             it.free.fitting(len).map(part)
         });
         let (_, _, start, chunk) = parts.min()?;
-        let free = &mut self.chunks.get_mut(&chunk)?.free;
+        let free = &mut self.chunks.get_mut(chunk)?.free;
         let allocation = Allocation { chunk, len, size };
         free.take_at(start, len).then_some((start, allocation))
     }
@@ -179,7 +179,7 @@ impl Pool {
     pub fn releasable(&self, keep: u64) -> Vec<u64> {
         let mut held = self.get(PoolAttribute::ReservedCurrent);
         let mut chunks = Vec::new();
-        for (&start, chunk) in &self.chunks {
+        for &(start, ref chunk) in self.chunks.entries() {
             if held <= keep {
                 break;
             }
@@ -203,7 +203,7 @@ impl State {
     }
 
     pub fn pool(&mut self, handle: PoolHandle) -> Answer<&mut Pool> {
-        match self.pools.get_mut(&handle.0) {
+        match self.pools.get_mut(handle.0) {
             Some(pool) if !pool.destroyed => Ok(pool),
             _ => fail(Code::INVALID_VALUE),
         }

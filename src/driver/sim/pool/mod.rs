@@ -51,7 +51,7 @@ impl State {
             return fail(Code::INVALID_VALUE);
         }
         if pool.imports > 1 {
-            if !pool.live.is_empty() {
+            if !pool.live.entries().is_empty() {
                 return fail(Code::INVALID_VALUE);
             }
             pool.imports -= 1;
@@ -69,12 +69,13 @@ impl State {
 
     /// Ends a destroyed pool once nothing in it is in use.
     fn reap(&mut self, handle: u64) {
-        let done = |pool: &Pool| pool.destroyed && pool.live.is_empty() && pool.freed.is_empty();
-        if self.pools.get(&handle).is_some_and(done)
-            && let Some(pool) = self.pools.remove(&handle)
+        let done =
+            |pool: &Pool| pool.destroyed && pool.live.entries().is_empty() && pool.freed.is_empty();
+        if self.pools.get(handle).is_some_and(done)
+            && let Some(pool) = self.pools.remove(handle)
         {
-            for start in pool.chunks.keys() {
-                self.regions.remove(start);
+            for (start, _) in pool.chunks.entries() {
+                self.regions.remove(*start);
             }
         }
     }
@@ -149,7 +150,7 @@ impl State {
         // The memory is not the graph's.
         self.expect_not_captured(key, Code::INVALID_VALUE)?;
         let point = self.next_point(key);
-        let pool = self.pools.get_mut(&handle).ok_or(Code::INVALID_VALUE)?;
+        let pool = self.pools.get_mut(handle).ok_or(Code::INVALID_VALUE)?;
         let (start, allocation) = (ptr.0, pool.end_use(ptr)?);
         if answer.is_err() {
             // The context is lost: no stream will ever reach the free.
@@ -168,7 +169,7 @@ impl State {
     /// `cuMemFree` of a pool's memory: after all work of the device.
     pub fn free_now(&mut self, device: i32, handle: u64, ptr: DevicePtr) -> Answer {
         self.synchronize_device(device);
-        let pool = self.pools.get_mut(&handle).ok_or(Code::INVALID_VALUE)?;
+        let pool = self.pools.get_mut(handle).ok_or(Code::INVALID_VALUE)?;
         let allocation = pool.end_use(ptr)?;
         self.give_back(handle, ptr.0, allocation);
         self.release_pools();
@@ -177,7 +178,7 @@ impl State {
 
     /// Handles a free that its stream has reached.
     pub fn free_reached(&mut self, handle: u64, point: Point) {
-        if let Some(pool) = self.pools.get_mut(&handle)
+        if let Some(pool) = self.pools.get_mut(handle)
             // None: later work in its stream has taken all of it.
             && let Some(index) = pool.freed.iter().position(|freed| freed.point == point)
         {
@@ -189,11 +190,11 @@ impl State {
 
     /// Returns freed memory to its pool, and ends the pool if it was destroyed and this was its last.
     fn give_back(&mut self, handle: u64, start: u64, allocation: Allocation) {
-        if let Some(pool) = self.pools.get_mut(&handle) {
+        if let Some(pool) = self.pools.get_mut(handle) {
             if pool.is_imported() {
-                pool.chunks.remove(&allocation.chunk);
-                self.regions.remove(&allocation.chunk);
-            } else if let Some(chunk) = pool.chunks.get_mut(&allocation.chunk) {
+                pool.chunks.remove(allocation.chunk);
+                self.regions.remove(allocation.chunk);
+            } else if let Some(chunk) = pool.chunks.get_mut(allocation.chunk) {
                 chunk.free.give(start, allocation.len);
             }
         }
@@ -280,20 +281,20 @@ impl State {
     pub fn release_pools(&mut self) {
         let threshold = |pool: &Pool| pool.get(PoolAttribute::ReleaseThreshold);
         let over = |pool: &Pool| pool.get(PoolAttribute::ReservedCurrent) > threshold(pool);
-        let pools = self.pools.iter().filter(|(_, pool)| over(pool));
-        let pools = pools.map(|(&handle, pool)| (handle, threshold(pool)));
+        let pools = self.pools.entries().iter().filter(|(_, pool)| over(pool));
+        let pools = pools.map(|(handle, pool)| (*handle, threshold(pool)));
         for (handle, keep) in pools.collect::<Vec<_>>() {
             self.release(handle, keep);
         }
     }
 
     pub fn release(&mut self, handle: u64, keep: u64) {
-        let Some(pool) = self.pools.get_mut(&handle) else {
+        let Some(pool) = self.pools.get_mut(handle) else {
             return;
         };
         for start in pool.releasable(keep) {
-            self.regions.remove(&start);
-            if let Some(chunk) = pool.chunks.remove(&start) {
+            self.regions.remove(start);
+            if let Some(chunk) = pool.chunks.remove(start) {
                 let len = chunk.range.len;
                 pool.memory.discard(chunk.offset, len);
                 pool.holes.give(chunk.offset, len);
@@ -324,19 +325,20 @@ impl State {
         let same = |pool: &Pool| {
             pool.is_imported() && !pool.destroyed && pool.memory.label.id == memory.label.id
         };
-        if let Some((&handle, pool)) = self.pools.iter_mut().find(|(_, pool)| same(pool)) {
-            pool.imports += 1;
+        let known = self.pools.entries().iter().find(|(_, pool)| same(pool));
+        if let Some(&(handle, _)) = known {
+            self.pool(PoolHandle(handle))?.imports += 1;
             return Ok(PoolHandle(handle));
         }
         Ok(self.add_pool(Arc::new(memory), |pool| pool.imports = 1))
     }
 
     pub fn pool_export_pointer(&mut self, ptr: DevicePtr) -> Answer<PoolPtrExport> {
-        let pool = &self.pools[&self.pool_at(ptr)?];
-        let (Some(allocation), true) = (pool.live.get(&ptr.0), pool.exported) else {
+        let pool = &self.pools[self.pool_at(ptr)?];
+        let (Some(allocation), true) = (pool.live.get(ptr.0), pool.exported) else {
             return fail(Code::INVALID_VALUE);
         };
-        let offset = pool.chunks[&allocation.chunk].offset + (ptr.0 - allocation.chunk);
+        let offset = pool.chunks[allocation.chunk].offset + (ptr.0 - allocation.chunk);
         let mut bytes = [0; 64];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..24].copy_from_slice(&pool.memory.label.id.to_le_bytes());
