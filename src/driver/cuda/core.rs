@@ -124,10 +124,13 @@ impl Core {
     /// Runs `work` with the primary context of `ordinal` current, and restores the caller's. A context that was destroyed is
     /// never used again.
     pub fn on<T>(&self, ordinal: i32, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let context = self.live(ordinal)?;
-        let explain = |error| self.lost(error, ordinal);
-        let _guard = Current::enter(&self.api, context).map_err(explain)?;
-        work().map_err(explain)
+        let _guard = self.enter(ordinal)?;
+        work().map_err(|error| self.lost(error, ordinal))
+    }
+
+    fn enter(&self, ordinal: i32) -> Result<Current<'_>> {
+        let entered = Current::enter(&self.api, self.live(ordinal)?);
+        entered.map_err(|error| self.lost(error, ordinal))
     }
 
     /// Runs `work`, which finds the context by this stream where the driver lets it: making a context current waits for other

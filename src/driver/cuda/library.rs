@@ -60,12 +60,17 @@ fn loader_message() -> String {
 
 /// A function of a library, of type `F`, looked up on first use.
 pub(super) struct Function<F> {
-    pub call: Call,
+    symbol: Symbol,
+    signature: PhantomData<fn() -> F>,
+}
+
+/// A function of any type.
+struct Symbol {
+    call: Call,
     /// None: the call's name.
-    symbols: &'static [&'static str],
+    names: &'static [&'static str],
     since: CudaVersion,
     address: AtomicPtr<c_void>,
-    signature: PhantomData<fn() -> F>,
 }
 
 impl<F: Copy> Function<F> {
@@ -80,33 +85,50 @@ impl<F: Copy> Function<F> {
         since: CudaVersion,
     ) -> Self {
         assert!(size_of::<F>() == size_of::<*mut c_void>());
-        Self {
+        let symbol = Symbol {
             call,
-            symbols,
+            names: symbols,
             since,
             address: AtomicPtr::new(ptr::null_mut()),
+        };
+        Self {
+            symbol,
             signature: PhantomData,
         }
+    }
+
+    /// Returns the call.
+    #[inline]
+    pub const fn call(&self) -> Call {
+        self.symbol.call
     }
 
     /// Returns the function's address in `library`, which belongs to a driver of version `have`.
     #[inline]
     pub fn get(&self, library: &Library, have: Option<CudaVersion>) -> Result<F> {
-        // Relaxed: the code at the address was loaded before any thread could know the address.
-        let mut address = self.address.load(Ordering::Relaxed);
-        if address.is_null() {
-            address = self.look_up(library, have)?;
-        }
+        let address = self.symbol.address(library, have)?;
         // SAFETY: the address is not null and belongs to one of `symbols`, whose type is `F` (`new`'s
         // contract), a pointer by the size asserted there.
         Ok(unsafe { transmute_copy::<*mut c_void, F>(&address) })
     }
+}
+
+impl Symbol {
+    #[inline]
+    fn address(&self, library: &Library, have: Option<CudaVersion>) -> Result<*mut c_void> {
+        // Relaxed: the code at the address was loaded before any thread could know the address.
+        let address = self.address.load(Ordering::Relaxed);
+        if address.is_null() {
+            return self.look_up(library, have);
+        }
+        Ok(address)
+    }
 
     #[cold]
     fn look_up(&self, library: &Library, have: Option<CudaVersion>) -> Result<*mut c_void> {
-        let address = match self.symbols {
+        let address = match self.names {
             [] => library.find(self.call.name()),
-            symbols => symbols.iter().find_map(|symbol| library.find(symbol)),
+            names => names.iter().find_map(|name| library.find(name)),
         };
         let address = address.ok_or_else(|| self.missing(library.name, have))?;
         self.address.store(address, Ordering::Relaxed);
@@ -121,7 +143,7 @@ impl<F: Copy> Function<F> {
                 need: self.since,
             },
             _ => Error::MissingSymbol {
-                symbol: self.symbols.first().unwrap_or(&self.call.name()),
+                symbol: self.names.first().unwrap_or(&self.call.name()),
                 library,
             },
         };
@@ -200,10 +222,10 @@ macro_rules! functions {
                 #[inline]
                 pub(super) unsafe fn $name(&self, $($arg: $ty),*) -> $crate::Result<()> {
                     let function = self.$name.get(&self.library, self.version)?;
-                    let _traced = self.$name.call.traced();
+                    let _traced = self.$name.call().traced();
                     // SAFETY: the caller guarantees the arguments, as for the C function.
                     let code = unsafe { function($($arg),*) };
-                    $crate::cuda::library::check(self.$name.call, code)
+                    $crate::cuda::library::check(self.$name.call(), code)
                 }
             )*
 

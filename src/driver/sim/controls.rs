@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::fault::{Answer, Fail, Faults};
+use super::fault::{Answer, Faults};
 use super::machine::Machine;
 use super::space::Placement;
 use super::state::{Allocator, Kind, State};
@@ -53,18 +53,16 @@ impl Sim {
         answer: impl FnOnce(&mut State) -> Answer<T>,
     ) -> Result<T> {
         let _traced = call.traced();
-        lock(&self.faults)
-            .enter(call)
-            .map_err(|code| Error::driver(call, code))?;
+        let mut state = self.enter(call)?;
+        answer(&mut state).map_err(|fail| fail.of(call))
+    }
+
+    fn enter(&self, call: Call) -> Result<MutexGuard<'_, State>> {
+        let injected = lock(&self.faults).enter(call);
+        injected.map_err(|code| Error::driver(call, code))?;
         let mut state = self.lock();
-        let answered = state.expect_allowed(call).and_then(|()| answer(&mut state));
-        answered.map_err(|fail| match fail {
-            Fail::Code(code) => Error::driver(call, code),
-            Fail::Lost { device, code } => {
-                let source = DriverError { call, code };
-                Error::ContextLost { device, source }
-            }
-        })
+        state.expect_allowed(call).map_err(|fail| fail.of(call))?;
+        Ok(state)
     }
 
     /// Makes the `nth` use of `call` from now on fail with `code`: both 1 and 0 mean the next use. The code

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use crate::{Call, Code};
+use crate::{Call, Code, DriverError, Error};
 
 /// The result of a call inside the simulator.
 pub(super) type Answer<T = ()> = Result<T, Fail>;
@@ -15,6 +15,19 @@ pub(super) enum Fail {
     Code(Code),
     /// The device's context is lost.
     Lost { device: i32, code: Code },
+}
+
+impl Fail {
+    /// Returns the error that `call` fails with.
+    pub fn of(self, call: Call) -> Error {
+        match self {
+            Self::Code(code) => Error::driver(call, code),
+            Self::Lost { device, code } => {
+                let source = DriverError { call, code };
+                Error::ContextLost { device, source }
+            }
+        }
+    }
 }
 
 impl From<Code> for Fail {
