@@ -1,6 +1,5 @@
 //! The ledger's report of an allocation, as plain values.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Mutex;
 
@@ -250,16 +249,19 @@ impl Grants {
 
     /// Returns all locations that may do something: the host first, as [`Location::Host`], then GPUs by ordinals.
     pub fn list(&self) -> Vec<AccessDesc> {
-        let list = lock(&self.0);
-        // The last of each location counts.
-        let all: BTreeMap<_, _> = list.iter().map(|desc| (owner(desc), desc.access)).collect();
-        let all = all
-            .into_iter()
-            .filter(|(_, access)| *access != Access::None);
-        all.map(|(gpu, access)| {
-            AccessDesc::new(gpu.map_or(Location::Host, Location::Device), access)
-        })
-        .collect()
+        let mut all: Vec<AccessDesc> = Vec::new();
+        for desc in lock(&self.0).iter() {
+            let (gpu, access) = (owner(desc), desc.access);
+            let desc = AccessDesc::new(gpu.map_or(Location::Host, Location::Device), access);
+            let at = all.partition_point(|known| owner(known) < gpu);
+            // The last of each location counts.
+            match all.get_mut(at).filter(|known| owner(known) == gpu) {
+                Some(known) => *known = desc,
+                None => all.insert(at, desc),
+            }
+        }
+        all.retain(|desc| desc.access != Access::None);
+        all
     }
 }
 

@@ -75,15 +75,15 @@ use registry::{Range, Record, Registry};
 /// ```
 pub fn allocations(driver: &Driver) -> Vec<Allocation> {
     let address = driver.address();
-    allocations_if(|record| record.driver == address)
+    allocations_if(&|record| record.driver == address)
 }
 
 /// Returns the live allocations of all drivers in this process, the oldest first. See [`allocations`].
 pub fn all_allocations() -> Vec<Allocation> {
-    allocations_if(|_| true)
+    allocations_if(&|_| true)
 }
 
-fn allocations_if(wanted: impl Fn(&Record) -> bool) -> Vec<Allocation> {
+fn allocations_if(wanted: &dyn Fn(&Record) -> bool) -> Vec<Allocation> {
     let records = Registry::current().copies(wanted);
     let now = Instant::now();
     let all = records.iter().map(|record| record.to_allocation(now));
@@ -281,7 +281,7 @@ const DEVICE: u64 = 2;
 pub fn locate(driver: &Driver, address: DevicePtr) -> Result<Located> {
     driver.expect_this_process("driver")?;
     let of = driver.address();
-    let records = Registry::current().copies(|record| {
+    let records = Registry::current().copies(&|record| {
         let mut ranges = record.mapped.iter();
         let contains = |range: &Range| address.0.wrapping_sub(range.start.0) < range.bytes;
         record.driver == of && ranges.any(contains)

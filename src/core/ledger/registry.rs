@@ -265,7 +265,7 @@ impl Registry {
     }
 
     /// Returns copies of the records that `wanted` selects, by their numbers.
-    pub(super) fn copies(&self, wanted: impl Fn(&Record) -> bool) -> Vec<Record> {
+    pub(super) fn copies(&self, wanted: &dyn Fn(&Record) -> bool) -> Vec<Record> {
         let slots = self.slots();
         let mut copies: Vec<Record> = slots
             .live()

@@ -1,6 +1,5 @@
 //! A topology as aligned text, and as an SVG drawing.
 
-use std::collections::BTreeSet;
 use std::fmt::{self, Write};
 
 use super::{Gpu, LinkKind, NumaNode, PeerLinkKind, Topology, TopologySource};
@@ -189,8 +188,8 @@ fn align(rows: impl Iterator<Item = Vec<String>>) -> Vec<String> {
 
 /// GPUs that all have the same kind of link to each other.
 pub(super) struct PeerGroup {
-    /// Ordinals: at least two.
-    pub(super) gpus: BTreeSet<i32>,
+    /// Ordinals, ascending: at least two.
+    pub(super) gpus: Vec<i32>,
     kind: PeerLinkKind,
     /// The kind and the abilities of the links.
     pub(super) words: String,
@@ -209,7 +208,7 @@ impl Topology {
         for ((kind, words), pairs) in grouped(links) {
             for gpus in connected(&pairs) {
                 let own = pairs.iter().filter(|[gpu, _]| gpus.contains(gpu));
-                let own: Vec<BTreeSet<i32>> = own.map(|pair| (*pair).into()).collect();
+                let own: Vec<Vec<i32>> = own.map(|pair| pair.to_vec()).collect();
                 let is_complete = own.len() == gpus.len() * (gpus.len() - 1) / 2;
                 let sets = if is_complete { vec![gpus] } else { own };
                 groups.extend(sets.into_iter().map(|gpus| PeerGroup {
@@ -229,14 +228,22 @@ impl Topology {
 }
 
 /// Returns the sets of GPUs that the links connect, over any number of links.
-fn connected(pairs: &[[i32; 2]]) -> Vec<BTreeSet<i32>> {
-    let mut sets: Vec<BTreeSet<i32>> = Vec::new();
+fn connected(pairs: &[[i32; 2]]) -> Vec<Vec<i32>> {
+    let mut sets: Vec<Vec<i32>> = Vec::new();
     for pair in pairs {
-        let joined = sets.extract_if(.., |set| pair.iter().any(|gpu| set.contains(gpu)));
-        let joined: BTreeSet<i32> = joined.flatten().chain(*pair).collect();
+        let mut joined = pair.to_vec();
+        sets.retain(|set| {
+            let is_linked = pair.iter().any(|gpu| set.contains(gpu));
+            if is_linked {
+                joined.extend(set);
+            }
+            !is_linked
+        });
+        joined.sort_unstable();
+        joined.dedup();
         sets.push(joined);
     }
-    sets.sort();
+    sets.sort_unstable();
     sets
 }
 

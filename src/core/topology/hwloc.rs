@@ -4,7 +4,6 @@
 //! not needed (`HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES`, an environment variable that versions before 2.11 read at
 //! discovery): setting it here would race with other threads that read the environment.
 
-use std::collections::BTreeSet;
 use std::ffi::CStr;
 use std::path::Path;
 
@@ -74,7 +73,7 @@ impl Machine {
     /// Returns the host nodes, without the `gpu_memory` nodes and those that hwloc knows to be GPUs'.
     ///
     /// hwloc does not report free memory: it is `None`.
-    pub(super) fn nodes(&self, gpu_memory: &BTreeSet<NodeId>) -> Vec<NumaNode> {
+    pub(super) fn nodes(&self, gpu_memory: &[NodeId]) -> Vec<NumaNode> {
         let is_host = |id: NodeId| !gpu_memory.contains(&id);
         let hosts = self.0.objects_with_type(ObjectType::NUMANode);
         let hosts: Vec<&TopologyObject> = hosts
@@ -338,7 +337,7 @@ impl Topology {
     /// [`Error::Topology`] if hwloc cannot parse it or finds no memory in it.
     pub fn from_xml(xml: &str) -> Result<Self> {
         let machine = Machine::from_xml(xml)?;
-        let mut nodes = machine.nodes(&BTreeSet::new());
+        let mut nodes = machine.nodes(&[]);
         // An empty node with a neighbour's CPUs, such as those for a GPU's MIG slices.
         nodes.retain(|node| node.memory_total > 0 || node.cpus_known);
         if nodes.is_empty() {

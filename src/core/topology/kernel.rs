@@ -1,7 +1,6 @@
 //! The Linux kernel's view of NUMA nodes, free memory, the memory limits of this process's control groups (versions 1 and 2)
 //! and PCI locality, under `/sys` and `/proc`.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use super::{CpuSet, NumaNode};
@@ -59,22 +58,26 @@ impl Kernel {
         names
     }
 
-    /// Returns the nodes that are memory of NVIDIA GPUs, even if CUDA does not show these GPUs.
+    /// Returns the nodes that are memory of NVIDIA GPUs, in ascending order, even if CUDA does not show these GPUs.
     ///
     /// Source: the kernel module's `/proc/driver/nvidia/gpus/*/numa_status`, which hwloc reads too.
-    pub fn gpu_memory_nodes(&self) -> BTreeSet<NodeId> {
+    pub fn gpu_memory_nodes(&self) -> Vec<NodeId> {
         let gpus = "/proc/driver/nvidia/gpus";
-        self.list(gpus)
+        let mut nodes: Vec<NodeId> = self
+            .list(gpus)
             .iter()
             .filter_map(|gpu| self.read(&format!("{gpus}/{gpu}/numa_status")))
             .filter_map(|text| numa_status_node(&text))
-            .collect()
+            .collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        nodes
     }
 
     /// Returns the host nodes: those with memory or CPUs, without the `gpu_memory` nodes.
     ///
     /// A kernel without NUMA has one memory, which every API calls node 0.
-    pub(crate) fn nodes(&self, gpu_memory: &BTreeSet<NodeId>) -> Vec<NumaNode> {
+    pub(crate) fn nodes(&self, gpu_memory: &[NodeId]) -> Vec<NumaNode> {
         let online = self.read("/sys/devices/system/node/online");
         let Some(online) = online.and_then(|list| list.parse::<CpuSet>().ok()) else {
             let mut node = self.node(NodeId(0), &[], "/sys/devices/system/cpu/online");
@@ -208,7 +211,7 @@ pub struct NodeCounts {
 
 /// The lines of a `meminfo` file, in bytes, by name.
 #[derive(Debug)]
-struct MemInfo(BTreeMap<String, u64>);
+struct MemInfo(Vec<(String, u64)>);
 
 impl MemInfo {
     /// Parses `/proc/meminfo` or a node's `meminfo`, whose lines begin with `Node 0`.
@@ -225,12 +228,17 @@ impl MemInfo {
         Some((name.to_owned(), number.checked_mul(unit)?))
     }
 
+    fn find(&self, name: &str) -> Option<u64> {
+        let line = self.0.iter().find(|(known, _)| known == name);
+        line.map(|(_, bytes)| *bytes)
+    }
+
     fn get(&self, name: &str) -> u64 {
-        self.0.get(name).copied().unwrap_or(0)
+        self.find(name).unwrap_or(0)
     }
 
     fn total(&self) -> Option<u64> {
-        self.0.get("MemTotal").copied()
+        self.find("MemTotal")
     }
 
     /// Returns the bytes that the kernel accounts for. Only the whole machine's file divides `FilePages` up.
@@ -239,7 +247,7 @@ impl MemInfo {
             let all = names.iter().map(|name| self.get(name));
             all.fold(0, u64::saturating_add)
         };
-        let files = self.0.get("FilePages").copied();
+        let files = self.find("FilePages");
         let files = files.unwrap_or_else(|| sum(&["Cached", "Buffers", "SwapCached"]));
         let shared = self.get("Shmem");
         let (anonymous, cache) = (self.get("AnonPages"), files.saturating_sub(shared));
@@ -262,10 +270,10 @@ impl MemInfo {
     /// Nodes have no such line; for them: free pages, clean page cache, and half of the reclaimable slab,
     /// because a slab page becomes free only with all its objects.
     fn available(&self) -> Option<u64> {
-        if let Some(available) = self.0.get("MemAvailable") {
-            return Some(*available);
+        if let Some(available) = self.find("MemAvailable") {
+            return Some(available);
         }
-        let free = *self.0.get("MemFree")?;
+        let free = self.find("MemFree")?;
         let cache = self.get("Active(file)") + self.get("Inactive(file)");
         let unwritten = self.get("Dirty") + self.get("Writeback");
         Some(free + cache.saturating_sub(unwritten) + self.get("SReclaimable") / 2)

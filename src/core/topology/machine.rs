@@ -75,20 +75,18 @@ impl Topology {
     /// which a description may not.
     fn spec_distances(&self, node: &NumaNode) -> BTreeMap<i32, u32> {
         let has_memory = |id: &NodeId| self.node(*id).is_ok_and(|node| node.memory_total > 0);
-        let told = node.distances.iter().filter(|(to, _)| has_memory(to));
-        let distances: BTreeMap<i32, u32> = told.map(|(to, distance)| (to.0, *distance)).collect();
-        let is_plain = |(to, distance): (&i32, &u32)| {
-            if *to == node.id.0 {
-                *distance == 10
-            } else {
-                *distance > 10
+        let mut distances = BTreeMap::new();
+        for (to, &distance) in node.distances.iter().filter(|(to, _)| has_memory(to)) {
+            let is_plain = match *to == node.id {
+                true => distance == 10,
+                false => distance > 10,
+            };
+            if !is_plain {
+                return BTreeMap::new();
             }
-        };
-        if distances.iter().all(is_plain) {
-            distances
-        } else {
-            BTreeMap::new()
+            distances.insert(to.0, distance);
         }
+        distances
     }
 
     /// Returns the pairs of GPUs with such links. One GPU alone is as in [`Machine::default`].

@@ -17,7 +17,6 @@ mod node;
 mod peer;
 mod place;
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
@@ -322,7 +321,9 @@ impl Topology {
     fn of_this_machine(kernel: &Kernel, gpus: Vec<Gpu>) -> Self {
         let mut nodes = kernel.nodes(&gpu_memory(kernel, &gpus));
         let source = if nodes.is_empty() {
-            let told: BTreeSet<NodeId> = gpus.iter().filter_map(|gpu| gpu.host_numa).collect();
+            let mut told: Vec<NodeId> = gpus.iter().filter_map(|gpu| gpu.host_numa).collect();
+            told.sort_unstable();
+            told.dedup();
             nodes = told.into_iter().map(NumaNode::new).collect();
             TopologySource::Driver
         } else {
@@ -357,9 +358,10 @@ impl Topology {
 }
 
 /// Returns the nodes that are GPUs' own memory, as the kernel and the driver tell.
-fn gpu_memory(kernel: &Kernel, gpus: &[Gpu]) -> BTreeSet<NodeId> {
-    let told = gpus.iter().filter_map(|gpu| gpu.memory_node);
-    kernel.gpu_memory_nodes().into_iter().chain(told).collect()
+fn gpu_memory(kernel: &Kernel, gpus: &[Gpu]) -> Vec<NodeId> {
+    let mut nodes = kernel.gpu_memory_nodes();
+    nodes.extend(gpus.iter().filter_map(|gpu| gpu.memory_node));
+    nodes
 }
 
 fn node(host: &SimulatedNode) -> Result<NumaNode> {

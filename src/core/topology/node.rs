@@ -1,6 +1,6 @@
 //! Host NUMA nodes, and sets of CPUs in the kernel's format: `0-71,144`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -76,7 +76,7 @@ const MAX_CPU: u32 = 65_535;
 /// Formatted and parsed in the kernel's list format: `0-71,144-215`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct CpuSet(BTreeSet<u32>);
+pub struct CpuSet(Vec<u32>);
 
 impl CpuSet {
     /// Iterates over the CPUs, in ascending order.
@@ -96,29 +96,34 @@ impl CpuSet {
 
     /// Returns whether `cpu` is in the set.
     pub fn contains(&self, cpu: u32) -> bool {
-        self.0.contains(&cpu)
+        self.0.binary_search(&cpu).is_ok()
     }
 
     /// Returns the CPUs that are in both sets.
     pub fn intersection(&self, other: &Self) -> Self {
-        Self(self.0.intersection(&other.0).copied().collect())
+        let both = self.iter().filter(|cpu| other.contains(*cpu));
+        Self(both.collect())
     }
 }
 
 impl FromIterator<u32> for CpuSet {
     fn from_iter<I: IntoIterator<Item = u32>>(cpus: I) -> Self {
-        Self(cpus.into_iter().collect())
+        let mut cpus = Vec::from_iter(cpus);
+        cpus.sort_unstable();
+        cpus.dedup();
+        Self(cpus)
     }
 }
 
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let cpus: Vec<u32> = self.iter().collect();
         let range = |run: &[u32]| match run {
             [first, .., last] => format!("{first}-{last}"),
             ids => ids.iter().map(u32::to_string).collect(),
         };
-        let runs = cpus.chunk_by(|one, next| one.checked_add(1) == Some(*next));
+        let runs = self
+            .0
+            .chunk_by(|one, next| one.checked_add(1) == Some(*next));
         f.pad(&runs.map(range).collect::<Vec<_>>().join(","))
     }
 }
@@ -134,7 +139,7 @@ impl std::str::FromStr for CpuSet {
             Ok(cpu) if cpu <= MAX_CPU => Ok(cpu),
             _ => Err(bad(part)),
         };
-        let mut cpus = BTreeSet::new();
+        let mut cpus = Vec::new();
         for part in text
             .trim()
             .split(',')
@@ -145,9 +150,11 @@ impl std::str::FromStr for CpuSet {
             if first > last {
                 return Err(bad(part));
             }
+            // Each CPU once: a text may name the largest range many times.
+            cpus.retain(|cpu| !(first..=last).contains(cpu));
             cpus.extend(first..=last);
         }
-        Ok(Self(cpus))
+        Ok(cpus.into_iter().collect())
     }
 }
 

@@ -198,9 +198,7 @@ fn groups(count: i32, pairs: &[(i32, i32, bool)]) -> Vec<(Vec<i32>, String)> {
     }
     let topology = Topology::of_this_machine(&Tree::new().kernel(), gpus);
     let groups = topology.peer_groups().into_iter();
-    groups
-        .map(|group| (Vec::from_iter(group.gpus), group.words))
-        .collect()
+    groups.map(|group| (group.gpus, group.words)).collect()
 }
 
 #[test]

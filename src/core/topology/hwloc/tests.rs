@@ -36,7 +36,7 @@ fn a_gpu_is_placed_by_hwloc_and_free_memory_is_the_kernels() {
     tree.file("sys/bus/pci/devices/0001:8d:00.0/numa_node", "0\n"); // hwloc's word comes first
     tree.file("sys/bus/pci/devices/0002:8f:00.0/numa_node", "1\n"); // hwloc does not know
 
-    let mut gpus = machine.gpus(&machine.nodes(&BTreeSet::new()));
+    let mut gpus = machine.gpus(&machine.nodes(&[]));
     for gpu in &mut gpus {
         (gpu.host_numa, gpu.host_numa_source) = (None, Locality::Unknown);
     }
@@ -70,7 +70,7 @@ const THREE_WITHOUT_CPUS: &str =
 
 /// Returns the CPUs of an XML's nodes; `None` where they are unknown.
 fn cpus_of(xml: &str) -> Vec<Option<String>> {
-    let nodes = Machine::from_xml(xml).unwrap().nodes(&BTreeSet::new());
+    let nodes = Machine::from_xml(xml).unwrap().nodes(&[]);
     let known = |node: NumaNode| node.cpus_known.then(|| node.cpus.to_string());
     nodes.into_iter().map(known).collect()
 }
@@ -173,6 +173,6 @@ fn an_xml_of_a_later_hwloc_is_named_as_one() {
 #[test]
 fn a_node_that_the_driver_calls_gpu_memory_is_no_host_node() {
     let machine = Machine::from_xml(TWO_SOCKETS).unwrap();
-    let nodes = machine.nodes(&BTreeSet::from([NodeId(1)]));
+    let nodes = machine.nodes(&[NodeId(1)]);
     assert_eq!(nodes.iter().map(|node| node.id.0).collect::<Vec<_>>(), [0]);
 }

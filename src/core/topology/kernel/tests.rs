@@ -67,7 +67,7 @@ fn host_nodes_are_those_that_are_no_gpus_memory() {
     let tree = grace();
     let kernel = tree.kernel();
     let gpu_memory = kernel.gpu_memory_nodes();
-    assert_eq!(gpu_memory, BTreeSet::from([NodeId(4)]));
+    assert_eq!(gpu_memory, [NodeId(4)]);
     let nodes = kernel.nodes(&gpu_memory);
     assert_eq!(nodes.iter().map(|n| n.id.0).collect::<Vec<_>>(), [0, 1, 8]);
     assert_eq!(nodes[1].cpus.to_string(), "72-143");
@@ -108,13 +108,13 @@ fn a_kernel_without_numa_has_node_0() {
         "MemTotal: 800 kB\nMemFree: 500 kB\nMemAvailable: 700 kB\n",
     );
     tree.file("sys/devices/system/cpu/online", "0-3\n");
-    let nodes = tree.kernel().nodes(&BTreeSet::new());
+    let nodes = tree.kernel().nodes(&[]);
     assert_eq!(nodes.len(), 1);
     assert_eq!((nodes[0].id, nodes[0].memory_total), (NodeId(0), 800 * KB));
     assert_eq!(nodes[0].memory_free, Some(700 * KB));
     assert_eq!(tree.kernel().free_memory(NodeId(0)), Some(700 * KB));
     assert_eq!(nodes[0].cpus.len(), 4);
-    assert!(Tree::new().kernel().nodes(&BTreeSet::new()).is_empty());
+    assert!(Tree::new().kernel().nodes(&[]).is_empty());
 }
 
 /// Where a virtual machine's host adds memory on demand, the node's file lacks it.
@@ -143,7 +143,7 @@ fn the_counts_of_an_only_node_are_those_of_its_total() {
         let parts = [counts.anonymous, counts.cache, counts.shared];
         let kernels = counts.kernel + counts.huge_pages;
         assert_eq!(parts.iter().sum::<u64>() + kernels, counts.ordinary);
-        let nodes = kernel.nodes(&BTreeSet::new());
+        let nodes = kernel.nodes(&[]);
         assert_eq!(nodes[0].memory_total, counts.total);
     }
     assert_eq!(tree.kernel().counts(NodeId(1)), None);

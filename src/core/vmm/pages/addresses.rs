@@ -1,6 +1,5 @@
 //! Addresses that the kernel keeps for pages.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -16,12 +15,12 @@ use crate::{Error, Result};
 pub struct Addresses {
     start: u64,
     size: u64,
-    /// Where pages are mapped, by the start: a new mapping would replace them.
-    taken: Mutex<BTreeMap<u64, u64>>,
+    /// Where pages are mapped, in the order of addresses: a new mapping would replace them.
+    taken: Mutex<Vec<Range<u64>>>,
     /// Where pages without a file can be mapped without a call of the kernel.
     prepared: Mutex<Range<u64>>,
     /// The threads that create pages, by node.
-    pools: Mutex<BTreeMap<i32, Arc<Pool>>>,
+    pools: Mutex<Vec<(NodeId, Arc<Pool>)>>,
     /// Whether pages there are lost: the driver still uses them.
     lost: AtomicBool,
 }
@@ -94,7 +93,13 @@ impl Addresses {
 
     /// Returns the threads that create pages on a node.
     pub(super) fn pool(&self, node: NodeId) -> Arc<Pool> {
-        Arc::clone(lock(&self.pools).entry(node.0).or_default())
+        let mut pools = lock(&self.pools);
+        if let Some((_, pool)) = pools.iter().find(|(known, _)| *known == node) {
+            return Arc::clone(pool);
+        }
+        let pool = Arc::<Pool>::default();
+        pools.push((node, Arc::clone(&pool)));
+        pool
     }
 
     /// Takes a range for a mapping.
@@ -103,17 +108,20 @@ impl Addresses {
     /// [`Error::InvalidArgument`] if something is mapped in it.
     pub fn take(&self, range: &Range<u64>) -> Result<()> {
         let mut taken = lock(&self.taken);
-        let before = taken.range(..range.end).next_back();
-        if before.is_some_and(|(_, &end)| end > range.start) {
+        let behind = taken.partition_point(|known| known.start < range.end);
+        if behind > 0 && taken[behind - 1].end > range.start {
             return Err(Error::invalid("range", "memory is mapped there already"));
         }
-        taken.insert(range.start, range.end);
+        taken.insert(behind, range.clone());
         Ok(())
     }
 
     /// Returns a range in which nothing is mapped any more.
     pub fn give_back(&self, range: &Range<u64>) {
-        lock(&self.taken).remove(&range.start);
+        let mut taken = lock(&self.taken);
+        if let Ok(at) = taken.binary_search_by_key(&range.start, |known| known.start) {
+            taken.remove(at);
+        }
     }
 
     /// Keeps the addresses until the process ends.
@@ -127,7 +135,7 @@ impl Drop for Addresses {
         if self.lost.load(Relaxed) {
             return;
         }
-        lock(&self.pools).values().for_each(|pool| pool.close());
+        lock(&self.pools).iter().for_each(|(_, pool)| pool.close());
         unmap(self.start, self.size);
     }
 }

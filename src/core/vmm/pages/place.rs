@@ -1,6 +1,5 @@
 //! Creates pages on a node, and checks where they are if a thread may not choose the node.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::ops::Range;
@@ -207,9 +206,10 @@ fn nodes_of(pages: &[u64]) -> io::Result<Vec<i32>> {
 fn expect_by_mapping(node: NodeId, range: &Range<u64>, why: Unbound) -> Result<()> {
     let found = bytes_by_node(range);
     let found = found.map_err(|error| failed(node, "checking whether pages are on", &error))?;
-    let here = found.get(&node.0).copied().unwrap_or(0);
+    let here = found.iter().find(|(at, _)| *at == node.0);
+    let here = here.map_or(0, |(_, bytes)| *bytes);
     let wanted = range.end - range.start;
-    let detail = match found.iter().find(|&(&other, _)| other != node.0) {
+    let detail = match found.iter().find(|(other, _)| *other != node.0) {
         None if here >= wanted => return Ok(()),
         None => format!("{here} of {wanted} bytes are there, and {}", why.words()),
         Some((other, bytes)) => {
@@ -281,7 +281,7 @@ fn addresses(line: &str) -> Option<Range<u64>> {
 ///
 /// # Errors
 /// Those of reading the file.
-fn bytes_by_node(range: &Range<u64>) -> io::Result<BTreeMap<i32, u64>> {
+fn bytes_by_node(range: &Range<u64>) -> io::Result<Vec<(i32, u64)>> {
     let maps = BufReader::new(File::open("/proc/self/numa_maps")?);
     bytes_of(maps.lines(), range)
 }
@@ -289,8 +289,8 @@ fn bytes_by_node(range: &Range<u64>) -> io::Result<BTreeMap<i32, u64>> {
 fn bytes_of(
     lines: impl Iterator<Item = io::Result<String>>,
     range: &Range<u64>,
-) -> io::Result<BTreeMap<i32, u64>> {
-    let mut bytes = BTreeMap::new();
+) -> io::Result<Vec<(i32, u64)>> {
+    let mut bytes: Vec<(i32, u64)> = Vec::new();
     for line in lines {
         let line = line?;
         let mut words = line.split_ascii_whitespace();
@@ -312,7 +312,10 @@ fn bytes_of(
         for (node, count) in counts {
             if let (Ok(node), Ok(count)) = (node.parse(), count.parse::<u64>()) {
                 let size = count.saturating_mul(kib << 10);
-                *bytes.entry(node).or_default() += size;
+                match bytes.iter_mut().find(|(known, _)| *known == node) {
+                    Some((_, sum)) => *sum += size,
+                    None => bytes.push((node, size)),
+                }
             }
         }
     }
@@ -408,7 +411,7 @@ mod tests {
             800000 default anon=3 N12=3 kernelpagesize_kB=64\n";
         let found = |range| {
             let lines = maps.lines().map(|line| Ok(line.to_owned()));
-            Vec::from_iter(bytes_of(lines, &range).unwrap())
+            bytes_of(lines, &range).unwrap()
         };
         assert_eq!(found(0x40_0000..0x60_0000), [(0, 2 * MIB), (1, 2 * MIB)]);
         assert_eq!(found(0x60_0000..0x80_0000), [(1, 2 * MIB)]);
