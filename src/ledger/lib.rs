@@ -23,7 +23,7 @@ pub use offer::{LEAKS, MAX_TEXT, Offer, PS, offer, report_leaks_at_exit};
 pub use parts::{Cause, NodeUse, Part};
 pub use report::{Exporter, GpuUse, Importer, Kept, Report};
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::de::IntoDeserializer;
 use serde::de::value::StringDeserializer;
@@ -101,7 +101,7 @@ pub struct Total {
 fn added_up<'de, D: Deserializer<'de>>(
     from: D,
 ) -> std::result::Result<BTreeMap<AllocPath, u64>, D::Error> {
-    let named = BTreeMap::<String, u64>::deserialize(from)?;
+    let named = HashMap::<String, u64>::deserialize(from)?;
     let mut sums = BTreeMap::new();
     for (name, bytes) in named {
         let name: StringDeserializer<D::Error> = name.into_deserializer();
@@ -177,18 +177,25 @@ impl Ledger {
 
 /// Sums allocations up, by driver and location.
 fn totals(allocations: &[Allocation]) -> Vec<Total> {
-    let mut totals: BTreeMap<(&str, Location), Total> = BTreeMap::new();
+    let mut totals: Vec<Total> = Vec::new();
     for entry in allocations {
         let key = (entry.driver.as_str(), entry.location);
-        let total = totals.entry(key).or_insert_with(|| Total {
-            driver: entry.driver.clone(),
-            location: entry.location,
-            allocations: 0,
-            own: 0,
-            managed: 0,
-            imported: 0,
-            by_path: BTreeMap::new(),
-        });
+        let known =
+            totals.binary_search_by(|known| (known.driver.as_str(), known.location).cmp(&key));
+        if let Err(at) = known {
+            let total = Total {
+                driver: entry.driver.clone(),
+                location: entry.location,
+                allocations: 0,
+                own: 0,
+                managed: 0,
+                imported: 0,
+                by_path: BTreeMap::new(),
+            };
+            totals.insert(at, total);
+        }
+        let (Ok(at) | Err(at)) = known;
+        let total = &mut totals[at];
         total.allocations += 1;
         let sum = match entry.path {
             AllocPath::Managed => &mut total.managed,
@@ -199,7 +206,16 @@ fn totals(allocations: &[Allocation]) -> Vec<Total> {
         let sum = total.by_path.entry(entry.path).or_default();
         *sum = sum.saturating_add(entry.bytes);
     }
-    totals.into_values().collect()
+    totals
+}
+
+/// Returns the value of a key in a list in the order of keys. Adds a new one if there is none.
+fn at_key<K: Ord, V: Default>(list: &mut Vec<(K, V)>, key: K) -> &mut V {
+    let at = list.partition_point(|(known, _)| *known < key);
+    if list.get(at).is_none_or(|(known, _)| *known != key) {
+        list.insert(at, (key, V::default()));
+    }
+    &mut list[at].1
 }
 
 /// Returns the entries without repetition: an import is left out if a ledger has the memory as its own, or if another

@@ -1,6 +1,6 @@
 //! The report of memory and its owners, over all processes of a user.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 use egmem_share::{BootId, Identity};
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use crate::entries::{AllocPath, Allocation, Party};
 use crate::holders::Holders;
 use crate::parts::{self, NodeUse, Part};
 use crate::topology::{GpuUuid, Topology};
-use crate::{Ledger, MemoryResult, Process, drawn_once, procs, source};
+use crate::{Ledger, MemoryResult, Process, at_key, drawn_once, procs, source};
 
 /// A GPU's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -164,23 +164,23 @@ fn uuid(driver: &Driver, gpu: i32) -> Option<String> {
     Some(GpuUuid::of_device(bytes, &name).to_string())
 }
 
-/// Adds this process's ledger unless it is empty: it need not be offered to others.
+/// Adds this process's ledger to those in the order of their processes' numbers, unless it is empty: it need not be offered to others.
 pub(crate) fn add_own(processes: &mut Vec<Ledger>, own: Ledger) {
     let (pid, instance) = (own.process.pid, own.process.instance);
     processes.retain(|ledger| (ledger.process.pid, ledger.process.instance) != (pid, instance));
     if !own.allocations.is_empty() {
-        processes.push(own);
-        processes.sort_by_key(|ledger| ledger.process.pid);
+        let before = processes.partition_point(|ledger| ledger.process.pid <= pid);
+        processes.insert(before, own);
     }
 }
 
 /// The bytes that the ledgers have at each location, each byte once.
-struct Sums(BTreeMap<(Location, AllocPath), u64>);
+struct Sums(Vec<((Location, AllocPath), u64)>);
 
 impl Sums {
     /// Sums the memory of one driver up.
     fn of(processes: &[Ledger], driver: &str) -> Self {
-        let mut sums = Self(BTreeMap::new());
+        let mut sums = Self(Vec::new());
         for (_, entry) in drawn_once(processes).filter(|(_, entry)| entry.driver == driver) {
             sums.add(entry.location, entry.room_path(), entry.bytes);
         }
@@ -202,7 +202,7 @@ impl Sums {
     }
 
     fn add(&mut self, location: Location, path: AllocPath, bytes: u64) {
-        let sum = self.0.entry((location, path)).or_default();
+        let sum = at_key(&mut self.0, (location, path));
         *sum = sum.saturating_add(bytes);
     }
 
@@ -210,12 +210,13 @@ impl Sums {
     fn accounted(&self, location: Location) -> u64 {
         let at = self.0.iter().filter(|((at, _), _)| *at == location);
         let at = at.filter(|((_, path), _)| path.takes_room());
-        at.fold(0, |sum, (_, &bytes)| sum.saturating_add(bytes))
+        at.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
     /// Returns the bytes of one path at a location: of managed memory, those that were allocated for the GPU.
     fn by_path(&self, location: Location, path: AllocPath) -> u64 {
-        self.0.get(&(location, path)).copied().unwrap_or(0)
+        let known = self.0.iter().find(|(at, _)| *at == (location, path));
+        known.map_or(0, |(_, bytes)| *bytes)
     }
 
     /// Returns the bytes of host memory that are on no node that the driver tells, but for those that the kernel counts:
@@ -363,7 +364,7 @@ mod tests {
 
     #[test]
     fn pinned_memory_of_a_real_machine_is_the_kernels() {
-        let mut sums = Sums(BTreeMap::new());
+        let mut sums = Sums(Vec::new());
         for (path, bytes) in [
             (AllocPath::Pinned, 5),
             (AllocPath::Vmm, 2),

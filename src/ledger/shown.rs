@@ -1,7 +1,6 @@
 //! Reports as tables; ledgers and reports as drawings: a bar for each location, with a part for each allocation.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
 
 use crate::driver::Location;
 use crate::entries::{AllocPath, Allocation, Party};
@@ -12,7 +11,7 @@ use crate::size::Bytes;
 use crate::text::{COLUMNS, escaped, ledger, place, some_bytes};
 use crate::texts::{count, hanging};
 use crate::writers::{Drawing, Table, end_cut};
-use crate::{Ledger, drawn_once};
+use crate::{Ledger, at_key, drawn_once};
 
 impl Report {
     /// Returns the report as tables: lines of at most 100 characters, in which long names are cut. Errors are not cut.
@@ -121,7 +120,7 @@ fn kept(report: &Report, most: Option<usize>) -> String {
         return String::new();
     }
     // Parts of one memory have the same exporter and importers.
-    let mut sums: BTreeMap<[String; 3], (u64, u64)> = BTreeMap::new();
+    let mut sums: Vec<([String; 3], (u64, u64))> = Vec::new();
     for kept in &report.kept {
         let importers = kept.importers.iter();
         let importers: Vec<String> = importers
@@ -132,7 +131,7 @@ fn kept(report: &Report, most: Option<usize>) -> String {
             escaped(&words(&kept.exporter)),
             escaped(&importers.join(", ")),
         ];
-        let (count, bytes) = sums.entry(cells).or_default();
+        let (count, bytes) = at_key(&mut sums, cells);
         *count += 1;
         *bytes = bytes.saturating_add(kept.bytes);
     }
@@ -184,7 +183,12 @@ fn processes(holders: &Holders, most: Option<usize>) -> String {
         Table::with(">PID, ~PROCESS, ~USER, ~ON GPUS, >DRIVER'S, >MANAGED, >SHARED, ~WHY");
     let shown = if most.is_some() { ROWS } else { usize::MAX };
     let rows = holders.processes.iter().take(shown);
-    let reasons: BTreeSet<_> = rows.clone().flat_map(|holder| &holder.why).collect();
+    let mut reasons: Vec<Why> = rows
+        .clone()
+        .flat_map(|holder| holder.why.iter().copied())
+        .collect();
+    reasons.sort_unstable();
+    reasons.dedup();
     for holder in rows {
         table.row(cells(holder, most.is_some()));
     }
@@ -203,7 +207,7 @@ fn processes(holders: &Holders, most: Option<usize>) -> String {
             count(holders.not_looked_at, "process")
         );
     }
-    let line = |why: &Why| {
+    let line = |why: Why| {
         let words = format!("{}: {}", why.words(), why.command()?);
         Some(hanging("- ", &words, most.unwrap_or(usize::MAX)))
     };
@@ -274,11 +278,7 @@ impl Ledger {
     /// Returns a drawing: a bar for each location, with a part for each allocation. It is a complete SVG file without
     /// external fonts or style sheets.
     pub fn to_svg(&self) -> String {
-        draw(
-            self.process.title(),
-            std::slice::from_ref(self),
-            BTreeMap::new(),
-        )
+        draw(self.process.title(), std::slice::from_ref(self), Vec::new())
     }
 }
 
@@ -294,7 +294,8 @@ impl Report {
             let parts = Vec::new();
             ((false, location), Bar { parts, total, used })
         };
-        let bars = nodes.chain(gpus).map(bar).collect();
+        let mut bars: Bars<'_> = nodes.chain(gpus).map(bar).collect();
+        bars.sort_unstable_by_key(|(place, _)| *place);
         draw("Whose memory it is", &self.processes, bars)
     }
 }
@@ -329,8 +330,8 @@ struct Bar<'a> {
     used: Option<u64>,
 }
 
-/// Bars by whether they have managed memory, which takes no certain room at its location, and by the location.
-type Bars<'a> = BTreeMap<(bool, Location), Bar<'a>>;
+/// Bars in the order of whether they have managed memory, which takes no certain room at its location, and of the location.
+type Bars<'a> = Vec<((bool, Location), Bar<'a>)>;
 
 fn sum(parts: &[(&Ledger, &Allocation)]) -> u64 {
     let bytes = parts.iter().map(|(_, entry)| entry.bytes);
@@ -341,9 +342,9 @@ fn sum(parts: &[(&Ledger, &Allocation)]) -> u64 {
 fn draw<'a>(title: &str, ledgers: &'a [Ledger], mut bars: Bars<'a>) -> String {
     for (ledger, entry) in drawn_once(ledgers) {
         let place = (entry.path == AllocPath::Managed, entry.location);
-        bars.entry(place).or_default().parts.push((ledger, entry));
+        at_key(&mut bars, place).parts.push((ledger, entry));
     }
-    let largest = bars.values().map(|bar| sum(&bar.parts)).max();
+    let largest = bars.iter().map(|(_, bar)| sum(&bar.parts)).max();
     let mut svg = Drawing::default();
     svg.text((MARGIN, 34.0), "head", title);
     let mut x = MARGIN;

@@ -1,7 +1,7 @@
 //! Ledgers as tables.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use crate::driver::{AccessDesc, Location};
 use crate::entries::{Allocation, TierUse};
@@ -95,7 +95,7 @@ fn others(entry: &Allocation) -> String {
 /// Returns groups of allocations that differ in size, age and address alone, one for each line of a table, the largest first,
 /// with the cells that they share.
 fn alike(entries: &[Allocation]) -> Vec<([String; 6], Vec<&Allocation>)> {
-    let mut groups: BTreeMap<_, Vec<&Allocation>> = BTreeMap::new();
+    let mut groups: HashMap<_, Vec<&Allocation>> = HashMap::new();
     for entry in entries {
         let key = (cells(entry), entry.mapped.is_empty());
         groups.entry(key).or_default().push(entry);

@@ -1,6 +1,5 @@
 //! Imports memory of another process: grants access to it, and reuses existing imports.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -73,7 +72,8 @@ impl Imports {
 #[must_use = "options do nothing until `import`"]
 pub struct ImportOptions {
     host: Option<Wanted>,
-    gpus: Option<BTreeMap<Location, Wanted>>,
+    /// Each GPU once, in ascending order: equal imports are found by the list.
+    gpus: Option<Vec<(Location, Wanted)>>,
     skips_unreachable: bool,
     origin: Option<Origin>,
     sender: Option<Party>,
@@ -125,7 +125,9 @@ impl ImportOptions {
             self.host = Some(wanted);
         } else {
             let gpus = self.gpus.get_or_insert_default();
-            gpus.insert(location, wanted);
+            gpus.retain(|(gpu, _)| *gpu != location);
+            let before = gpus.partition_point(|(gpu, _)| *gpu < location);
+            gpus.insert(before, (location, wanted));
         }
     }
 
@@ -303,15 +305,16 @@ impl ImportOptions {
     }
 
     /// Leaves GPUs out that may only read, or refuses them if the options name them.
-    fn keep_to_read_write(&self, access: &mut BTreeMap<Location, Access>) -> Result<()> {
-        let mut less = access.iter().filter(|&(_, &access)| access == Access::Read);
-        if let (Some((&gpu, &access)), true) = (less.next(), self.gpus.is_some()) {
-            let why = format!("{access} for {gpu}, but registered memory is open to every GPU");
+    fn keep_to_read_write(&self, access: &mut Vec<AccessDesc>) -> Result<()> {
+        let mut less = access.iter().filter(|gpu| gpu.access == Access::Read);
+        if let (Some(AccessDesc { location, access }), true) = (less.next(), self.gpus.is_some()) {
+            let why =
+                format!("{access} for {location}, but registered memory is open to every GPU");
             let valid =
                 "read-write access, or none: name no GPU, or have the exporter use Backing::Driver";
             return Err(Error::invalid_of("access", why, valid));
         }
-        access.retain(|_, access| *access == Access::ReadWrite);
+        access.retain(|gpu| gpu.access == Access::ReadWrite);
         Ok(())
     }
 
@@ -324,17 +327,20 @@ impl ImportOptions {
     ) -> Result<(Vec<AccessDesc>, bool)> {
         let allowed = description.access;
         let on_host = parts.iter().all(|part| part.location().is_host());
-        let mut access = BTreeMap::new();
-        for (&gpu, &wanted) in self.gpus.iter().flatten() {
-            access.insert(gpu, resolved(wanted, gpu, allowed)?);
+        let mut access = Vec::new();
+        for &(gpu, wanted) in self.gpus.iter().flatten() {
+            access.push(AccessDesc::new(gpu, resolved(wanted, gpu, allowed)?));
         }
         if self.gpus.is_none() || self.skips_unreachable {
             for (index, part) in parts.iter().enumerate() {
                 let list = reachable_gpus(driver, part.location())?;
                 if index == 0 && self.gpus.is_none() {
-                    access.extend(list.iter().map(|desc| (desc.location, allowed)));
+                    access.extend(
+                        list.iter()
+                            .map(|desc| AccessDesc::new(desc.location, allowed)),
+                    );
                 }
-                access.retain(|gpu, _| list.iter().any(|desc| desc.location == *gpu));
+                access.retain(|gpu| list.iter().any(|desc| desc.location == gpu.location));
             }
         }
         let mut backings = parts.iter().map(|part| part.backing());
@@ -346,14 +352,11 @@ impl ImportOptions {
             None if on_host => allowed,
             None => Access::None,
         };
-        let list = std::iter::once((Location::Host, host))
-            .chain(access)
-            .filter(|&(_, access)| access != Access::None)
-            .map(|(location, access)| AccessDesc { location, access })
-            .collect();
+        access.insert(0, AccessDesc::new(Location::Host, host));
+        access.retain(|desc| desc.access != Access::None);
         let here = super::BootId::current()?;
         let elsewhere = description.parts.iter().any(|p| p.identity.boot != here);
-        Ok((list, self.host.is_none() && elsewhere))
+        Ok((access, self.host.is_none() && elsewhere))
     }
 }
 

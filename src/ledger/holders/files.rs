@@ -1,6 +1,6 @@
 //! A process's open files and mappings, and filesystems of shared memory.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -36,7 +36,7 @@ pub(super) struct Fds {
     /// How many wait in its Unix sockets.
     pub in_flight: u64,
     /// Shared memory, with the bytes that exist.
-    pub shared: BTreeMap<Inode, u64>,
+    pub shared: HashMap<Inode, u64>,
 }
 
 impl Fds {
@@ -109,7 +109,7 @@ pub(super) struct Maps {
     /// Whether other parts of `/dev/nvidia*` are mapped, such as a GPU's registers.
     pub has_device: bool,
     /// Shared memory.
-    pub shared: BTreeMap<Inode, Shared>,
+    pub shared: HashMap<Inode, Shared>,
     pub has_torch: bool,
     pub has_cupy: bool,
 }

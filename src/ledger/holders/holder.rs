@@ -1,6 +1,6 @@
 //! A process that may hold memory, why, and the command that shows more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
@@ -73,7 +73,7 @@ pub struct Holder {
     pub(super) has_ended: bool,
     /// Files of shared memory, for sums over processes.
     #[serde(skip)]
-    pub(super) files: BTreeMap<Inode, Size>,
+    pub(super) files: HashMap<Inode, Size>,
 }
 
 impl Holder {

@@ -1,6 +1,6 @@
 //! The processes in `/proc`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
@@ -251,8 +251,8 @@ impl Inside {
     fn add_shared(
         &self,
         process: &Path,
-        mut open: BTreeMap<Inode, u64>,
-        mapped: BTreeMap<Inode, Shared>,
+        mut open: HashMap<Inode, u64>,
+        mapped: HashMap<Inode, Shared>,
         holder: &mut Holder,
     ) {
         for (inode, shared) in mapped {
