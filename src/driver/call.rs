@@ -210,14 +210,21 @@ impl fmt::Display for Code {
 }
 
 /// A driver call that failed, and the code it failed with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call} failed: {code}")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverError {
     /// The call.
     pub call: Call,
     /// Its result.
     pub code: Code,
 }
+
+impl fmt::Display for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed: {}", self.call, self.code)
+    }
+}
+
+impl std::error::Error for DriverError {}
 
 #[cfg(test)]
 mod tests {

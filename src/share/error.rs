@@ -1,10 +1,11 @@
 //! Sharing's error: what failed, why, and what to do.
 
+use std::fmt;
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
-use crate::driver::Explain;
-use crate::text::escape;
+use crate::driver::{Explain, error_texts};
+use crate::text::Escaping;
 use crate::{DriverError, MemoryError};
 
 /// A result with sharing's [`Error`].
@@ -13,14 +14,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The failures of a connection to another process; [`Error::remedy`] says what to do.
 ///
 /// Its text has no control characters, even if a peer or the system sent some.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Error {
     /// A failure of memory: the driver, the system, an argument.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
+    Memory(MemoryError),
     /// A peer is not trusted, or does not trust this process.
-    #[error("{} is not trusted: {}", escape(.peer), escape(.why))]
     NotTrusted {
         /// The peer: an address, a process, a certificate's name.
         peer: String,
@@ -30,7 +29,6 @@ pub enum Error {
         why: String,
     },
     /// No connection to a peer was established.
-    #[error("cannot connect to {}: {}", escape(.peer), escape(.why))]
     Unreachable {
         /// The peer's address.
         peer: String,
@@ -40,7 +38,6 @@ pub enum Error {
         why: String,
     },
     /// A connected peer has disconnected, fallen silent, or become unreachable.
-    #[error("{} is lost: {}", escape(.peer), escape(.why))]
     PeerLost {
         /// The peer.
         peer: String,
@@ -48,7 +45,6 @@ pub enum Error {
         why: String,
     },
     /// A peer violated the protocol; the connection is closed.
-    #[error("{} breaks the protocol: {}", escape(.peer), escape(.detail))]
     Protocol {
         /// The peer.
         peer: String,
@@ -56,13 +52,47 @@ pub enum Error {
         detail: String,
     },
     /// An operation did not finish in time.
-    #[error("{} took longer than {after:?}", escape(.what))]
     TimedOut {
         /// The operation.
         what: String,
         /// The time limit.
         after: Duration,
     },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // It escapes its own text.
+            Self::Memory(error) => error.fmt(f),
+            other => other.describe(&mut Escaping(f)),
+        }
+    }
+}
+
+error_texts! { Error {
+    Self::Memory(error) => ("{error}"), error.remedy();
+    Self::NotTrusted { peer, cause: _cause, why } => ("{peer} is not trusted: {why}"), _cause.remedy();
+    Self::Unreachable { peer, cause: _cause, why } => ("cannot connect to {peer}: {why}"), _cause.remedy();
+    Self::PeerLost { peer, why } => ("{peer} is lost: {why}"),
+        "check the peer's process and its log, and the network; what was imported from it before stays mapped until it is \
+         freed, but its contents are no longer maintained";
+    Self::Protocol { peer, detail } => ("{peer} breaks the protocol: {detail}"),
+        "check that the address is an egmem exchange and that both ends run compatible versions";
+    Self::TimedOut { what, after } => ("{what} took longer than {after:?}"),
+        "check that the peer runs, or wait longer";
+} }
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.memory().and_then(std::error::Error::source)
+    }
+}
+
+impl From<MemoryError> for Error {
+    fn from(error: MemoryError) -> Self {
+        Self::Memory(error)
+    }
 }
 
 impl Error {
@@ -94,23 +124,6 @@ impl Error {
             }
             ErrorKind::InvalidData => Self::protocol(peer, error.to_string()),
             _ => MemoryError::system(what, error).into(),
-        }
-    }
-
-    /// Returns what to do about it, in a sentence; nothing where the text says it.
-    pub fn remedy(&self) -> &'static str {
-        match self {
-            Self::Memory(error) => error.remedy(),
-            Self::NotTrusted { cause, .. } => cause.remedy(),
-            Self::Unreachable { cause, .. } => cause.remedy(),
-            Self::PeerLost { .. } => {
-                "check the peer's process and its log, and the network; what was imported from it before stays mapped until it is freed, but its \
-                 contents are no longer maintained"
-            }
-            Self::Protocol { .. } => {
-                "check that the address is an egmem exchange and that both ends run compatible versions"
-            }
-            Self::TimedOut { .. } => "check that the peer runs, or wait longer",
         }
     }
 

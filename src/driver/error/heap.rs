@@ -7,33 +7,56 @@ use serde::{Deserialize, Serialize};
 use crate::text::{self, Bytes};
 
 /// Why a heap has no room for a request: [`Error::HeapFull`](super::Error::HeapFull).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoRoom {
     /// The request exceeds the free bytes plus the bytes that the limit allows to add.
-    #[error("its limit does not allow that much")]
     Limit,
     /// There are enough free bytes, but not in one range. Blocks up to 2 KiB come from slabs, which are
     /// ranges of up to 64 KiB.
-    #[error("enough is free, but it is fragmented")]
     Fragments,
     /// There is a free range that is large enough, but not at an address with that alignment.
-    #[error("a free range is large enough, but has no address with that alignment")]
     Alignment,
     /// No node has enough left of its share (`Heap::spread`) for a chunk of the size needed.
-    #[error("no node has that much left of its share, which is at most {}", Bytes(*most))]
     Share {
         /// The largest share in bytes.
         most: u64,
     },
     /// The heap would grow beyond its soft limit, and the callback answered
     /// `Relief::Refuse`; background growth never calls the callback.
-    #[error("it would grow beyond its soft limit of {}, which was refused", Bytes(*bytes))]
     SoftLimit {
         /// The soft limit in bytes.
         bytes: u64,
     },
 }
+
+impl fmt::Display for NoRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Limit => f.write_str("its limit does not allow that much"),
+            Self::Fragments => f.write_str("enough is free, but it is fragmented"),
+            Self::Alignment => {
+                f.write_str("a free range is large enough, but has no address with that alignment")
+            }
+            Self::Share { most } => {
+                let most = Bytes(*most);
+                write!(
+                    f,
+                    "no node has that much left of its share, which is at most {most}"
+                )
+            }
+            Self::SoftLimit { bytes } => {
+                let bytes = Bytes(*bytes);
+                write!(
+                    f,
+                    "it would grow beyond its soft limit of {bytes}, which was refused"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for NoRoom {}
 
 remedies! {
     NoRoom {

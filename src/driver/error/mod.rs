@@ -23,7 +23,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// Its text has no control characters, even if a peer, a file or the system sent some: see [`crate::text`].
 // The texts of the variants are in texts.rs, which escapes all of them.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Error {
     /// There is no usable CUDA driver library.
@@ -55,8 +55,7 @@ pub enum Error {
         library: &'static str,
     },
     /// A driver call failed with a code that this crate has no better explanation for.
-    #[error(transparent)]
-    Driver(#[from] DriverError),
+    Driver(DriverError),
     /// The driver refused fabric handles because there is no IMEX channel.
     NoImexChannel {
         /// Where a channel would be.
@@ -272,6 +271,22 @@ pub enum Error {
     },
 }
 
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            // Its text is the call's.
+            Self::Driver(_) => None,
+            other => other.failed_call().map(|call| call as _),
+        }
+    }
+}
+
+impl From<DriverError> for Error {
+    fn from(error: DriverError) -> Self {
+        Self::Driver(error)
+    }
+}
+
 impl Error {
     /// Creates the error of a failed driver call.
     pub const fn driver(call: Call, code: Code) -> Self {
@@ -280,6 +295,10 @@ impl Error {
 
     /// Returns the failed driver call behind the error, if any.
     pub const fn driver_error(&self) -> Option<DriverError> {
+        self.failed_call().copied()
+    }
+
+    const fn failed_call(&self) -> Option<&DriverError> {
         match self {
             Self::Driver(source)
             | Self::NoImexChannel { source, .. }
@@ -288,8 +307,8 @@ impl Error {
             | Self::TooManyReferences { source }
             | Self::TooManyMappings { source, .. }
             | Self::NoPeerAccess { source, .. }
-            | Self::ContextLost { source, .. } => Some(*source),
-            Self::PlatformUnsupported { source, .. } => *source,
+            | Self::ContextLost { source, .. } => Some(source),
+            Self::PlatformUnsupported { source, .. } => source.as_ref(),
             _ => None,
         }
     }
