@@ -282,6 +282,7 @@ impl Plan {
     }
 
     /// Reserves the addresses. If they are for registered memory, threads for the first chunk's pages start meanwhile.
+    #[inline]
     fn reserve(&self, driver: &Driver) -> Result<Arc<Reservation>> {
         let options = Reservation::options().backing(self.chosen.backing);
         let all = options.reserve(driver, self.padded)?;
@@ -335,6 +336,7 @@ impl Plan {
     }
 
     /// Creates and maps a chunk; `None` after the last.
+    #[inline]
     fn make(&mut self, driver: &Driver) -> Result<Option<(usize, MappedPart)>> {
         let Some(chunk) = self.chunks.get(self.next) else {
             return Ok(None);

@@ -35,6 +35,7 @@ impl Reservation {
     /// # Errors
     /// [`Error::OutOfRange`] if it does not fit there; [`Error::InvalidArgument`] if the memory is another
     /// driver's; the driver's INVALID_VALUE if something is mapped already.
+    #[inline]
     pub fn map(self: &Arc<Self>, offset: u64, physical: &PhysicalMemory) -> Result<Mapping> {
         physical
             .driver()

@@ -60,6 +60,7 @@ impl ReservationOptions {
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 bytes or an alignment that is not a power of two;
     /// [`Error::OutOfAddresses`] if the address space has no such hole; the driver's errors.
+    #[inline]
     pub fn reserve(self, driver: &Driver, bytes: u64) -> Result<Reservation> {
         if self.alignment != 0 {
             Granularity::new(self.alignment).map_err(|_| {
@@ -70,7 +71,7 @@ impl ReservationOptions {
         let (start, addresses) = if self.for_pages {
             let alignment = self.alignment.max(Granularity::TWO_MIB.bytes());
             let addresses = Addresses::reserve(size, alignment, self.hint)?;
-            (DevicePtr(addresses.start()), Some(addresses))
+            (DevicePtr(addresses.start()), Some(Box::new(addresses)))
         } else {
             let start = driver.mem_address_reserve(size, self.alignment, self.hint);
             let start = start.map_err(|error| match error {
@@ -100,8 +101,8 @@ pub struct Reservation {
     driver: Driver,
     start: DevicePtr,
     size: u64,
-    /// Reserved by the kernel, for pages of this process; `None`: by the driver.
-    addresses: Option<Addresses>,
+    /// Reserved by the kernel, for pages of this process; `None`: by the driver. Boxed, because reservations move.
+    addresses: Option<Box<Addresses>>,
 }
 
 impl Reservation {
@@ -129,8 +130,8 @@ impl Reservation {
     }
 
     /// Returns the addresses for pages of this process.
-    pub(crate) const fn addresses(&self) -> Option<&Addresses> {
-        self.addresses.as_ref()
+    pub(crate) fn addresses(&self) -> Option<&Addresses> {
+        self.addresses.as_deref()
     }
 
     pub(super) const fn driver(&self) -> &Driver {

@@ -139,6 +139,7 @@ impl PhysicalMemory {
         Ok(memory)
     }
 
+    #[inline]
     fn new(
         driver: &Driver,
         handle: Option<PhysicalHandle>,

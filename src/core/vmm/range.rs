@@ -263,6 +263,7 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
 
 impl<P> MappedRange<P> {
     /// Begins a range, to which so many parts are added.
+    #[inline]
     pub(crate) fn with_capacity(parts: usize) -> Self {
         Self {
             mappings: Vec::with_capacity(parts),
@@ -274,6 +275,7 @@ impl<P> MappedRange<P> {
     }
 
     /// Adds a part, which is mapped behind those before it.
+    #[inline]
     pub(crate) fn push(&mut self, part: MappedPart<P>) {
         let MappedPart { mapping, memory } = part;
         self.start = mapping.reservation().start();
