@@ -164,11 +164,11 @@ impl<'py, T: FromPyObjectOwned<'py, Error = PyErr>> FromPyObject<'_, 'py> for On
 
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let object = given.as_ptr();
-        // An array of one number is that number.
-        // SAFETY: `given` is a live object, and the thread is attached. Both functions only look at the object's type.
-        let is_sequence =
-            unsafe { ffi::PySequence_Check(object) == 1 && ffi::PyIndex_Check(object) == 0 };
-        if is_sequence && !given.is_instance_of::<PyString>() {
+        // SAFETY: `given` is a live object, and the thread is attached. The function only looks at the object's type.
+        let is_sequence = unsafe { ffi::PySequence_Check(object) == 1 };
+        // An array of one number is that number; one of several has the same type.
+        let is_number = || given.call_method0("__index__").is_ok();
+        if is_sequence && !given.is_instance_of::<PyString>() && !is_number() {
             let List(values) = given.extract()?;
             return Ok(Self::Each(values));
         }

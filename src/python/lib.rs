@@ -61,8 +61,12 @@ mod _egmem {
     fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::interpreter::expect_first()?;
         // PyO3 makes the exception about an argument of another type by attaching again. Late in the interpreter's shutdown,
-        // where `Py_IsInitialized` says no, it panics there unless it has seen the interpreter before.
-        Python::initialize();
+        // where `Py_IsInitialized` says no, it panics there unless it has seen the interpreter before. An import that is as late
+        // must not start the interpreter anew.
+        // SAFETY: always may be called.
+        if unsafe { pyo3::ffi::Py_IsInitialized() } != 0 {
+            Python::initialize();
+        }
         Ok(())
     }
 

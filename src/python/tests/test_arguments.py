@@ -147,7 +147,7 @@ def test_shapes_may_leave_one_dimension_open(driver):
         assert "pass shape=" in caught.value.remedy
 
 
-@pytest.mark.parametrize("gpus", [1, [1], (1,), range(1, 2)])
+@pytest.mark.parametrize("gpus", [1, [1], (1,), range(1, 2), np.int64(1), np.array(1), np.array([1])])
 def test_one_gpu_or_several_have_access(driver, gpus):
     buffer = egmem.Buffer(1, access_by=gpus, driver=driver)
     assert [buffer.access(gpu) for gpu in range(4)] == ["", "rw", "", ""]
@@ -155,6 +155,11 @@ def test_one_gpu_or_several_have_access(driver, gpus):
     for memory in (egmem.Heap(0, access_by=gpu, driver=driver).allocate(1), egmem.Pool(0, access_by=gpu, driver=driver).allocate(1)):
         assert memory.access(gpu) == "rw" and memory.access(2) == ""
     egmem.kv.Tier(1, 4096, access_by=gpu, driver=driver)
+
+
+def test_an_array_of_several_numbers_is_a_list(driver):
+    buffer = egmem.Buffer(1, access_by=np.array([0, 2]), driver=driver)
+    assert [buffer.access(gpu) for gpu in range(4)] == ["rw", "", "rw", ""]
 
 
 def test_what_is_no_list_is_named(driver):

@@ -165,3 +165,24 @@ def test_only_a_missing_class_makes_another_error(driver, monkeypatch):
     monkeypatch.setattr(errors, "__getattr__", interrupted, raising=False)
     with pytest.raises(KeyboardInterrupt):
         egmem.Buffer(1, node=17, driver=driver)
+
+
+def test_a_first_import_late_in_the_shutdown_starts_no_interpreter():
+    program = """
+import os
+
+class Late:
+    def __init__(self):
+        self.own, self.os = self, os
+
+    def __del__(self):
+        try:
+            import egmem
+        except ImportError:
+            pass
+        self.os.write(1, b"late")
+
+Late()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "late"), ended.stderr
