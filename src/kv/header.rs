@@ -187,11 +187,11 @@ const DOZE: Duration = Duration::from_micros(200);
 /// The time for which a call waits for a process that has something, lives and does not go on.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 5000 });
 
-/// A thread that does not look at what it waits for for so long is stopped, and not only slow.
+/// A thread that waits and has not looked for so long was stopped, and is not only slow.
 const STOP: Duration = Duration::from_secs(1);
 
 /// A wait that may take too long. Its time begins again with each step that work on many pages makes, and where this process itself
-/// was stopped: it looks every few milliseconds otherwise.
+/// was stopped.
 pub(crate) struct Wait {
     patience: Duration,
     since: Instant,

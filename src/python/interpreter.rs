@@ -3,7 +3,7 @@
 //! Python runs signal handlers in the main thread only: Ctrl-C is answered while a call there waits. Other threads go on
 //! waiting.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -216,22 +216,29 @@ static RUNS: PerProcess<(Mutex<Runs>, Condvar)> = PerProcess::new();
 /// How long the interpreter's end waits for code of Python's in other threads.
 const END: Duration = Duration::from_secs(5);
 
+thread_local! {
+    /// The runs that this thread is in: code of Python's calls this crate, which runs code again.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
+
 /// Counts a run of code, and its end when it is dropped.
 struct Run(&'static (Mutex<Runs>, Condvar));
 
 impl Run {
-    /// Begins a run. While the interpreter ends, a thread other than the one that ends it waits: for ever from then on that it
-    /// asks for the GIL, because PyO3 holds it there. A program may call the functions of its end and go on, and so does the
-    /// thread then.
+    /// Begins a run. While the interpreter ends, a thread other than the one that ends it waits, unless it is in a run, for which
+    /// the end waits: for ever from then on that it asks for the GIL, because PyO3 holds it there. A program may call the functions
+    /// of its end and go on, and so does the thread then.
     fn begin(py: Python<'_>) -> Self {
         let runs = RUNS.get(|_| Default::default());
         let here = thread::current().id();
         loop {
             let mut state = lock(&runs.0);
             match state.ends {
-                Some((ends, since)) if ends != here && since.elapsed() < 2 * END => {}
+                Some((ends, since))
+                    if ends != here && DEPTH.get() == 0 && since.elapsed() < 2 * END => {}
                 _ => {
                     state.count += 1;
+                    DEPTH.set(DEPTH.get() + 1);
                     return Self(runs);
                 }
             }
@@ -243,6 +250,7 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
         lock(&self.0.0).count -= 1;
         self.0.1.notify_all();
     }

@@ -98,7 +98,8 @@ pub fn check_private(folder: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// Creates a listening socket at `path`: for its user only, unless `peers` admits others.
+/// Creates a listening socket at `path`: for its user only, unless `peers` admits others. The file is dropped before the socket, as
+/// the result does: a process that begins to listen there once the socket is closed would lose its own.
 ///
 /// Replaces a socket file at which no process listens any more, but not one at which a process does. Children that a process has forked
 /// do not listen. The socket listens and has its permissions before its file appears at the path: it is bound to a name beside it,
@@ -107,13 +108,13 @@ pub fn check_private(folder: &Path) -> io::Result<()> {
 /// # Errors
 /// [`System`](MemoryError::System) that names the path: `AddrInUse` if a process listens there, or if the file is not a
 /// socket.
-pub fn listen(path: &Path, peers: &Peers) -> MemoryResult<(OwnedFd, SocketFile)> {
+pub fn listen(path: &Path, peers: &Peers) -> MemoryResult<(SocketFile, OwnedFd)> {
     address(path)?;
     let listening = listen_at(path, peers, &rename);
     listening.map_err(failed(format!("listening at {}", path.display())))
 }
 
-fn listen_at(path: &Path, peers: &Peers, rename: Rename<'_>) -> io::Result<(OwnedFd, SocketFile)> {
+fn listen_at(path: &Path, peers: &Peers, rename: Rename<'_>) -> io::Result<(SocketFile, OwnedFd)> {
     let folder = path.parent().unwrap_or(Path::new(""));
     let mut beside = free_name(folder)?;
     let mut opened = None;
@@ -137,7 +138,7 @@ fn listen_at(path: &Path, peers: &Peers, rename: Rename<'_>) -> io::Result<(Owne
     fs::set_permissions(&beside, Permissions::from_mode(mode))?;
     place(&beside, path, rename)?;
     file.path = path.to_owned();
-    Ok((socket, file))
+    Ok((file, socket))
 }
 
 /// Returns a free name in a folder.
@@ -279,7 +280,7 @@ impl Listener {
     /// # Errors
     /// [`System`](MemoryError::System) that names the path, also if another process listens there.
     pub fn bind(path: impl AsRef<Path>, peers: Peers) -> Result<Self> {
-        let (socket, file) = listen(path.as_ref(), &peers)?;
+        let (file, socket) = listen(path.as_ref(), &peers)?;
         Ok(Self {
             file,
             socket,
@@ -373,12 +374,12 @@ mod tests {
     fn the_file_is_the_users_and_goes_with_the_socket() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let (_socket, file) = listen(&path, &Peers::same_user()).unwrap();
+        let (file, _socket) = listen(&path, &Peers::same_user()).unwrap();
         assert_eq!(mode(&path), 0o600);
         drop(connect(&path, SHORT).unwrap());
         drop(file);
         assert!(!path.exists());
-        let (_socket, _file) = listen(&path, &Peers::default().any_user()).unwrap();
+        let (_file, _socket) = listen(&path, &Peers::default().any_user()).unwrap();
         assert_eq!(mode(&path), 0o666);
     }
 
@@ -395,7 +396,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let peers = Peers::same_user();
-        let (first, first_file) = listen(&path, &peers).unwrap();
+        let (first_file, first) = listen(&path, &peers).unwrap();
         let error = listen(&path, &peers).unwrap_err();
         assert!(matches!(error, MemoryError::System { .. }), "{error}");
         // As after a crash: closed, with the file still present.
@@ -407,7 +408,7 @@ mod tests {
                 ..
             })
         ));
-        let (_second, _second_file) = listen(&path, &peers).unwrap();
+        let (_second_file, _second) = listen(&path, &peers).unwrap();
         // The first one's file is gone; dropping it leaves the second one's alone.
         drop(first_file);
         drop(connect(&path, SHORT).unwrap());
@@ -432,7 +433,7 @@ mod tests {
             assert_eq!(path.as_os_str().len(), length);
             let (dead, _dead_file) = listen(&path, &peers).unwrap();
             drop(dead);
-            let (_socket, file) = listen(&path, &peers).unwrap();
+            let (file, _socket) = listen(&path, &peers).unwrap();
             drop(connect(&path, SHORT).unwrap());
             assert_eq!(fs::read_dir(&inner).unwrap().count(), 1);
             drop(file);
@@ -455,12 +456,12 @@ mod tests {
         // A process that may read the folder keeps nobody from listening.
         let reader = File::open(folder.path()).unwrap();
         rustix::fs::flock(&reader, FlockOperation::LockExclusive).unwrap();
-        let (first, first_file) = listen_at(&path, &peers, &plain).unwrap();
+        let (first_file, first) = listen_at(&path, &peers, &plain).unwrap();
         let error = listen_at(&path, &peers, &plain).unwrap_err();
         assert_eq!((error.kind(), files()), (io::ErrorKind::AddrInUse, 1));
         drop(connect(&path, SHORT).unwrap());
         drop(first);
-        let (_second, _second_file) = listen_at(&path, &peers, &plain).unwrap();
+        let (_second_file, _second) = listen_at(&path, &peers, &plain).unwrap();
         drop(first_file);
         drop(connect(&path, SHORT).unwrap());
         assert_eq!(files(), 1);
@@ -516,7 +517,7 @@ mod tests {
     fn a_full_backlog_does_not_hold_up_for_ever() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let (socket, _file) = listen(&path, &Peers::same_user()).unwrap();
+        let (_file, socket) = listen(&path, &Peers::same_user()).unwrap();
         rustix::net::listen(&socket, 0).unwrap();
         let _waiting = connect(&path, SHORT).unwrap();
         let error = connect(&path, SHORT).unwrap_err();

@@ -403,9 +403,10 @@ access_checks!(unsafe impl [P] for MappedRange<P>, |this| this.all());
 
 impl<P> Drop for MappedRange<P> {
     fn drop(&mut self) {
-        for (mapping, part) in self.mappings.drain(..).zip(self.parts.drain(..)) {
+        // From the end, where a reservation forgets a mapping at once.
+        while let Some(mapping) = self.mappings.pop() {
             drop(mapping);
-            drop(part);
+            drop(self.parts.pop());
         }
     }
 }

@@ -182,7 +182,7 @@ async fn bind_unix(path: PathBuf, peers: Peers) -> Result<Socket> {
         let path = path.clone();
         move || socket::listen(&path, &peers)
     });
-    let (listener, file) = bound.await.map_err(|error| failed(error.into()))??;
+    let (file, listener) = bound.await.map_err(|error| failed(error.into()))??;
     let listener = BlockingListener::from(listener);
     listener.set_nonblocking(true).map_err(failed)?;
     let listener = UnixListener::from_std(listener).map_err(failed)?;

@@ -229,15 +229,16 @@ impl<T> Ahead<T> {
     /// whether they are writable.
     pub(crate) fn populate(&self) -> bool {
         let (start, bytes) = (self.bytes.start, self.bytes.len());
-        // SAFETY: within the mapping, which lives as long as `self`.
+        // SAFETY: the bytes are within the mapping, as `ahead` has checked, and it lives as long as `self`.
         let from = unsafe { self.mapping.start.as_ptr().cast::<u8>().add(start) };
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: as above; the mapping belongs to the table alone, which has all access to it at most.
+        // SAFETY: as above. Only the table uses the mapping, and it never takes access away: bytes that another thread has
+        // made writable meanwhile, and writes, stay so.
         if unsafe { libc::mprotect(from.cast(), bytes, access) } != 0 {
             return false;
         }
         // A kernel that cannot (before Linux 5.14), or has no memory, provides it or fails when it is written.
-        // SAFETY: changes no byte.
+        // SAFETY: as above; pages that exist stay, with their bytes.
         unsafe { libc::madvise(from.cast(), bytes, libc::MADV_POPULATE_WRITE) };
         true
     }

@@ -42,16 +42,16 @@ pub(crate) struct Private {
 }
 
 impl Private {
-    /// Has a number for each page, 8 bytes.
+    /// Has a number for each page: 8 bytes, which the kernel gives once they are written.
     ///
     /// # Errors
-    /// [`System`](crate::MemoryError::System) without memory for them.
+    /// [`System`](crate::MemoryError::System) without addresses for them.
     pub(crate) fn new(geometry: &Geometry) -> Result<Self> {
         let pages = geometry.pages as usize;
-        let mut users = list_for(pages)?;
-        users.resize(pages, 0);
+        // What follows would end the process instead.
+        drop(list_for::<u64>(pages)?);
         Ok(Self {
-            users,
+            users: vec![0; pages],
             ..Self::default()
         })
     }

@@ -108,6 +108,34 @@ def test_exit_while_daemon_threads_run_functions_of_the_program():
     )
 
 
+def test_a_function_of_the_program_that_runs_at_the_exit_may_call_egmem():
+    program = """
+import os, threading, time, egmem, egmem.kv
+tier = egmem.kv.Tier(pages=100, page_bytes=4096)
+called = threading.Event()
+
+def told(event):
+    called.set()
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        try:
+            egmem.Buffer(1, node=99)
+        except egmem.NoSuchPlace:
+            pass
+    os.write(1, b"returned")
+
+def store():
+    with tier.prepare_store([b"key"]) as store:
+        store.commit()
+
+subscription = tier.on_event(told)
+threading.Thread(target=store, daemon=True).start()
+called.wait()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, "EGMEM_SIM": "gh200"})
+    assert (ended.returncode, ended.stdout) == (0, "returned"), ended.stderr
+
+
 def test_a_forked_child_is_refused():
     out = run(
         """

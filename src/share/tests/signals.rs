@@ -65,7 +65,7 @@ fn a_connection_is_waited_for_so_long() {
         let error = listener.accept().unwrap_err();
         assert!(matches!(error, crate::Error::TimedOut { .. }), "{error}");
     }));
-    let (full, _file) = socket::listen(&folder.path().join("full"), &Peers::same_user()).unwrap();
+    let (_file, full) = socket::listen(&folder.path().join("full"), &Peers::same_user()).unwrap();
     rustix::net::listen(&full, 0).unwrap();
     let connect = || socket::connect(&folder.path().join("full"), SHORT);
     let _waiting = connect().unwrap();
