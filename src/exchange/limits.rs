@@ -48,8 +48,8 @@ limits! {
     #[serde(default, deny_unknown_fields)]
     #[non_exhaustive]
     pub struct Limits {
-        /// Bytes of a frame. Of frames with more than 64 KiB a server reads at most 64 at once, and 4 of one peer; the
-        /// others wait. It writes as many.
+        /// Bytes of a frame that is read. A server reads no frames of more than 68 KiB: no request is so long. Of answers
+        /// with more than 64 KiB it writes at most 64 at once, and 4 to one peer; the others wait.
         pub frame_bytes: u32 = 4 << 20,
         /// File descriptors that a server has open for one peer: those being sent to it. For all peers together it is half of
         /// `RLIMIT_NOFILE`.
@@ -74,7 +74,7 @@ limits! {
         /// Requests of one connection that are not answered yet.
         pub requests_in_flight: usize = 64,
         /// The same for all connections of one peer, of requests that may wait. A `create` counts once more for each 2 KiB of its
-        /// list of peers, and a `held` for each 2 KiB of its leases.
+        /// list of peers.
         pub requests_per_peer: usize = 65_536,
         /// The same for all peers together.
         pub requests: usize = 262_144,

@@ -27,8 +27,10 @@ pub const OLDEST: u16 = 2;
 pub const MAGIC: &str = "egmem";
 /// The most bytes of a hello's frame.
 pub const MAX_HELLO: u32 = 4 << 10;
-/// The most leases in [`Leases`].
-pub const MAX_LISTED: usize = 65_536;
+/// The most bytes of a request's frame: one that creates memory may list 64 KiB of peers.
+pub const MAX_REQUEST: u32 = 68 << 10;
+/// The most leases in one message.
+pub const MAX_LISTED: usize = 1024;
 
 /// The first frame, from the client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -134,8 +136,9 @@ pub enum Ask {
     /// Requests handles and a lease, answered by [`Answer::Granted`].
     Fetch(Fetch),
     /// After a session was resumed: the leases that the client has. The session's other leases end, because their grants
-    /// never arrived. Answered by [`Answer::Expired`]. Without this request all leases go on.
-    Held(Leases),
+    /// never arrived. Events about recalled ones are sent again. Answered by [`Answer::Expired`]. Without this request all
+    /// leases go on.
+    Held(Held),
     /// Ends a lease: its memory is unmapped. Answered by [`Answer::Done`].
     Release(Release),
     /// Reports that the word at the probe's place is written, answered by
@@ -186,6 +189,20 @@ pub struct Fetch {
     /// Refuse with `wrong_owner` if the name has another owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
+}
+
+/// See [`Ask::Held`]. Several requests list the leases of a client that has many.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// The client's leases in ascending order, each once, at most [`MAX_LISTED`].
+    #[serde(deserialize_with = "ascending")]
+    pub leases: Vec<u64>,
+    /// This request is about leases after this one only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<u64>,
+    /// Whether it is about leases up to the last of `leases` only: the next request is about those after it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub more: bool,
 }
 
 /// Leases in ascending order, each once, at most [`MAX_LISTED`].
@@ -424,10 +441,8 @@ const fn is_false(flag: &bool) -> bool {
 fn ascending<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
     let leases = BTreeSet::deserialize(deserializer)?;
     if leases.len() > MAX_LISTED {
-        return Err(de::Error::invalid_length(
-            leases.len(),
-            &"at most 65536 leases",
-        ));
+        let most = "at most 1024 leases";
+        return Err(de::Error::invalid_length(leases.len(), &most));
     }
     Ok(Vec::from_iter(leases))
 }

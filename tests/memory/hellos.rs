@@ -1,6 +1,6 @@
 //! Peers that only say hello.
 
-use egmem::exchange::protocol::{Ask, Leases};
+use egmem::exchange::protocol::{Ask, Held, MAX_LISTED};
 
 use crate::peer::{Peer, hello, request};
 use crate::setting::{CONNECTION, Setting, Transport};
@@ -9,8 +9,21 @@ use crate::setting::{CONNECTION, Setting, Transport};
 #[test]
 fn a_peer_without_rights_cannot_grow_the_server() {
     let mut setting = Setting::new(Transport::Tcp);
-    let leases = (1 << 20..(1 << 20) + 45_000).collect();
-    let held = request(1, Ask::Held(Leases { leases }));
+    let parts = (0..44).map(|part| {
+        let first = (1 << 20) + part * MAX_LISTED as u64;
+        let leases = (first..first + MAX_LISTED as u64).collect();
+        let after = Some(first - 1);
+        let more = true;
+        request(
+            part,
+            Ask::Held(Held {
+                leases,
+                after,
+                more,
+            }),
+        )
+    });
+    let held = parts.collect::<Vec<_>>().concat();
     let resume = |setting: &Setting, times: usize| {
         let mut peers = Vec::new();
         setting.runtime.block_on(async {

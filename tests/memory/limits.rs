@@ -2,7 +2,7 @@
 
 use egmem::driver::{Access, HandleType};
 use egmem::exchange::Limits;
-use egmem::exchange::protocol::{Ask, Fetch, Leases, MAX_LISTED, encode};
+use egmem::exchange::protocol::{Ask, Fetch, MAX_REQUEST, encode};
 
 use crate::host::{IN_PARTS, NEVER};
 use crate::messages::create;
@@ -11,7 +11,7 @@ use crate::setting::{CONNECTION, REQUEST, Setting, Transport};
 
 /// Connections of the peer.
 const MANY: usize = 32;
-/// The most bytes of a frame that needs no permit, and how many larger ones of a peer are read at once.
+/// The most bytes of an answer that needs no permit, and how many larger ones of a peer are written at once.
 const SMALL: usize = 64 << 10;
 const LARGE: usize = 4;
 
@@ -35,25 +35,29 @@ fn flood(setting: &Setting, peers: Vec<Peer>, bytes: &[u8]) -> Vec<tokio::task::
 }
 
 #[test]
-fn few_unfinished_frames_of_a_peer_become_large() {
+fn unfinished_frames_are_no_longer_than_a_request() {
     let mut setting = setting(Limits::default());
-    let size = 4_u32 << 20;
-    let frame = [&size.to_be_bytes()[..], &vec![0; size as usize - 1]].concat();
+    let frame = |size: u32| [&size.to_be_bytes()[..], &vec![0; size as usize - 1]].concat();
     let before = setting.before();
-    let floods = flood(&setting, setting.greet(MANY), &frame);
-    let large = LARGE * size as usize;
-    until("the large ones are there", || {
-        setting.host.look().live > before.live + large
+    let floods = flood(&setting, setting.greet(MANY), &frame(MAX_REQUEST));
+    let all = MANY * MAX_REQUEST as usize;
+    until("they are there", || {
+        setting.host.look().live > before.live + all
     });
     let now = setting.host.settled(0);
-    assert_eq!(now.connections as usize, MANY, "the others wait");
+    assert_eq!(now.connections as usize, MANY);
     let grown = now.peak.saturating_sub(before.live);
     // While a buffer grows there is an old one of half its size.
-    let most = large + large / 2 + MANY * (CONNECTION + 2 * SMALL);
+    let most = all + all / 2 + MANY * CONNECTION;
     println!("at most {grown} of {most} bytes");
     assert!(grown <= most, "{grown} bytes");
     floods.iter().for_each(|flood| flood.abort());
     setting.given_back("unfinished frames", &before);
+    let longer = flood(&setting, setting.greet(MANY), &frame(MAX_REQUEST + 1));
+    until("longer ones end their connections", || {
+        setting.host.look().connections == 0
+    });
+    longer.iter().for_each(|flood| flood.abort());
     // It is served as before.
     drop(setting.greet(1));
 }
@@ -101,21 +105,6 @@ fn patient() -> Limits {
     let mut limits = Limits::default();
     (limits.write, limits.frame) = (PATIENCE, PATIENCE);
     limits
-}
-
-#[test]
-fn few_long_lists_of_leases_are_kept_for_peers_that_do_not_read() {
-    let setting = Setting::with(Transport::Tcp, patient(), 60, 0);
-    let leases = (1 << 40..(1_u64 << 40) + MAX_LISTED as u64).collect();
-    let size = 9 * MAX_LISTED;
-    // Read: the frame, the decoder's scratch, the numbers as a set and as a list. Written: the list, its encoding, the frame.
-    unread(
-        setting,
-        "held",
-        Ask::Held(Leases { leases }),
-        size,
-        8 * size,
-    );
 }
 
 #[test]

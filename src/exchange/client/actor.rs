@@ -13,11 +13,11 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use zeroize::Zeroizing;
 
-use super::buffer::{ClientLease, Held, LeaseState};
+use super::buffer::{ClientLease, HeldLease, LeaseState};
 use super::connect::{Terms, UNASKED, decode_from, establish, refused};
 use super::session::{ClientSession, Link, RELEASES, Reply, Request, SessionState, SessionUser};
 use crate::limits::deadline;
-use crate::protocol::{Answer, Ask, Ended, Event, FromServer, MAX_LISTED, Withdrawing, encode};
+use crate::protocol::{Answer, Ask, Ended, Event, FromServer, Withdrawing, encode};
 use crate::tls::{Credential, WALL_CLOCK, reloaded};
 use crate::transport::{Connection, FrameReader, FrameWriter};
 use crate::{Distrust, Error, Refusal, Result, Security};
@@ -252,8 +252,7 @@ impl ClientSession {
     }
 
     /// Returns the next request to write, encoded: first those of the session itself. A request of more than `limit`
-    /// bytes fails, as does a fetch of more leases than one request can list, and one whose user no longer waits is
-    /// dropped.
+    /// bytes fails, and one whose user no longer waits is dropped.
     fn next_frame(&self, limit: usize) -> Option<Zeroizing<Vec<u8>>> {
         let mut state = self.lock();
         loop {
@@ -263,18 +262,12 @@ impl ClientSession {
             }
             let id = state.next_id;
             let bytes = encode(&(id, &request.ask));
-            // Otherwise a later connection would not say which of them have ended. Each number takes 9 bytes at most.
-            let leases = MAX_LISTED.min(limit.saturating_sub(64) / 9);
-            let (what, limit) = if bytes.len() > limit {
-                ("bytes in a frame that the server reads", limit)
-            } else if request.is_fetch() && state.leases_and_fetches() >= leases {
-                ("leases of a client", leases)
-            } else {
+            if bytes.len() <= limit {
                 state.next_id += 1;
                 state.pending.insert(id, request);
                 return Some(bytes);
-            };
-            let limit = limit as u64;
+            }
+            let (what, limit) = ("bytes in a frame that the server reads", limit as u64);
             request.finish(Err(Error::LimitReached { what, limit }));
         }
     }
@@ -325,7 +318,7 @@ impl ClientSession {
             // A change, which `RemoteBuffer::changed` returns.
             state.send_replace(recalled.clone());
         }
-        session.leases.insert(lease, Held { name, state });
+        session.leases.insert(lease, HeldLease { name, state });
         let instance = session.terms.welcome.instance;
         drop(session);
         Ok(ClientLease {
@@ -423,12 +416,6 @@ impl SessionState {
             return self.queue.pop_front();
         }
         self.internal.pop_front().or_else(|| self.queue.pop_front())
-    }
-
-    /// Returns how many leases this end has or has asked for.
-    fn leases_and_fetches(&self) -> usize {
-        let fetches = self.pending.values().filter(|request| request.is_fetch());
-        self.leases.len() + fetches.count()
     }
 }
 

@@ -493,13 +493,13 @@ impl fmt::Display for LeaseState {
 }
 
 /// The session's state of a lease.
-pub(super) struct Held {
+pub(super) struct HeldLease {
     pub(super) name: String,
     /// Dropped once the lease is released.
     pub(super) state: watch::Sender<LeaseState>,
 }
 
-impl Held {
+impl HeldLease {
     /// Sets the state, unless the lease is lost, which is final.
     pub(super) fn set_state(&self, to: LeaseState) {
         self.state.send_if_modified(|now| {

@@ -96,8 +96,7 @@ impl FetchOptions {
     /// # Errors
     /// [`Error::Refused`] by the server: `not_found`, `forbidden`, `no_common_handle`, `closing` …;
     /// [`Error::Mismatched`] for an [unexpected](Self::expect_owner) owner; [`Error::Import`] if the driver
-    /// cannot import it; [`Error::DataPlane`] if the two ends do not see the same bytes; [`Error::LimitReached`] for more
-    /// leases than the client can list after a reconnect, 65,536 or fewer if the server reads small frames alone;
+    /// cannot import it; [`Error::DataPlane`] if the two ends do not see the same bytes;
     /// [`PeerLost`](crate::ShareError::PeerLost), [`TimedOut`](crate::ShareError::TimedOut),
     /// [`Protocol`](crate::ShareError::Protocol). Nothing stays leased or mapped then.
     ///

@@ -10,11 +10,11 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
-use super::buffer::{ClientLease, Held, LeaseState};
+use super::buffer::{ClientLease, HeldLease, LeaseState};
 use super::connect::{Dial, Terms, is_final, refused};
 use crate::limits::deadline;
 use crate::per_driver::lock;
-use crate::protocol::{Answer, Ask, Leases, Release};
+use crate::protocol::{Answer, Ask, Held, MAX_LISTED, Release};
 use crate::share::InstanceId;
 use crate::{Driver, Error, Refusal, Result, ShareError};
 
@@ -48,10 +48,6 @@ impl Request {
 
     pub(super) const fn is_release(&self) -> bool {
         matches!(self.ask, Ask::Release(_))
-    }
-
-    pub(super) const fn is_fetch(&self) -> bool {
-        matches!(self.ask, Ask::Fetch(_))
     }
 
     /// Ends the request. If its user no longer waits, the reply's lease and fds are dropped.
@@ -94,7 +90,7 @@ pub(super) struct SessionState {
     /// Requests that were written and are not answered yet.
     pub(super) pending: HashMap<u64, Request>,
     /// The leases of this instance of the server.
-    pub(super) leases: HashMap<u64, Held>,
+    pub(super) leases: HashMap<u64, HeldLease>,
     /// When the server was heard, or its silence was counted last.
     pub(super) heard: Instant,
     /// How long the server has been silent. Time in which this process did not run counts little, because then the
@@ -405,8 +401,9 @@ impl ClientSession {
         state.terms = Arc::new(terms.clone());
         if terms.welcome.resumed {
             // Before all else: leases that this end does not have end then, because their grants never arrived.
-            let held = Ask::Held(state.held());
-            state.internal.push_front(Request::own(held));
+            for held in state.held().into_iter().rev() {
+                state.internal.push_front(Request::own(Ask::Held(held)));
+            }
         }
         state.heard();
         self.link.send_replace(Link::Up);
@@ -427,11 +424,31 @@ impl SessionState {
         }
     }
 
-    /// Returns the leases that this end has.
-    fn held(&self) -> Leases {
-        let mut leases: Vec<_> = self.leases.keys().copied().collect();
+    /// Returns the leases that this end has, in parts that the server reads.
+    fn held(&self) -> Vec<Held> {
+        // Each number takes 9 bytes at most.
+        let most = (self.terms.welcome.frame_bytes as usize).saturating_sub(64) / 9;
+        let most = most.clamp(1, MAX_LISTED);
+        let mut leases: Vec<u64> = self.leases.keys().copied().collect();
         leases.sort_unstable();
-        Leases { leases }
+        let mut parts: Vec<Held> = Vec::new();
+        for part in leases.chunks(most) {
+            let after = parts
+                .last()
+                .and_then(|before| before.leases.last().copied());
+            let leases = part.to_vec();
+            let more = true;
+            parts.push(Held {
+                leases,
+                after,
+                more,
+            });
+        }
+        match parts.last_mut() {
+            Some(last) => last.more = false,
+            None => parts.push(Held::default()),
+        }
+        parts
     }
 }
 

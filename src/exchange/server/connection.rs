@@ -140,8 +140,7 @@ impl Conversation<'_> {
         let mut ended = pin!(core.ended.cancelled());
         let mut excused = Duration::ZERO;
         loop {
-            let notifying = self.notify(|| core.ended.is_cancelled());
-            let more = while_not_reading(reader, notifying).await?;
+            let more = self.notify(|| core.ended.is_cancelled()).await?;
             // Biased select: a flood of events must not starve reads. The server must hear a client that it sends
             // to, and drop it when it falls silent.
             tokio::select! {
@@ -161,10 +160,10 @@ impl Conversation<'_> {
                     if let Ok(answered) = done
                         && !session.is_dismissed()
                     {
-                        while_not_reading(reader, self.answer(answered)).await?;
+                        self.answer(answered).await?;
                     }
                 }
-                frame = reader.read(core.options.limits.frame_bytes) => {
+                frame = reader.read(core.frame_bytes()) => {
                     let Some(frame) = frame? else {
                         return Ok(());
                     };
@@ -231,11 +230,8 @@ impl Conversation<'_> {
         if self.link.session.is_dismissed() {
             return Ok(());
         }
-        let Frame { bytes, permit, .. } = frame;
-        let request: Request = decode(&bytes)?;
-        drop(bytes);
-        // Other requests that are long once decoded are refused at once.
-        let permit = permit.filter(|_| matches!(request.1, Ask::Held(_)));
+        let request: Request = decode(&frame.bytes)?;
+        drop(frame);
         self.core.count(|stats| &mut stats.requests);
         let (core, link) = (Arc::clone(self.core), Arc::clone(self.link));
         // If the allocator panics, only a task of the request's own ends.
@@ -248,15 +244,12 @@ impl Conversation<'_> {
             poll_fn(|cx| Poll::Ready(handling.as_mut().poll(cx))).await
         };
         match polled {
-            Poll::Ready(answered) => {
-                drop(permit);
-                self.answer(answered).await?;
-            }
+            Poll::Ready(answered) => self.answer(answered).await?,
             Poll::Pending => {
                 let running = self.core.tasks.token();
                 self.jobs.spawn(async move {
                     let answered = handling.await;
-                    drop((running, permit));
+                    drop(running);
                     answered
                 });
             }
@@ -320,22 +313,10 @@ impl Conversation<'_> {
     }
 }
 
-/// Writes. If that takes long, the reader gives up its place among those that wait for a permit: it would hold one and not read.
-async fn while_not_reading<T>(reader: &mut FrameReader, writing: impl Future<Output = T>) -> T {
-    let mut writing = pin!(writing);
-    match poll_fn(|cx| Poll::Ready(writing.as_mut().poll(cx))).await {
-        Poll::Ready(written) => written,
-        Poll::Pending => {
-            reader.leave_queue();
-            writing.await
-        }
-    }
-}
-
 /// Records the releases that a client sent before it closed the connection. A client that ends does not wait for the
 /// answers, so writing one may fail before all releases were read.
 async fn last_releases(core: &Arc<ServerCore>, reader: &mut FrameReader, link: &Link) {
-    while let Ok(Some(frame)) = reader.read(core.options.limits.frame_bytes).await {
+    while let Ok(Some(frame)) = reader.read(core.frame_bytes()).await {
         let Ok::<Request, _>((_, ask)) = decode(&frame.bytes) else {
             return;
         };

@@ -17,6 +17,7 @@ use super::publication::Registered;
 use super::quota::{Quota, Refused, What};
 use super::registry::ServerState;
 use crate::per_driver::lock;
+use crate::protocol::MAX_REQUEST;
 use crate::share::{BootId, InstanceId};
 use crate::transport::SharedPeers;
 use crate::{Refusal, Result, Security, Tls};
@@ -106,6 +107,11 @@ impl ServerCore {
             lease, heartbeat, ..
         } = self.options;
         lease.min(heartbeat.saturating_mul(3))
+    }
+
+    /// Returns the most bytes of a frame that it reads.
+    pub(super) fn frame_bytes(&self) -> u32 {
+        self.options.limits.frame_bytes.min(MAX_REQUEST)
     }
 
     /// Returns the certificates that verify peers over TLS.

@@ -8,9 +8,8 @@
 //! | kept for a peer | until | count | largest size |
 //! |---|---|---|---|
 //! | a connection that has not been greeted | it is greeted, or closed | `handshakes` | TLS's buffers and a hello of 4 KiB |
-//! | a connection, and a frame that is read | its end | [`What::Connection`] | 32 KiB, and 64 KiB of a frame |
-//! | a larger frame, read and decoded | it is decoded; `held`: until it is handled | permits: [`LARGE`] | `frame_bytes`, and as much again decoded |
-//! | an answer or event, built and written | it is written, or `write` is over | one for each connection; larger ones: permits | 64 KiB; larger ones 4096 parts |
+//! | a connection, and a frame that is read | its end | [`What::Connection`] | 32 KiB, and [`MAX_REQUEST`](crate::protocol::MAX_REQUEST) bytes of a frame |
+//! | an answer or event, built and written | it is written, or `write` is over | one for each connection; larger ones: permits, [`LARGE`] | 64 KiB; larger ones 4096 parts |
 //! | a session | its end | [`What::Session`] | 1 KiB |
 //! | a notice about a live lease | it is sent, or the lease is released; the newest of each | [`What::Lease`] | 128 bytes |
 //! | a notice about an ended lease | it is sent | [`What::Record`] | 768 bytes |
@@ -25,11 +24,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use crate::per_driver::lock;
-use crate::transport::LargeFrames;
 use crate::{Error, Limits, PeerName, Refusal};
 use rustix::process::{Resource, getrlimit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Permits for frames of more than 64 KiB, in each direction: of all peers, and of each. A connection has one.
+/// The most bytes of an answer that needs no permit.
+pub(super) const SMALL: usize = 64 << 10;
+/// Permits for larger answers: of all peers, and of each. A connection has one.
 const LARGE: (usize, usize) = (64, 4);
 /// Live and expired leases: the least limits of all peers, and of each, which is four times `leases_per_peer`.
 const RECORDS: (usize, usize) = (1 << 20, 1 << 18);
@@ -75,8 +76,7 @@ pub(super) struct Quota {
     /// For each [`What`]: the limit on all peers together, and on each.
     limits: [(usize, usize); TEXTS.len()],
     used: Mutex<Used>,
-    /// Frames to read, and to write.
-    large: [LargeFrames; 2],
+    large: LargeAnswers,
 }
 
 #[derive(Debug, Default)]
@@ -88,7 +88,7 @@ struct Used {
 #[derive(Debug)]
 struct OfPeer {
     used: Counts,
-    large: [LargeFrames; 2],
+    large: LargeAnswers,
 }
 
 /// So many are counted until this is dropped.
@@ -143,7 +143,7 @@ impl Quota {
         Arc::new(Self {
             limits,
             used: Mutex::default(),
-            large: [(); 2].map(|()| LargeFrames::new(LARGE.0)),
+            large: LargeAnswers::new(LARGE.0),
         })
     }
 
@@ -178,17 +178,11 @@ impl Quota {
         lock(&self.used).all[what as usize]
     }
 
-    /// Returns the permits for large frames that a new connection of a peer reads and writes.
-    pub fn large(&self, peer: &PeerName) -> [LargeFrames; 2] {
+    /// Returns the permit for large answers of a new connection of a peer, which is counted already.
+    pub fn large(&self, peer: &PeerName) -> LargeAnswers {
         let used = lock(&self.used);
         let of_peer = used.peers.get(peer).map(|of_peer| &of_peer.large);
-        let new = || self.large_of_new_peer();
-        let large = of_peer.map_or_else(new, Clone::clone);
-        large.map(|direction| direction.part(1))
-    }
-
-    fn large_of_new_peer(&self) -> [LargeFrames; 2] {
-        [0, 1].map(|direction: usize| self.large[direction].part(LARGE.1))
+        of_peer.unwrap_or(&self.large).part(1)
     }
 }
 
@@ -216,7 +210,7 @@ impl Counted {
             }
             let of_peer = peers.entry(peer.clone()).or_insert_with(|| OfPeer {
                 used: Counts::default(),
-                large: quota.large_of_new_peer(),
+                large: quota.large.part(LARGE.1),
             });
             of_peer.used[kind] += more;
             all[kind] += more;
@@ -241,6 +235,40 @@ impl Drop for Counted {
     fn drop(&mut self) {
         // Shrinking never fails.
         let _ = self.resize(0);
+    }
+}
+
+/// Permits for large answers, narrow limits first: a connection has few, each peer more, and all together a number.
+#[derive(Clone, Debug)]
+pub(super) struct LargeAnswers(Vec<Arc<Semaphore>>);
+
+/// A permit for a large answer, of each limit.
+pub(super) type Permit = Vec<OwnedSemaphorePermit>;
+
+impl LargeAnswers {
+    /// Returns so many permits.
+    pub fn new(count: usize) -> Self {
+        Self(vec![Arc::new(Semaphore::new(count))])
+    }
+
+    /// Returns a part of these permits: at most `count` at once.
+    fn part(&self, count: usize) -> Self {
+        let mut limits = Self::new(count);
+        limits.0.extend(self.0.iter().cloned());
+        limits
+    }
+
+    /// Waits for a permit.
+    ///
+    /// # Cancel safety
+    /// If dropped before completion, the place in the queue is lost.
+    pub async fn permit(self) -> Permit {
+        let mut permit = Vec::with_capacity(self.0.len());
+        for limit in self.0 {
+            // It is never closed.
+            permit.extend(limit.acquire_owned().await);
+        }
+        permit
     }
 }
 
@@ -304,7 +332,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::transport::Permit;
 
     const PEERS: [PeerName; 2] = [PeerName::User(1), PeerName::Local];
 
@@ -353,7 +380,7 @@ mod tests {
     }
 
     /// Returns a permit if there is one now.
-    fn permit(of: &LargeFrames) -> Option<Permit> {
+    fn permit(of: &LargeAnswers) -> Option<Permit> {
         let waiting = pin!(of.clone().permit());
         match waiting.poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(permit) => Some(permit),
@@ -362,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_has_few_permits_for_large_frames_and_leaves_some_to_others() {
+    fn a_peer_has_few_permits_for_large_answers_and_leaves_some_to_others() {
         let quota = quota(99, 99);
         let mut held = Vec::new();
         for user in 0..2 {
@@ -370,18 +397,17 @@ mod tests {
             let _counted = quota.count(&peer, What::Connection, 1).unwrap();
             // A connection has one, and all connections of a peer have a few.
             for _ in 0..LARGE.1 {
-                let [read, write] = quota.large(&peer);
-                held.push(permit(&read).unwrap());
-                assert!(permit(&read).is_none());
-                assert!(permit(&write).is_some());
+                let large = quota.large(&peer);
+                held.push(permit(&large).unwrap());
+                assert!(permit(&large).is_none());
             }
-            assert!(permit(&quota.large(&peer)[0]).is_none());
+            assert!(permit(&quota.large(&peer)).is_none());
         }
-        while let Some(permit) = permit(&quota.large[0]) {
+        while let Some(permit) = permit(&quota.large) {
             held.push(permit);
         }
         assert_eq!(held.len(), LARGE.0);
-        let [other, _] = quota.large(&PEERS[1]);
+        let other = quota.large(&PEERS[1]);
         assert!(permit(&other).is_none());
         held.clear();
         assert!(permit(&other).is_some());

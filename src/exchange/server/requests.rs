@@ -11,7 +11,7 @@ use super::ServerCore;
 use super::audit::audit;
 use super::options::Allocation;
 use super::publication::Publication;
-use super::quota::{Counted, CountedFds, Refused, What};
+use super::quota::{Counted, CountedFds, Permit, Refused, SMALL, What};
 use super::registry::ServerState;
 use super::session::Link;
 use crate::access::MAX_SPIFFE;
@@ -22,7 +22,6 @@ use crate::protocol::{
 };
 use crate::share::MAX_PARTS;
 use crate::text::bounded;
-use crate::transport::{Permit, SMALL};
 use crate::{Error, PeerName, Refusal};
 
 /// How many names are visited while all others wait for the lock.
@@ -33,8 +32,6 @@ const REQUEST: usize = 2 << 10;
 
 /// The most bytes of a part in an answer, with its handle.
 const PART: usize = 256;
-/// The most bytes of a number in a message.
-const NUMBER: usize = 9;
 
 /// A request's answer.
 pub(super) struct Answered {
@@ -186,8 +183,7 @@ impl ServerCore {
         waiting: usize,
     ) -> Result<Option<Arc<Counted>>, Refused> {
         let amount = match ask {
-            Ask::Ping | Ask::List(_) | Ask::Release(_) => return Ok(None),
-            Ask::Held(held) => 1 + held.leases.len() * NUMBER / REQUEST,
+            Ask::Ping | Ask::List(_) | Ask::Held(_) | Ask::Release(_) => return Ok(None),
             Ask::Create(ask) if ask.peers.len() > SMALL => {
                 return Err((Refusal::Limit, format!("{SMALL} bytes of peers")));
             }
@@ -228,9 +224,8 @@ impl ServerCore {
                 self.list(link, waiting, list).await
             }
             Ask::Held(held) => {
-                let leases = self.held(link, &held.leases)?;
-                let large = self.permit(link, leases.len() * NUMBER > SMALL).await?;
-                Ok(Reply::new(Answer::Expired(Leases { leases }), large))
+                let leases = self.held(link, &held)?;
+                Ok(Answer::Expired(Leases { leases }).into())
             }
             Ask::Release(release) => self.release(link, release.lease),
             Ask::Fetch(ask) => self.fetch(link, ask, counted).await,

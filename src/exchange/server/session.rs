@@ -8,13 +8,12 @@ use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
 use super::process::HolderProcess;
-use super::quota::Counted;
+use super::quota::{Counted, LargeAnswers};
 use crate::driver::random;
 use crate::per_driver::lock;
 use crate::protocol::{Closing, Event, Refused, Secret};
 use crate::share::BootId;
 use crate::tls::Credential;
-use crate::transport::LargeFrames;
 use crate::{Error, PeerName, Result};
 
 /// Random bytes in a token, after the 8 bytes of the session's number. So only one comparison is made, in constant time.
@@ -43,7 +42,7 @@ pub(super) struct Link {
     /// Over a Unix socket, where frames may carry fds: the user at the other end.
     pub user: Option<u32>,
     /// The permits for large answers.
-    pub large: LargeFrames,
+    pub large: LargeAnswers,
     /// Over a Unix socket, the process that connected.
     pub process: Option<HolderProcess>,
     /// The client's machine, as the client claims.
@@ -266,7 +265,7 @@ mod tests {
         let link = Arc::new(Link {
             session: Arc::clone(session),
             user: None,
-            large: LargeFrames::new(1),
+            large: LargeAnswers::new(1),
             process: None,
             boot: BootId::from_bytes([0; 16]),
             lost: CancellationToken::new(),

@@ -14,7 +14,7 @@ use super::registry::ServerState;
 use super::session::{Link, ServerSession};
 use crate::limits::millis;
 use crate::per_driver::lock;
-use crate::protocol::{self, Event, Hello, VERSION, Welcome, Withdrawing};
+use crate::protocol::{self, Event, Held, Hello, VERSION, Welcome, Withdrawing};
 use crate::transport::Connection;
 use crate::{PeerName, Refusal};
 
@@ -70,12 +70,10 @@ impl ServerCore {
             // has the session sets it last.
             *lock(&session.credential) = Some(credential);
         }
-        let [read, large] = self.quota.large(peer);
-        connection.reader.limit_large(read);
         let link = Arc::new(Link {
             session,
             user: connection.user,
-            large,
+            large: self.quota.large(peer),
             process,
             boot: hello.boot,
             lost: CancellationToken::new(),
@@ -83,9 +81,6 @@ impl ServerCore {
         });
         link.session.take_over(&link);
         drop(state);
-        if resumed {
-            self.repeat_withdrawals(&link.session);
-        }
         let welcome = self.welcome(&link.session, hello, resumed);
         self.report_begun(&link, hello, resumed);
         Ok((link, welcome))
@@ -101,7 +96,7 @@ impl ServerCore {
             peer: session.peer.to_string(),
             heartbeat_ms: millis(self.options.heartbeat),
             lease_ms: millis(self.options.lease),
-            frame_bytes: self.options.limits.frame_bytes,
+            frame_bytes: self.frame_bytes(),
             local: self.local.clone(),
         }
     }
@@ -139,55 +134,39 @@ impl ServerCore {
         Ok(session)
     }
 
-    /// Ends the session's leases that the client does not have, and returns those of `held` that have ended.
-    pub(super) fn held(&self, link: &Link, held: &[u64]) -> Result<Vec<u64>, Refused> {
-        let (session, mut last) = (&link.session, None);
-        while let Some((mut state, leases)) = self.next_leases(session.id, &mut last) {
+    /// Ends the session's leases that the client does not have, and asks again for those that were recalled: the notices may
+    /// have been lost with the connection before. Returns those of `held` that have ended.
+    pub(super) fn held(&self, link: &Link, held: &Held) -> Result<Vec<u64>, Refused> {
+        let (session, mut after) = (&link.session, held.after);
+        let last = if held.more {
+            held.leases.last().copied()
+        } else {
+            None
+        };
+        loop {
+            let mut state = self.state();
             if !session.is_of(link) {
-                // For those of earlier turns.
-                self.released.notify_waiters();
                 return Err(elsewhere());
             }
-            for lease in leases {
-                if held.binary_search(&lease).is_err() {
-                    state.release(session, lease);
-                }
+            let leases = state.of_session(session.id, after);
+            let leases = leases.take_while(|lease| !held.more || Some(*lease) <= last);
+            let leases: Vec<u64> = leases.take(AT_ONCE).collect();
+            if leases.is_empty() {
+                let is_over = |lease: &u64| state.lease(session.id, *lease).is_none();
+                return Ok(held.leases.iter().copied().filter(is_over).collect());
             }
-        }
-        self.released.notify_waiters();
-        let mut ended = Vec::new();
-        for part in held.chunks(AT_ONCE) {
-            let state = self.state();
-            let is_over = |lease: &&u64| state.lease(session.id, **lease).is_none();
-            ended.extend(part.iter().filter(is_over));
-        }
-        Ok(ended)
-    }
-
-    /// Queues notices again that may have been lost with the connection before.
-    fn repeat_withdrawals(&self, session: &ServerSession) {
-        let mut last = None;
-        while let Some((state, leases)) = self.next_leases(session.id, &mut last) {
+            after = leases.last().copied();
             for lease in leases {
-                if let Some(left) = state.recalled(lease) {
+                if held.leases.binary_search(&lease).is_err() {
+                    state.release(session, lease);
+                } else if let Some(left) = state.recalled(lease) {
                     let ms = millis(left);
                     session.notify(lease, Event::Withdrawing(Withdrawing { lease, ms }), None);
                 }
             }
+            drop(state);
+            self.released.notify_waiters();
         }
-    }
-
-    /// Returns the next of a session's leases after the last one, and the state: only so many are looked at under one lock.
-    fn next_leases(
-        &self,
-        session: u64,
-        last: &mut Option<u64>,
-    ) -> Option<(MutexGuard<'_, ServerState>, Vec<u64>)> {
-        let state = self.state();
-        let leases = state.of_session(session, *last);
-        let leases: Vec<u64> = leases.take(AT_ONCE).collect();
-        *last = Some(*leases.last()?);
-        Some((state, leases))
     }
 
     /// Handles the end of a connection: its session survives for the time of a lease, or ends.

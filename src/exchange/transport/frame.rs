@@ -1,11 +1,9 @@
 //! Frames: a length of four bytes, big-endian, and that many bytes of CBOR.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 use zeroize::Zeroizing;
 
@@ -19,44 +17,6 @@ use crate::{Limits, tls};
 const HEADER: usize = 4;
 /// How many bytes are allocated for a frame before any of it has arrived.
 const FIRST: usize = 4 << 10;
-/// The most bytes of a frame that needs no permit.
-pub(crate) const SMALL: usize = 64 << 10;
-
-/// Permits for larger frames of a server's peers, narrow limits first: a connection has few, each peer more, and all together a
-/// number.
-#[derive(Clone, Debug)]
-pub(crate) struct LargeFrames(Vec<Arc<Semaphore>>);
-
-/// A permit for a large frame, of each limit.
-pub(crate) type Permit = Vec<OwnedSemaphorePermit>;
-
-impl LargeFrames {
-    /// Returns so many permits.
-    pub fn new(count: usize) -> Self {
-        Self(vec![Arc::new(Semaphore::new(count))])
-    }
-
-    /// Returns a part of these permits: at most `count` at once.
-    pub fn part(&self, count: usize) -> Self {
-        let mut limits = Self::new(count);
-        limits.0.extend(self.0.iter().cloned());
-        limits
-    }
-
-    /// Waits for a permit.
-    ///
-    /// # Cancel safety
-    /// If dropped before completion, the place in the queue is lost.
-    pub async fn permit(self) -> Permit {
-        let mut permit = Vec::with_capacity(self.0.len());
-        for limit in self.0 {
-            // It is never closed.
-            permit.extend(limit.acquire_owned().await);
-        }
-        permit
-    }
-}
-
 /// Assembles frames from pieces of any size.
 #[derive(Default)]
 struct Assembly {
@@ -91,20 +51,13 @@ impl Assembly {
             return Err(Error::protocol(peer, why));
         }
         let have = self.have - HEADER;
-        if let Some(size) = self.growth() {
+        if have == self.body.len() {
             // Copied by hand: a vector that grows leaves its bytes behind.
-            let mut more = Zeroizing::new(vec![0; size]);
+            let mut more = Zeroizing::new(vec![0; want.min(FIRST.max(have.saturating_mul(2)))]);
             more[..have].copy_from_slice(&self.body);
             self.body = more;
         }
         Ok(&mut self.body[have..])
-    }
-
-    /// Returns the size that the body must grow to before more can be read, if it has to.
-    fn growth(&self) -> Option<usize> {
-        let have = self.have.checked_sub(HEADER)?;
-        let size = self.want().min(FIRST.max(have.saturating_mul(2)));
-        (have == self.body.len()).then_some(size)
     }
 
     fn want(&self) -> usize {
@@ -128,8 +81,6 @@ pub(crate) struct Frame {
     /// Wiped when dropped.
     pub bytes: Zeroizing<Vec<u8>>,
     pub fds: Vec<OwnedFd>,
-    /// The permit for a large frame, if it needs one.
-    pub permit: Option<Permit>,
 }
 
 /// Reads frames.
@@ -144,14 +95,7 @@ pub(crate) struct FrameReader {
     within: Duration,
     until: Option<Instant>,
     broken: bool,
-    /// The permits that large frames need, if they need some, and that of the present one.
-    large: Option<LargeFrames>,
-    permit: Option<Permit>,
-    /// The wait for it. Kept while no read runs, so that its place in the queue is not lost.
-    waiting: Option<Waiting>,
 }
-
-type Waiting = Pin<Box<dyn Future<Output = Permit> + Send + Sync>>;
 
 impl FrameReader {
     pub(super) fn new(stream: Reading, peer: Arc<str>, limits: &Limits) -> Self {
@@ -164,15 +108,7 @@ impl FrameReader {
             within: limits.frame,
             until: None,
             broken: false,
-            large: None,
-            permit: None,
-            waiting: None,
         }
-    }
-
-    /// Lets large frames wait for a permit from now on.
-    pub(crate) fn limit_large(&mut self, large: LargeFrames) {
-        self.large = Some(large);
     }
 
     /// Forbids fds from now on.
@@ -186,12 +122,12 @@ impl FrameReader {
     /// # Errors
     /// [`Protocol`](crate::ShareError::Protocol) for a frame that is empty or too big, or too many fds (all are
     /// closed); [`Error::TlsAtOneEnd`] for a TLS record; [`TimedOut`](crate::ShareError::TimedOut) for one that takes longer than `limits.frame` from
-    /// its first byte on, its wait for a permit included;
+    /// its first byte on;
     /// [`PeerLost`](crate::ShareError::PeerLost); [`NotTrusted`](crate::ShareError::NotTrusted) if a TLS server
     /// refuses this client's certificate. After an error the stream is unusable.
     ///
     /// # Cancel safety
-    /// Cancel safe: received bytes of a frame are kept, and its place among those that wait for a permit.
+    /// Cancel safe: received bytes of a frame are kept.
     pub(crate) async fn read(&mut self, limit: u32) -> Result<Option<Frame>> {
         if self.broken {
             return Err(self.lost("its connection was given up"));
@@ -200,27 +136,12 @@ impl FrameReader {
         if !matches!(result, Ok(Some(_))) {
             self.broken = result.is_err();
             self.fds.clear();
-            (self.permit, self.waiting) = (None, None);
         }
         result
     }
 
     async fn read_on(&mut self, limit: u32) -> Result<Option<Frame>> {
         loop {
-            if let Some(large) = &self.large
-                && self.permit.is_none()
-                && self.assembly.growth().is_some_and(|size| size > SMALL)
-            {
-                let until = self.until.unwrap_or_else(|| deadline(self.within));
-                let start = || Box::pin(large.clone().permit()) as Waiting;
-                let waiting = self.waiting.get_or_insert_with(start);
-                let permit = timeout_at(until, waiting.as_mut()).await;
-                self.permit = Some(permit.map_err(|_| {
-                    let what = "waiting for a permit for a large frame";
-                    Error::timed_out(what, self.within)
-                })?);
-                self.waiting = None;
-            }
             let room = self.assembly.room(&self.peer, limit)?;
             let reading = self.stream.read(room, self.max_fds);
             let result = match self.until {
@@ -254,16 +175,9 @@ impl FrameReader {
                 return Ok(Some(Frame {
                     bytes: self.assembly.take(),
                     fds: std::mem::take(&mut self.fds),
-                    permit: self.permit.take(),
                 }));
             }
         }
-    }
-
-    /// Gives up the place among those that wait for a permit, and takes the last one at the next read. For a connection that stops
-    /// reading while it writes: it would get the permit and not use it.
-    pub(crate) fn leave_queue(&mut self) {
-        self.waiting = None;
     }
 
     /// Returns the length of the present frame, or of the last one that was too long.

@@ -9,7 +9,7 @@ mod tests;
 
 #[cfg(fuzzing)]
 pub(crate) use frame::assemble;
-pub(crate) use frame::{Frame, FrameReader, FrameWriter, LargeFrames, Permit, SMALL, together};
+pub(crate) use frame::{Frame, FrameReader, FrameWriter, together};
 pub(crate) use listen::{Incoming, Listening, SharedPeers};
 pub use net::bind;
 pub(crate) use net::check_literal;

@@ -183,42 +183,6 @@ async fn a_read_that_is_cancelled_loses_nothing() {
     }
 }
 
-/// A connection's other events cancel its reads.
-#[tokio::test]
-async fn a_read_that_is_cancelled_keeps_its_place_among_those_that_wait_for_a_permit() {
-    use std::pin::pin;
-    use std::task::{Context, Poll, Waker};
-
-    let all = LargeFrames::new(1);
-    let held = all.clone().permit().await;
-    let frame = [&(SMALL as u32 + 1).to_be_bytes()[..], &vec![7; SMALL + 1]].concat();
-    let reader = async || {
-        let (near, mut far) = tokio::io::duplex(frame.len());
-        far.write_all(&frame).await.unwrap();
-        let (reading, writing) = tokio::io::split(near);
-        let (reading, _writing) = stream::halves(reading, writing);
-        let mut reader = FrameReader::new(reading, "peer".into(), &Limits::default());
-        reader.limit_large(all.clone());
-        (reader, far)
-    };
-    let ((mut first, _a), (mut second, _b)) = (reader().await, reader().await);
-    let mut context = Context::from_waker(Waker::noop());
-    assert!(pin!(first.read(1 << 20)).poll(&mut context).is_pending());
-    let mut second = pin!(second.read(1 << 20));
-    assert!(second.as_mut().poll(&mut context).is_pending());
-    drop(held);
-    assert!(
-        second.as_mut().poll(&mut context).is_pending(),
-        "it came later"
-    );
-    let Poll::Ready(read) = pin!(first.read(1 << 20)).poll(&mut context) else {
-        panic!("its place is lost")
-    };
-    drop(read.unwrap().unwrap().permit);
-    let read = second.await.unwrap().unwrap();
-    assert_eq!(read.bytes.len(), SMALL + 1);
-}
-
 #[tokio::test]
 async fn bad_frames_are_refused_and_small_pieces_are_put_together() {
     let limits = quick();

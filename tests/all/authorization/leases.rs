@@ -1,7 +1,7 @@
 //! Leases of others: a peer neither releases nor probes them.
 
 use egmem::driver::HandleType;
-use egmem::exchange::protocol::{Answer, Ask, Leases, Probe, Release};
+use egmem::exchange::protocol::{Answer, Ask, Held, Leases, Probe, Release};
 
 use crate::authorization::stage::{OTHER, OWNER, STRANGER, Stage, granted};
 
@@ -54,8 +54,9 @@ fn held_leases_of_others() {
         for lease in [lease, NO_LEASE] {
             let before = stage.snapshot();
             let leases = vec![lease];
-            let expired = raw.ask(Ask::Held(Leases {
+            let expired = raw.ask(Ask::Held(Held {
                 leases: leases.clone(),
+                ..Held::default()
             }));
             assert_eq!(expired, Answer::Expired(Leases { leases }));
             assert_eq!(stage.snapshot(), before);

@@ -1,7 +1,7 @@
 //! One request of each kind.
 
 use egmem::driver::HandleType;
-use egmem::exchange::protocol::{Ask, Delete, Leases, List, Probe, Release, Wait};
+use egmem::exchange::protocol::{Ask, Delete, Held, List, Probe, Release, Wait};
 
 use crate::authorization::stage::{create, fetch};
 
@@ -22,8 +22,9 @@ pub fn all(of: &Target<'_>) -> Vec<Ask> {
         }),
         Ask::Wait(Wait { name: name(), ms }),
         fetch(of.name, HandleType::Fabric),
-        Ask::Held(Leases {
+        Ask::Held(Held {
             leases: vec![lease],
+            ..Held::default()
         }),
         Ask::Release(Release { lease }),
         Ask::Probe(Probe {

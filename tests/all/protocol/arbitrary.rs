@@ -188,7 +188,13 @@ fn ask() -> impl Strategy<Value = Ask> {
                 owner
             })
         ),
-        leases().prop_map(|leases| Ask::Held(Leases { leases })),
+        (leases(), of(any::<u64>()), any::<bool>()).prop_map(|(leases, after, more)| Ask::Held(
+            Held {
+                leases,
+                after,
+                more
+            }
+        )),
         any::<u64>().prop_map(|lease| Ask::Release(Release { lease })),
         (any::<u64>(), of(any::<u64>()))
             .prop_map(|(lease, wrote)| Ask::Probe(Probe { lease, wrote })),

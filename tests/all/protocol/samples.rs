@@ -125,8 +125,10 @@ pub fn requests() -> Vec<(&'static str, Request)> {
         ),
         (
             "held",
-            Ask::Held(Leases {
+            Ask::Held(Held {
                 leases: vec![1, 300],
+                after: Some(0),
+                more: true,
             }),
         ),
         ("release", Ask::Release(Release { lease: 9 })),

@@ -160,19 +160,30 @@ async fn large_answers_that_a_peer_does_not_read_hold_up_only_large_ones() {
     let options = options().limits(limits());
     let (_directory, address, server) = start_at_unix(options).await;
     let peer = PeerName::User(rustix::process::geteuid().as_raw());
-    let held = |count| {
-        Ask::Held(Leases {
-            leases: (1 << 40..(1_u64 << 40) + count).collect(),
+    let name = |parts: u64| {
+        let buffer = Buffer::on(NodeId(0)).bytes(parts * 2 * MIB).shareable();
+        let buffer = buffer.chunk(2 * MIB).allocate(&driver).unwrap();
+        let name = format!("{parts}-parts");
+        server.publish(name, buffer).now().unwrap()
+    };
+    // The answer about one does not fit into a socket, and that about the other does.
+    let published = [name(2048), name(400)];
+    let list = |of: &Published| {
+        let prefix = of.name().into();
+        Ask::List(List {
+            prefix,
+            after: None,
         })
     };
+    let (long, short) = (list(&published[0]), list(&published[1]));
     let open = async || Raw::open_at(&address, &Security::Plain, &hello()).await;
     let mut unread = Vec::new();
     for _ in 0..4 {
         let mut raw = open().await;
-        raw.send(held(65_536)).await;
+        raw.send(long.clone()).await;
         unread.push(raw);
     }
-    let [_, writes] = server.handle.inner.quota.large(&peer);
+    let writes = server.handle.inner.quota.large(&peer);
     let is_taken = || {
         let permit = std::pin::pin!(writes.clone().permit());
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
@@ -182,7 +193,7 @@ async fn large_answers_that_a_peer_does_not_read_hold_up_only_large_ones() {
     let [mut raw, mut other] = [open().await, open().await];
     let mut ids = Vec::new();
     for raw in [&mut raw, &mut other] {
-        ids.push(raw.send(held(8000)).await);
+        ids.push(raw.send(short.clone()).await);
         assert!(
             raw.is_answered().await,
             "the large answer is not waited for"
@@ -190,20 +201,20 @@ async fn large_answers_that_a_peer_does_not_read_hold_up_only_large_ones() {
     }
     drop(unread.pop());
     let (answer, _) = raw.answer(ids[0]).await;
-    assert!(matches!(answer, Answer::Expired(leases) if leases.leases.len() == 8000));
+    assert!(matches!(answer, Answer::Names(names) if names.entries.len() == 1));
     // The other one may have taken the permit first; now it waits again.
     drop(raw);
     other.answer(ids[1]).await;
     let mut raw = open().await;
-    raw.send(held(65_536)).await;
+    raw.send(long.clone()).await;
     unread.push(raw);
     until("all permits are taken again", is_taken).await;
-    other.send(held(8000)).await;
+    other.send(short.clone()).await;
     assert!(other.is_answered().await);
     server.end_sessions(&peer);
     assert!(matches!(other.notice().await, Event::Dismissed(_)));
     other.hung_up().await;
-    drop(unread);
+    drop((unread, published));
     until("they are gone", || server.stats().connections == 0).await;
     close(server, &driver).await;
 }
@@ -223,7 +234,7 @@ async fn a_large_answer_waits_for_its_permit_for_the_time_of_a_write_and_nothing
     let mut raw = Raw::open(&server).await;
     let mut permits = Vec::new();
     for _ in 0..4 {
-        let [_, writes] = server.handle.inner.quota.large(&PeerName::Local);
+        let writes = server.handle.inner.quota.large(&PeerName::Local);
         permits.push(writes.permit().await);
     }
     assert_eq!(raw.fetch(fetch("a")).await.unwrap_err(), Refusal::TimedOut);
@@ -236,70 +247,23 @@ async fn a_large_answer_waits_for_its_permit_for_the_time_of_a_write_and_nothing
     close(server, &driver).await;
 }
 
-/// A connection that is written to is not read, and waits for no permit.
+/// No request is so long, so that the frames of many connections take little memory.
 #[tokio::test]
-async fn a_peer_that_does_not_read_keeps_no_place_among_those_that_wait_for_a_permit() {
-    const NOTICES: u64 = 50_000;
+async fn a_frame_that_is_longer_than_any_request_is_not_read() {
     let driver = driver();
-    let (_directory, address, server) = start_at_unix(options().limits(limits())).await;
-    let peer = PeerName::User(rustix::process::geteuid().as_raw());
-    let open = async || Raw::open_at(&address, &Security::Plain, &hello()).await;
-    let (mut silent, mut other) = (open().await, open().await);
-    let mut permits = Vec::new();
-    for _ in 0..4 {
-        let [reads, _] = server.handle.inner.quota.large(&peer);
-        permits.push(reads.permit().await);
-    }
-    // It fits into the socket.
-    let held = || {
-        Ask::Held(Leases {
-            leases: (1..9000).map(|n| n << 40).collect(),
-        })
-    };
-    let large = encode(&(9_u64, held()));
-    let head = [&(large.len() as u32).to_be_bytes()[..], &large[..72 << 10]].concat();
-    silent.connection.writer.send(&head, &[]).await.unwrap();
-    // Until then the server has read as much as it reads.
-    assert!(other.is_answered().await && other.is_answered().await);
-    for lease in 0..NOTICES {
-        notify_all(&server, lease);
-    }
-    let sessions: Vec<_> = server
-        .handle
-        .inner
-        .state()
-        .sessions
-        .values()
-        .map(|record| record.session.clone())
-        .collect();
-    let waiting = || {
-        sessions
-            .iter()
-            .map(|session| session.waiting())
-            .max()
-            .unwrap_or(0)
-    };
-    let mut last = 0;
-    until("its connection is full", || {
-        let now = waiting();
-        now > 0 && std::mem::replace(&mut last, now) == now
-    })
-    .await;
-    let id = other.send(held()).await;
-    permits.pop();
-    other.answer(id).await;
-    drop((silent, other, sessions));
+    let server = loopback().limits(limits()).start().await.unwrap();
+    let mut raw = Raw::open(&server).await;
+    assert_eq!(raw.welcome().frame_bytes, MAX_REQUEST);
+    raw.write(&(MAX_REQUEST + 1).to_be_bytes()).await;
+    raw.hung_up().await;
+    assert_eq!(server.stats().protocol_errors, 1);
     close(server, &driver).await;
 }
 
 #[tokio::test]
-async fn a_long_list_of_leases_counts_as_several_requests() {
+async fn long_lists_of_leases_come_in_parts() {
     let driver = driver();
-    let limits = Limits {
-        requests_per_peer: 3,
-        ..limits()
-    };
-    let server = loopback().limits(limits).start().await.unwrap();
+    let server = loopback().limits(limits()).start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     let mut leases = Vec::new();
@@ -307,22 +271,51 @@ async fn a_long_list_of_leases_counts_as_several_requests() {
         leases.push(raw.fetch(fetch("a")).await.unwrap().0.lease);
     }
     leases.sort_unstable();
-    let too_long = Leases {
-        leases: (0..1000).collect(),
-    };
-    assert_eq!(raw.refusal(Ask::Held(too_long)).await, Refusal::Limit);
-    assert_eq!(server.stats().leases, 600);
     // Every third is gone; of the others the client has all, and two that never were.
     let mut kept = leases.clone();
     kept.retain(|lease| lease % 3 > 0);
-    let known = kept.len() as u64;
     let (first, last) = (leases[0] / 2, u64::MAX);
-    let parts: Vec<u64> = [&[first][..], &kept, &[last]].concat();
-    assert_eq!(raw.held(parts).await, [first, last]);
+    let all: Vec<u64> = [&[first][..], &kept, &[last]].concat();
+    let held = |part: &[u64], after, more| {
+        Ask::Held(Held {
+            leases: part.to_vec(),
+            after,
+            more,
+        })
+    };
+    let expired = |leases: &[u64]| {
+        Answer::Expired(Leases {
+            leases: leases.to_vec(),
+        })
+    };
+    let (begin, end) = all.split_at(300);
+    let between = begin.last().copied();
+    let of_begin = |lease: &&u64| Some(**lease) <= between;
+    let (answer, _) = raw.ask(held(begin, None, true)).await;
+    assert_eq!(answer, expired(&[first]));
+    let after = leases.len() - leases.iter().filter(of_begin).count();
+    // The leases after those of the first part are as they were.
+    assert_eq!(server.stats().leases as usize, begin.len() - 1 + after);
+    let (answer, _) = raw.ask(held(end, between, false)).await;
+    assert_eq!(answer, expired(&[last]));
+    let known = kept.len() as u64;
     assert_eq!(
         (server.stats().leases, published.importers().len() as u64),
         (known, known)
     );
+    // Of a range without leases none ends.
+    for (after, more) in [
+        (between, true),
+        (Some(u64::MAX), true),
+        (Some(u64::MAX), false),
+    ] {
+        assert_eq!(raw.ask(held(&[], after, more)).await.0, expired(&[]));
+    }
+    assert_eq!(
+        raw.ask(held(&[1], Some(u64::MAX), true)).await.0,
+        expired(&[1])
+    );
+    assert_eq!(server.stats().leases, known);
     for lease in kept {
         raw.release(lease).await;
     }

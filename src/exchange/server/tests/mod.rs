@@ -22,7 +22,7 @@ use crate::driver::{Access, HandleType, NodeId};
 use crate::protocol::*;
 use crate::server::inner::ServerCore;
 use crate::server::session::ServerSession;
-use crate::server::{Server, ServerOptions};
+use crate::server::{Published, Server, ServerOptions};
 use crate::share::{BootId, Peers, Shared};
 use crate::transport::{Connection, connect};
 use crate::{Address, Limits, Owner, PeerList, PeerName, Security};
@@ -199,7 +199,11 @@ impl Raw {
 
     /// Says which leases the client has; returns those that have ended.
     async fn held(&mut self, leases: Vec<u64>) -> Vec<u64> {
-        match self.ask(Ask::Held(Leases { leases })).await.0 {
+        let held = Held {
+            leases,
+            ..Held::default()
+        };
+        match self.ask(Ask::Held(held)).await.0 {
             Answer::Expired(expired) => expired.leases,
             other => panic!("{other:?}"),
         }

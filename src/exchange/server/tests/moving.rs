@@ -190,7 +190,13 @@ async fn a_connection_that_is_blocked_ends_when_its_session_moves() {
     let serving = tokio::spawn(serving);
     // The answer has no room.
     let leases = (0..1000).collect();
-    let held = encode(&(1, Ask::Held(Leases { leases })));
+    let held = encode(&(
+        1,
+        Ask::Held(Held {
+            leases,
+            ..Held::default()
+        }),
+    ));
     far.write_all(&framed(&held)).await.unwrap();
     until("it is answered", || server.stats().requests == 1).await;
     let mut raw = Raw::connect(&server.addresses()[0], &Security::Plain).await;

@@ -7,7 +7,7 @@ use super::hostile::{framed, tcp};
 use super::*;
 use crate::PeerList;
 use crate::server::quota::What;
-use crate::server::{Allocate, Allocation, Published};
+use crate::server::{Allocate, Allocation};
 use crate::{Error, MemoryError, ShareError};
 
 fn wait(name: &str, wait: Duration) -> Ask {
@@ -429,7 +429,7 @@ async fn a_creation_that_is_undone_leaves_newer_memory_of_its_name() {
     let [mut slow, mut raw] = [Raw::open(&server).await, Raw::open(&server).await];
     let mut permits = Vec::new();
     for _ in 0..4 {
-        let [_, writes] = server.handle.inner.quota.large(&PeerName::Local);
+        let writes = server.handle.inner.quota.large(&PeerName::Local);
         permits.push(writes.permit().await);
     }
     for is_renewed in [true, false] {

@@ -4,9 +4,9 @@
 use std::process::{Command, Stdio};
 
 use super::*;
+use crate::server::HolderState;
 use crate::server::process::HolderProcess;
 use crate::server::quota::What;
-use crate::server::{HolderState, Published};
 
 #[tokio::test]
 async fn a_peer_off_the_list_is_asked_for_the_memory_and_its_lease_ends() {

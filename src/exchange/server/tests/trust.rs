@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use super::*;
 use crate::certs::{Authority, CertRequest, Issued};
-use crate::server::{HolderState, Published};
+use crate::server::HolderState;
 use crate::{Client, LeaseState, RemoteBuffer, Tls, TlsPem};
 use crate::{Error, MemoryError, Result, ShareError};
 
