@@ -13,7 +13,7 @@ use super::ServerCore;
 use super::audit::audit;
 use super::publication::Publication;
 use super::quota::{Counted, CountedFds, Refused, What};
-use super::requests::{Build, Reply, invalid, is_large, not_found};
+use super::requests::{Build, Reply, is_large, not_found};
 use super::session::Link;
 use super::sessions::elsewhere;
 use crate::driver::{Access, HandleType};
@@ -70,14 +70,9 @@ impl ServerCore {
         Err((Refusal::NoCommonHandle, reasons.join("; ")))
     }
 
-    /// Counts fds that are about to be sent.
-    fn count_fds(&self, link: &Link, count: usize) -> Result<Counted, Refused> {
-        Ok(self.quota.count(&link.session.peer, What::Fd, count)?)
-    }
-
     /// Checks whether the peer may have the memory at all.
     fn check(&self, link: &Link, ask: &Fetch) -> Result<Arc<Publication>, Refused> {
-        check_name(&ask.name).map_err(invalid)?;
+        check_name(&ask.name)?;
         if ask.accept.len() > MAX_ACCEPT || ask.access == Access::None {
             return Err((Refusal::Invalid, "handle types or access".into()));
         }
@@ -149,7 +144,7 @@ impl ServerCore {
         } else {
             // Of fds that come through a queue, one tells whether the driver exports them.
             let count = if is_queued { 1 } else { parts };
-            let room = self.count_fds(link, count)?;
+            let room = self.quota.count(&link.session.peer, What::Fd, count)?;
             let exporting = Arc::clone(publication);
             let export = move || {
                 let fds = exporting.export_fds(count).map_err(|e| e.to_string());
@@ -222,10 +217,10 @@ impl ServerCore {
         publication: &Arc<Publication>,
         counted: Option<Arc<Counted>>,
     ) -> Result<CountedFds, Refused> {
-        let ours_counted = self.count_fds(link, BATCH + 1)?;
-        let _count = Some(self.count_fds(link, 1)?);
-        let pair = pair().map_err(|error| (Refusal::Internal, error.to_string()));
-        let (ours, theirs) = pair?;
+        let peer = &link.session.peer;
+        let ours_counted = self.quota.count(peer, What::Fd, BATCH + 1)?;
+        let _count = Some(self.quota.count(peer, What::Fd, 1)?);
+        let (ours, theirs) = pair()?;
         let (publication, write) = (Arc::clone(publication), self.options.limits.write);
         let (ended, tasks) = (self.ended.clone(), self.tasks.clone());
         self.tasks.spawn(async move {

@@ -33,8 +33,6 @@ pub(super) const MAX_EXPIRED: usize = 1024;
 pub(super) struct SessionRecord {
     pub session: Arc<ServerSession>,
     leases: BTreeSet<u64>,
-    /// Counts the leases.
-    counted: Counted,
     /// When it ends, while it has no connection.
     ends: Option<Instant>,
 }
@@ -53,20 +51,14 @@ pub(super) struct LeaseRecord {
     pub probe: Option<u64>,
     /// When it ends, if it was recalled alone.
     ends: Option<Instant>,
+    /// Counts it while it is live.
+    live: Option<Counted>,
     _counted: Counted,
 }
 
-impl SessionRecord {
-    fn remove(&mut self, lease: u64) {
-        self.leases.remove(&lease);
-        // Shrinking never fails.
-        let _ = self.counted.resize(self.leases.len());
-    }
-}
-
 impl LeaseRecord {
-    fn is_live(&self) -> bool {
-        self.holder.state != HolderState::Expired
+    const fn is_live(&self) -> bool {
+        self.live.is_some()
     }
 }
 
@@ -128,7 +120,6 @@ impl ServerState {
     pub fn open(&mut self, session: Arc<ServerSession>) {
         let record = SessionRecord {
             leases: BTreeSet::new(),
-            counted: self.quota.none(&session.peer, What::Lease),
             ends: None,
             session,
         };
@@ -235,7 +226,7 @@ impl ServerState {
         let no_session = || (Refusal::Expired, "the session has ended".into());
         let record = self.sessions.get_mut(&session.id).ok_or_else(no_session)?;
         let counted = self.quota.count(&session.peer, What::Record, 1)?;
-        record.counted.resize(record.leases.len() + 1)?;
+        let live = self.quota.count(&session.peer, What::Lease, 1)?;
         let probe = probe && registered.publication.probe;
         let slot = probe.then(|| registered.probes.take()).flatten();
         let lease = self.numbers.next();
@@ -253,6 +244,7 @@ impl ServerState {
             },
             probe: slot,
             ends: None,
+            live: Some(live),
             _counted: counted,
         };
         self.leases.insert(lease, Box::new(new));
@@ -364,11 +356,12 @@ impl ServerState {
             return;
         };
         record.holder.state = HolderState::Expired;
+        record.live = None;
         self.deadlines
             .set(Due::Lease(lease), &mut record.ends, None);
         follow(&mut self.followed, record);
         if let Some(session) = self.sessions.get_mut(&record.session) {
-            session.remove(lease);
+            session.leases.remove(&lease);
         }
         self.expired += 1;
         let (publication, peer) = (record.publication, record.holder.peer.clone());
@@ -476,7 +469,7 @@ impl ServerState {
             .set(Due::Lease(lease), &mut record.ends, None);
         // An expired lease belongs to no session.
         if let Some(session) = self.sessions.get_mut(&record.session) {
-            session.remove(lease);
+            session.leases.remove(&lease);
         }
         if let Some(registered) = self.publications.get_mut(&record.publication) {
             let holders = &mut registered.holders;

@@ -24,7 +24,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use crate::per_driver::lock;
-use crate::{Error, Limits, PeerName, Refusal};
+use crate::{Error, Limits, MemoryError, PeerName, Refusal, Result, ShareError};
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -101,28 +101,22 @@ pub(super) struct Counted {
     amount: usize,
 }
 
-/// A limit that would be exceeded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Over {
-    /// The limited resource.
-    pub what: &'static str,
-    pub limit: usize,
-}
-
-impl From<Over> for Error {
-    fn from(Over { what, limit }: Over) -> Self {
-        let limit = limit as u64;
-        Self::LimitReached { what, limit }
-    }
-}
-
 /// A refusal: the reason for programs, and for people.
 pub(super) type Refused = (Refusal, String);
 
 /// For an answer to a peer.
-impl From<Over> for Refused {
-    fn from(Over { what, limit }: Over) -> Self {
-        (Refusal::Limit, format!("{limit} {what}"))
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        let reason = match &error {
+            Error::LimitReached { what, limit } => {
+                return (Refusal::Limit, format!("{limit} {what}"));
+            }
+            Error::Share(ShareError::Memory(MemoryError::InvalidArgument { .. })) => {
+                Refusal::Invalid
+            }
+            _ => Refusal::Internal,
+        };
+        (reason, error.to_string())
     }
 }
 
@@ -150,27 +144,33 @@ impl Quota {
     /// Counts `amount` more for the peer.
     ///
     /// # Errors
-    /// The limit that would be exceeded. Where both are, the peer's own: a peer can reduce its own sum, and with only the
+    /// [`Error::LimitReached`]. Where both limits are, it is the peer's own: a peer can reduce its own sum, and with only the
     /// limit of all it would retry in vain.
-    pub fn count(
-        self: &Arc<Self>,
-        peer: &PeerName,
-        what: What,
-        amount: usize,
-    ) -> Result<Counted, Over> {
-        let mut counted = self.none(peer, what);
-        counted.resize(amount)?;
-        Ok(counted)
-    }
-
-    /// Returns a count of 0 for the peer.
-    pub fn none(self: &Arc<Self>, peer: &PeerName, what: What) -> Counted {
-        Counted {
+    pub fn count(self: &Arc<Self>, peer: &PeerName, what: What, amount: usize) -> Result<Counted> {
+        let kind = what as usize;
+        let mut used = lock(&self.used);
+        let Used { all, peers } = &mut *used;
+        let (most, most_of_peer) = self.limits[kind];
+        let its = peers.get(peer).map_or(0, |of_peer| of_peer.used[kind]);
+        let (text, text_of_peer) = TEXTS[kind];
+        for (used, limit, what) in [(its, most_of_peer, text_of_peer), (all[kind], most, text)] {
+            if amount > limit.saturating_sub(used) {
+                let limit = limit as u64;
+                return Err(Error::LimitReached { what, limit });
+            }
+        }
+        let of_peer = peers.entry(peer.clone()).or_insert_with(|| OfPeer {
+            used: Counts::default(),
+            large: self.large.part(LARGE.1),
+        });
+        of_peer.used[kind] += amount;
+        all[kind] += amount;
+        Ok(Counted {
             quota: Arc::clone(self),
             peer: peer.clone(),
             what,
-            amount: 0,
-        }
+            amount,
+        })
     }
 
     /// Returns the sum of all peers.
@@ -186,55 +186,19 @@ impl Quota {
     }
 }
 
-impl Counted {
-    /// Changes the count to `amount`.
-    ///
-    /// # Errors
-    /// As [`Quota::count`]; the count is unchanged then. Shrinking never fails.
-    pub fn resize(&mut self, amount: usize) -> Result<(), Over> {
-        let Self {
-            quota, peer, what, ..
-        } = self;
-        let kind = *what as usize;
-        let mut used = lock(&quota.used);
-        let Used { all, peers } = &mut *used;
-        if let Some(more) = amount.checked_sub(self.amount).filter(|more| *more > 0) {
-            let (most, most_of_peer) = quota.limits[kind];
-            let its = peers.get(peer).map_or(0, |of_peer| of_peer.used[kind]);
-            let (text, text_of_peer) = TEXTS[kind];
-            for (used, limit, what) in [(its, most_of_peer, text_of_peer), (all[kind], most, text)]
-            {
-                if more > limit.saturating_sub(used) {
-                    return Err(Over { what, limit });
-                }
-            }
-            let of_peer = peers.entry(peer.clone()).or_insert_with(|| OfPeer {
-                used: Counts::default(),
-                large: quota.large.part(LARGE.1),
-            });
-            of_peer.used[kind] += more;
-            all[kind] += more;
-        } else {
-            let less = self.amount - amount;
-            all[kind] -= less;
-            if let Some(of_peer) = peers.get_mut(peer) {
-                of_peer.used[kind] -= less;
-                if of_peer.used == Counts::default() {
-                    peers.remove(peer);
-                    shrink(peers);
-                }
-            }
-        }
-        drop(used);
-        self.amount = amount;
-        Ok(())
-    }
-}
-
 impl Drop for Counted {
     fn drop(&mut self) {
-        // Shrinking never fails.
-        let _ = self.resize(0);
+        let kind = self.what as usize;
+        let mut used = lock(&self.quota.used);
+        let Used { all, peers } = &mut *used;
+        all[kind] -= self.amount;
+        if let Some(of_peer) = peers.get_mut(&self.peer) {
+            of_peer.used[kind] -= self.amount;
+            if of_peer.used == Counts::default() {
+                peers.remove(&self.peer);
+                shrink(peers);
+            }
+        }
     }
 }
 
@@ -344,27 +308,27 @@ mod tests {
         Quota::new(&limits, 1 << 20)
     }
 
-    fn why(over: Result<Counted, Over>) -> String {
-        <(Refusal, String)>::from(over.unwrap_err()).1
+    fn why(over: Result<Counted>) -> String {
+        Refused::from(over.unwrap_err()).1
     }
 
     #[test]
     fn a_peer_and_all_peers_have_so_many() {
         let quota = quota(12, 8);
         let count = |peer: usize, amount| quota.count(&PEERS[peer], What::Connection, amount);
-        let mut held = count(0, 5).unwrap();
+        let held = count(0, 5).unwrap();
         assert_eq!(why(count(0, 4)), "8 connections of this peer");
         assert_eq!(why(count(1, 8)), "12 connections");
         let rest = count(1, 7).unwrap();
         assert_eq!(quota.used(What::Connection), 12);
-        assert!(held.resize(6).is_err() && held.resize(usize::MAX).is_err());
-        held.resize(1).unwrap();
-        assert_eq!((quota.used(What::Connection), held.amount), (8, 1));
+        assert!(count(0, 1).is_err() && count(0, usize::MAX).is_err());
+        drop(held);
+        let held = count(0, 1).unwrap();
+        assert_eq!(quota.used(What::Connection), 8);
         // Another kind has its own.
         drop(quota.count(&PEERS[0], What::Session, 9).unwrap());
         drop(rest);
-        held.resize(8).unwrap();
-        drop(held);
+        drop([held, count(0, 7).unwrap()]);
         assert_eq!(quota.used(What::Connection), 0);
         assert!(lock(&quota.used).peers.is_empty());
     }
@@ -452,7 +416,7 @@ mod tests {
                 scope.spawn(|| {
                     for amount in 0..200 {
                         let counted = quota.count(&PEERS[1], What::Connection, amount % 16);
-                        counted.unwrap().resize(amount % 7).unwrap();
+                        drop(counted.unwrap());
                     }
                 });
             }

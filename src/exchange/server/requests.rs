@@ -219,8 +219,8 @@ impl ServerCore {
         match ask {
             Ask::Ping => Ok(Answer::Done.into()),
             Ask::List(list) => {
-                check_prefix(&list.prefix).map_err(invalid)?;
-                check_prefix(list.after.as_deref().unwrap_or_default()).map_err(invalid)?;
+                check_prefix(&list.prefix)?;
+                check_prefix(list.after.as_deref().unwrap_or_default())?;
                 self.list(link, waiting, list).await
             }
             Ask::Held(held) => {
@@ -262,7 +262,7 @@ impl ServerCore {
     }
 
     async fn wait(&self, link: &Link, ask: Wait) -> Result<Reply, Refused> {
-        check_name(&ask.name).map_err(invalid)?;
+        check_name(&ask.name)?;
         let waiting = NameWait {
             core: self,
             name: &ask.name,
@@ -324,7 +324,7 @@ impl ServerCore {
 
     async fn create(&self, link: &Link, ask: Create) -> Result<Reply, Refused> {
         let allocator = self.allocator()?;
-        check_name(&ask.name).map_err(invalid)?;
+        check_name(&ask.name)?;
         let peer = &link.session.peer;
         allocator.may_create(peer, &ask.name)?;
         within(self.options.limits.wait, allocator.create(peer, &ask)).await?;
@@ -345,7 +345,7 @@ impl ServerCore {
 
     async fn delete(&self, link: &Link, ask: Delete) -> Result<Reply, Refused> {
         let allocator = self.allocator()?;
-        check_name(&ask.name).map_err(invalid)?;
+        check_name(&ask.name)?;
         let longest = Duration::from_millis(ask.ms).min(self.options.limits.wait);
         let mut deletion = Deletion {
             core: self,
@@ -396,11 +396,6 @@ impl ServerCore {
             }
         }
     }
-}
-
-/// Refuses a malformed request.
-pub(super) fn invalid(error: Error) -> Refused {
-    (Refusal::Invalid, error.to_string())
 }
 
 /// Refuses a name that does not exist or that the peer has no right to: the peer does not learn which.

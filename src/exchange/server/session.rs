@@ -256,7 +256,7 @@ mod tests {
     }
 
     fn session() -> Arc<ServerSession> {
-        let counted = quota().none(&PEER, What::Session);
+        let counted = quota().count(&PEER, What::Session, 1).unwrap();
         Arc::new(ServerSession::new(1, PEER, counted).unwrap())
     }
 
@@ -269,7 +269,7 @@ mod tests {
             process: None,
             boot: BootId::from_bytes([0; 16]),
             lost: CancellationToken::new(),
-            counted: Arc::new(quota().none(&PEER, What::Connection)),
+            counted: Arc::new(quota().count(&PEER, What::Connection, 1).unwrap()),
         });
         session.take_over(&link);
         link

@@ -128,8 +128,7 @@ impl ServerCore {
         }
         let counted = self.quota.count(peer, What::Session, 1)?;
         let number = state.next_session();
-        let session = ServerSession::new(number, peer.clone(), counted);
-        let session = Arc::new(session.map_err(|e| (Refusal::Internal, e.to_string()))?);
+        let session = Arc::new(ServerSession::new(number, peer.clone(), counted)?);
         state.open(Arc::clone(&session));
         Ok(session)
     }

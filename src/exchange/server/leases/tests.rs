@@ -57,7 +57,7 @@ fn publish(state: &mut ServerState, id: u64) {
 }
 
 fn session(state: &ServerState, id: u64, peer: PeerName) -> Arc<ServerSession> {
-    let counted = state.quota.none(&peer, What::Session);
+    let counted = state.quota.count(&peer, What::Session, 1).unwrap();
     Arc::new(ServerSession::new(id, peer, counted).unwrap())
 }
 
