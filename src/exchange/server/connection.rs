@@ -274,7 +274,7 @@ impl Conversation<'_> {
     /// Sends the answer to a request, which is counted until then.
     async fn answer(&mut self, answered: Answered) -> Result<()> {
         let (id, build) = (answered.id, answered.reply.build);
-        let (answer, fds) = build(self.core);
+        let (answer, fds) = build();
         let granted = match &answer {
             Answer::Granted(granted) => Some(granted.lease),
             _ => None,

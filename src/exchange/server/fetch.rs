@@ -9,12 +9,10 @@ use rustix::net::sockopt::set_socket_send_buffer_size;
 use tokio::time::timeout_at;
 use tokio_util::task::TaskTracker;
 
-use super::ServerCore;
 use super::audit::audit;
 use super::publication::Publication;
-use super::quota::{Counted, CountedFds, Refused, What};
-use super::requests::{Build, Reply, is_large, not_found};
-use super::session::Link;
+use super::quota::{CountedFds, Refused, What};
+use super::requests::{Build, Reply, Requester, not_found};
 use super::sessions::elsewhere;
 use crate::driver::{Access, HandleType};
 use crate::ledger::Party;
@@ -34,32 +32,29 @@ const KERNEL_BYTES: usize = 1;
 /// Builds one grantee's handles: what the answer says, and the fds that go with it.
 type Exported = Box<dyn FnOnce() -> (Handles, CountedFds) + Send>;
 
-impl ServerCore {
+/// What builds the handles, or why there are none.
+type Export = Result<Exported, String>;
+
+impl Requester {
     /// Grants memory. Does not wait if the driver need not be asked.
-    pub(super) async fn fetch(
-        &self,
-        link: &Link,
-        ask: Fetch,
-        counted: Option<Arc<Counted>>,
-    ) -> Result<Reply, Refused> {
-        let publication = self.check(link, &ask)?;
+    pub async fn fetch(&self, ask: Fetch) -> Result<Reply, Refused> {
+        let publication = self.check(&ask)?;
         let (mut no_fabric, mut reasons) = (None, Vec::new());
         for (at, wanted) in ask.accept.iter().enumerate() {
             if ask.accept[..at].contains(wanted) {
                 continue;
             }
-            let counted = counted.clone();
             let exported = match wanted {
-                HandleType::Fabric => self.export_fabric(&publication, counted).await?,
-                HandleType::PosixFd => self.export_fds(link, &publication, counted).await?,
+                HandleType::Fabric => self.export_fabric(&publication).await?,
+                HandleType::PosixFd => self.export_fds(&publication).await?,
             };
             match (exported, wanted) {
                 (Ok(exported), _) => {
                     // Before the lease, and before a long answer is built.
-                    let _large = self.permit(link, is_large(&publication)).await?;
+                    let _large = self.permit_for(&publication).await?;
                     // An fd names memory of this machine.
                     let probe = ask.probe && *wanted == HandleType::Fabric;
-                    let build = self.grant(link, probe, publication, exported, no_fabric)?;
+                    let build = self.grant(probe, publication, exported, no_fabric)?;
                     return Ok(Reply { build, _large });
                 }
                 (Err(why), HandleType::Fabric) => no_fabric = Some(why),
@@ -71,18 +66,18 @@ impl ServerCore {
     }
 
     /// Checks whether the peer may have the memory at all.
-    fn check(&self, link: &Link, ask: &Fetch) -> Result<Arc<Publication>, Refused> {
+    fn check(&self, ask: &Fetch) -> Result<Arc<Publication>, Refused> {
+        let (core, peer) = (&self.core, self.peer());
         check_name(&ask.name)?;
         if ask.accept.len() > MAX_ACCEPT || ask.access == Access::None {
             return Err((Refusal::Invalid, "handle types or access".into()));
         }
-        if ask.instance.is_some_and(|named| named != self.instance) {
-            let detail = format!("this is instance {}", self.instance);
+        if ask.instance.is_some_and(|named| named != core.instance) {
+            let detail = format!("this is instance {}", core.instance);
             return Err((Refusal::Stale, detail));
         }
-        let state = self.state();
-        let found = state.find(&ask.name, &link.session.peer);
-        let found = found.ok_or_else(not_found)?;
+        let state = core.state();
+        let found = state.find(&ask.name, peer).ok_or_else(not_found)?;
         if found.closing || state.closing {
             return Err((Refusal::Closing, String::new()));
         }
@@ -92,10 +87,10 @@ impl ServerCore {
         if ask.owner.as_ref().is_some_and(|expected| expected != owner) {
             return Err((Refusal::WrongOwner, owner.to_string()));
         }
-        if matches!(owner, Owner::Peer(owner) if *owner != link.session.peer)
-            && let Ok(allocator) = self.allocator()
+        if matches!(owner, Owner::Peer(owner) if owner != peer)
+            && let Ok(allocator) = core.allocator()
         {
-            allocator.may_fetch(&link.session.peer)?;
+            allocator.may_fetch(peer)?;
         }
         if ask.access > publication.access() {
             let detail = format!("{} is the most that there is", publication.access());
@@ -105,17 +100,13 @@ impl ServerCore {
     }
 
     /// Returns fabric handles, or why there are none.
-    async fn export_fabric(
-        &self,
-        publication: &Arc<Publication>,
-        counted: Option<Arc<Counted>>,
-    ) -> Result<Result<Exported, String>, Refused> {
+    async fn export_fabric(&self, publication: &Arc<Publication>) -> Result<Export, Refused> {
         let exported = match publication.fabric() {
             Some(known) => known,
             None => {
                 let publication = Arc::clone(publication);
                 let export = move || Ok(publication.export_fabric());
-                self.driver_call(counted, export).await?
+                self.driver_call(export).await?
             }
         };
         Ok(exported.map(|all: Arc<[Secret]>| -> Exported {
@@ -124,12 +115,8 @@ impl ServerCore {
     }
 
     /// Exports fds, or starts to send them through a queue; returns why there are none otherwise.
-    async fn export_fds(
-        &self,
-        link: &Link,
-        publication: &Arc<Publication>,
-        counted: Option<Arc<Counted>>,
-    ) -> Result<Result<Exported, String>, Refused> {
+    async fn export_fds(&self, publication: &Arc<Publication>) -> Result<Export, Refused> {
+        let (link, quota) = (&self.link, &self.core.quota);
         let parts = publication.description.parts.len();
         let is_queued = queue::is_needed(parts);
         let has_fds = publication
@@ -137,24 +124,24 @@ impl ServerCore {
             .contains(HandleType::PosixFd.into());
         let why = if !has_fds {
             "the memory was made without POSIX fds".to_owned()
-        } else if link.user.is_none() && link.boot != self.boot {
+        } else if link.user.is_none() && link.boot != self.core.boot {
             "POSIX fds do not go to another machine".to_owned()
         } else if link.user.is_none() {
             "the session has not moved to the server's Unix socket".to_owned()
         } else {
             // Of fds that come through a queue, one tells whether the driver exports them.
             let count = if is_queued { 1 } else { parts };
-            let room = self.quota.count(&link.session.peer, What::Fd, count)?;
+            let room = quota.count(self.peer(), What::Fd, count)?;
             let exporting = Arc::clone(publication);
             let export = move || {
                 let fds = exporting.export_fds(count).map_err(|e| e.to_string());
                 let _count = Some(room);
                 Ok(fds.map(|fds| CountedFds { fds, _count }))
             };
-            return Ok(match self.driver_call(counted.clone(), export).await? {
+            return Ok(match self.driver_call(export).await? {
                 Ok(one) if is_queued => {
                     drop(one);
-                    let queue = self.feed(link, publication, counted)?;
+                    let queue = self.feed(publication)?;
                     Ok(Box::new(|| (Handles::Queue, queue)))
                 }
                 Ok(fds) => Ok(Box::new(move || (Handles::Fds(parts as u32), fds))),
@@ -167,14 +154,13 @@ impl ServerCore {
     /// Creates the lease, and the answer.
     fn grant(
         &self,
-        link: &Link,
         probe: bool,
         publication: Arc<Publication>,
         exported: Exported,
         no_fabric: Option<String>,
     ) -> Result<Build, Refused> {
-        let session = &link.session;
-        let mut state = self.state();
+        let (core, link, session) = (&self.core, &self.link, &self.link.session);
+        let mut state = core.state();
         if !session.is_of(link) {
             // Another connection has taken over, and this lease could not be announced to it.
             return Err(elsewhere());
@@ -188,14 +174,14 @@ impl ServerCore {
             let name = peer.to_string();
             shared.sent_to(&Party { pid, name });
         }
-        self.count(|stats| &mut stats.fetches);
+        core.count(|stats| &mut stats.fetches);
         let (name, owner) = (&*publication.name, &publication.owner);
         let (session, bytes) = (session.id, publication.description.len);
         audit! {
-            self.audit, Memory, Some(peer), "granted", session, pid, lease, name, %owner, bytes
+            core.audit, Memory, Some(peer), "granted", session, pid, lease, name, %owner, bytes
         }
         tracing::debug!(%peer, name, lease, "granted");
-        Ok(Box::new(move |_| {
+        Ok(Box::new(move || {
             let (handles, fds) = exported();
             let granted = Granted {
                 lease,
@@ -211,19 +197,18 @@ impl ServerCore {
 
     /// Starts to send the memory's fds through a [`queue`], a few at a time, and returns the client's end of it. The fds of one
     /// batch are counted until all were sent, or the client has closed its end.
-    fn feed(
-        &self,
-        link: &Link,
-        publication: &Arc<Publication>,
-        counted: Option<Arc<Counted>>,
-    ) -> Result<CountedFds, Refused> {
-        let peer = &link.session.peer;
-        let ours_counted = self.quota.count(peer, What::Fd, BATCH + 1)?;
-        let _count = Some(self.quota.count(peer, What::Fd, 1)?);
+    fn feed(&self, publication: &Arc<Publication>) -> Result<CountedFds, Refused> {
+        let core = &self.core;
+        let ours_counted = core.quota.count(self.peer(), What::Fd, BATCH + 1)?;
+        let _count = Some(core.quota.count(self.peer(), What::Fd, 1)?);
         let (ours, theirs) = pair()?;
-        let (publication, write) = (Arc::clone(publication), self.options.limits.write);
-        let (ended, tasks) = (self.ended.clone(), self.tasks.clone());
-        self.tasks.spawn(async move {
+        let (publication, counted) = (Arc::clone(publication), self.counted.clone());
+        let (write, ended, tasks) = (
+            core.options.limits.write,
+            core.ended.clone(),
+            core.tasks.clone(),
+        );
+        core.tasks.spawn(async move {
             let fed = tokio::select! {
                 () = ended.cancelled() => Ok(()),
                 fed = fill(&ours, &publication, write, &tasks) => fed,

@@ -42,7 +42,7 @@ pub(super) struct Answered {
 }
 
 /// Builds an answer, and the fds that go with it, when it is written: until then a description is kept only once.
-pub(super) type Build = Box<dyn FnOnce(&ServerCore) -> (Answer, CountedFds) + Send>;
+pub(super) type Build = Box<dyn FnOnce() -> (Answer, CountedFds) + Send>;
 
 /// An answer, and the permit of a large one.
 pub(super) struct Reply {
@@ -50,22 +50,13 @@ pub(super) struct Reply {
     pub _large: Option<Permit>,
 }
 
-impl Reply {
-    pub fn new(answer: Answer, _large: Option<Permit>) -> Self {
-        let build = Box::new(|_: &ServerCore| (answer, CountedFds::default()));
-        Self { build, _large }
-    }
-}
-
 impl From<Answer> for Reply {
     fn from(answer: Answer) -> Self {
-        Self::new(answer, None)
+        Self {
+            build: Box::new(|| (answer, CountedFds::default())),
+            _large: None,
+        }
     }
-}
-
-/// Returns whether an answer about this memory may be a large frame.
-pub(super) fn is_large(publication: &Publication) -> bool {
-    publication.description.parts.len() * PART > SMALL
 }
 
 /// Answers a request of a connection with so many others that wait. Its first poll does not block.
@@ -76,18 +67,25 @@ pub(super) async fn handle(
     waiting: usize,
 ) -> Answered {
     let subject = subject(&ask);
-    let mut counted = None;
-    let result = match core.count_request(&link, &ask, waiting) {
-        Ok(count) => {
-            counted.clone_from(&count);
-            core.answer(&link, ask, waiting, count).await
-        }
+    let mut requester = Requester {
+        core,
+        link,
+        waiting,
+        counted: None,
+    };
+    let counted = match &ask {
+        Ask::Ping | Ask::List(_) | Ask::Held(_) | Ask::Release(_) => Ok(()),
+        Ask::Create(ask) => requester.count(1 + ask.peers.len() / REQUEST),
+        _ => requester.count(1),
+    };
+    let result = match counted {
+        Ok(()) => requester.answer(ask).await,
         Err(refused) => Err(refused),
     };
     Answered {
         id,
-        reply: result.unwrap_or_else(|refused| core.refused(&link, subject, refused)),
-        _counted: counted,
+        reply: result.unwrap_or_else(|refused| requester.refused(subject, refused)),
+        _counted: requester.counted,
     }
 }
 
@@ -112,8 +110,7 @@ fn subject(ask: &Ask) -> Subject {
 
 /// The audit event of a deletion. A deletion goes on if its connection ends before the answer.
 struct Deletion<'a> {
-    core: &'a ServerCore,
-    link: &'a Link,
+    requester: &'a Requester,
     name: &'a str,
     bytes: Option<u64>,
     event: Option<&'static str>,
@@ -122,167 +119,130 @@ struct Deletion<'a> {
 impl Drop for Deletion<'_> {
     fn drop(&mut self) {
         if let Some(event) = self.event {
-            let (session, name, bytes) = (&self.link.session, self.name, self.bytes);
-            let (peer, session, pid) = (&session.peer, session.id, self.link.pid());
-            audit! { self.core.audit, Memory, Some(peer), event, session, pid, name, bytes }
+            let (core, link) = (&self.requester.core, &self.requester.link);
+            let (session, pid, name, bytes) = (link.session.id, link.pid(), self.name, self.bytes);
+            let peer = Some(&link.session.peer);
+            audit! { core.audit, Memory, peer, event, session, pid, name, bytes }
         }
     }
 }
 
-impl ServerCore {
-    /// Reports a refusal.
-    fn refused(&self, link: &Link, (request, name): Subject, (reason, detail): Refused) -> Reply {
-        self.count_refusal(&reason);
-        let (peer, session) = (&link.session.peer, link.session.id);
-        let (pid, word) = (link.pid(), bounded(reason.word(), 64));
-        audit! {
-            self.audit, Refusal, Some(peer), "refused", session, pid, request, name, reason = word
+/// A connection with a request.
+pub(super) struct Requester {
+    pub core: Arc<ServerCore>,
+    pub link: Arc<Link>,
+    /// How many other requests of the connection wait.
+    waiting: usize,
+    /// Counts the request, if it may wait.
+    pub counted: Option<Arc<Counted>>,
+}
+
+impl Requester {
+    pub fn peer(&self) -> &PeerName {
+        &self.link.session.peer
+    }
+
+    /// Counts the request, which may wait.
+    fn count(&mut self, amount: usize) -> Result<(), Refused> {
+        let limit = self.core.options.limits.requests_in_flight;
+        if self.waiting >= limit {
+            return Err((Refusal::Limit, format!("{limit} requests at once")));
         }
+        let counted = (self.core.quota).count(self.peer(), What::Request, amount)?;
+        self.counted = Some(Arc::new(counted));
+        Ok(())
+    }
+
+    /// Reports a refusal.
+    fn refused(&self, (request, name): Subject, (reason, detail): Refused) -> Reply {
+        let (core, session, pid) = (&self.core, self.link.session.id, self.link.pid());
+        core.count_refusal(&reason);
+        let (peer, word) = (Some(self.peer()), bounded(reason.word(), 64));
+        audit! { core.audit, Refusal, peer, "refused", session, pid, request, name, reason = word }
         Answer::Refused(protocol::Refused::new(&reason, &detail)).into()
     }
 
+    async fn answer(&mut self, ask: Ask) -> Result<Reply, Refused> {
+        match ask {
+            Ask::Ping => Ok(Answer::Done.into()),
+            Ask::List(list) => self.list(list).await,
+            Ask::Held(held) => {
+                let leases = self.core.held(&self.link, &held)?;
+                Ok(Answer::Expired(Leases { leases }).into())
+            }
+            Ask::Release(release) => self.core.release(&self.link, release.lease),
+            Ask::Fetch(fetch) => self.fetch(fetch).await,
+            Ask::Wait(wait) => self.wait(wait).await,
+            Ask::Probe(probe) => self.probe(probe.lease).await,
+            Ask::Create(create) => self.create(create).await,
+            Ask::Delete(delete) => self.delete(delete).await,
+        }
+    }
+
     /// Waits for the permit of an answer that is large, where it holds up no other, for as long as a frame may take to write.
-    pub(super) async fn permit(
-        &self,
-        link: &Link,
-        is_large: bool,
-    ) -> Result<Option<Permit>, Refused> {
-        if !is_large {
+    async fn permit(&self) -> Result<Permit, Refused> {
+        let permit = self.link.large.clone().permit();
+        let why = "this peer's other connections do not read their large answers";
+        let late = |_| (Refusal::TimedOut, why.into());
+        timeout(self.core.options.limits.write, permit)
+            .await
+            .map_err(late)
+    }
+
+    /// Waits for the permit of an answer about this memory, if it may be large.
+    pub async fn permit_for(&self, of: &Publication) -> Result<Option<Permit>, Refused> {
+        if of.description.parts.len() * PART <= SMALL {
             return Ok(None);
         }
-        let permit = timeout(self.options.limits.write, link.large.clone().permit()).await;
-        let why = "this peer's other connections do not read their large answers";
-        permit
-            .map(Some)
-            .map_err(|_| (Refusal::TimedOut, why.into()))
+        self.permit().await.map(Some)
     }
 
     /// Answers with the entry of a name.
-    async fn one_entry(
-        &self,
-        link: &Link,
-        publication: Arc<Publication>,
-    ) -> Result<Reply, Refused> {
-        let _large = self.permit(link, is_large(&publication)).await?;
-        let build = Box::new(move |core: &Self| {
+    async fn one_entry(&self, publication: Arc<Publication>) -> Result<Reply, Refused> {
+        let _large = self.permit_for(&publication).await?;
+        let core = Arc::clone(&self.core);
+        let build = Box::new(move || {
             let entries = vec![core.state().entry(&publication)];
-            let names = Names {
-                entries,
-                more: false,
-            };
-            (Answer::Names(names), CountedFds::default())
+            let more = false;
+            (
+                Answer::Names(Names { entries, more }),
+                CountedFds::default(),
+            )
         });
         Ok(Reply { build, _large })
     }
 
-    /// Counts a request that may wait.
-    fn count_request(
-        &self,
-        link: &Link,
-        ask: &Ask,
-        waiting: usize,
-    ) -> Result<Option<Arc<Counted>>, Refused> {
-        let amount = match ask {
-            Ask::Ping | Ask::List(_) | Ask::Held(_) | Ask::Release(_) => return Ok(None),
-            Ask::Create(ask) if ask.peers.len() > SMALL => {
-                return Err((Refusal::Limit, format!("{SMALL} bytes of peers")));
-            }
-            Ask::Create(ask) => 1 + ask.peers.len() / REQUEST,
-            _ => 1,
-        };
-        self.count_requests(link, waiting, amount)
-            .map(Arc::new)
-            .map(Some)
-    }
-
-    fn count_requests(
-        &self,
-        link: &Link,
-        waiting: usize,
-        amount: usize,
-    ) -> Result<Counted, Refused> {
-        let limit = self.options.limits.requests_in_flight;
-        if waiting >= limit {
-            return Err((Refusal::Limit, format!("{limit} requests at once")));
-        }
-        let counted = (self.quota).count(&link.session.peer, What::Request, amount);
-        Ok(counted?)
-    }
-
-    async fn answer(
-        &self,
-        link: &Link,
-        ask: Ask,
-        waiting: usize,
-        counted: Option<Arc<Counted>>,
-    ) -> Result<Reply, Refused> {
-        match ask {
-            Ask::Ping => Ok(Answer::Done.into()),
-            Ask::List(list) => {
-                check_prefix(&list.prefix)?;
-                check_prefix(list.after.as_deref().unwrap_or_default())?;
-                self.list(link, waiting, list).await
-            }
-            Ask::Held(held) => {
-                let leases = self.held(link, &held)?;
-                Ok(Answer::Expired(Leases { leases }).into())
-            }
-            Ask::Release(release) => self.release(link, release.lease),
-            Ask::Fetch(ask) => self.fetch(link, ask, counted).await,
-            Ask::Wait(wait) => self.wait(link, wait).await,
-            Ask::Probe(probe) => self.probe(link, probe.lease, counted).await,
-            Ask::Create(create) => self.create(link, create).await,
-            Ask::Delete(delete) => self.delete(link, delete).await,
-        }
-    }
-
     /// Returns a page of names; one whose first entry is long waits for its permit.
-    async fn list(&self, link: &Link, waiting: usize, list: List) -> Result<Reply, Refused> {
-        let page = |least| {
-            let (peer, after) = (&link.session.peer, list.after.as_deref());
-            self.page(peer, &list.prefix, after, least)
-        };
-        let small = page(0);
+    async fn list(&mut self, list: List) -> Result<Reply, Refused> {
+        check_prefix(&list.prefix)?;
+        check_prefix(list.after.as_deref().unwrap_or_default())?;
+        let small = self.page(&list, 0);
         if !small.more || !small.entries.is_empty() {
             return Ok(Answer::Names(small).into());
         }
-        let _counted = self.count_requests(link, waiting, 1)?;
-        let large = self.permit(link, true).await?;
-        Ok(Reply::new(Answer::Names(page(1)), large))
+        self.count(1)?;
+        let _large = Some(self.permit().await?);
+        let reply = Reply::from(Answer::Names(self.page(&list, 1)));
+        Ok(Reply { _large, ..reply })
     }
 
-    /// Ends a lease that its holder releases.
-    pub(super) fn release(&self, link: &Link, lease: u64) -> Result<Reply, Refused> {
-        if !self.state().release(&link.session, lease) {
-            return Err(not_found());
-        }
-        self.released.notify_waiters();
-        self.count(|stats| &mut stats.released);
-        Ok(Answer::Done.into())
-    }
-
-    async fn wait(&self, link: &Link, ask: Wait) -> Result<Reply, Refused> {
+    async fn wait(&self, ask: Wait) -> Result<Reply, Refused> {
         check_name(&ask.name)?;
         let waiting = NameWait {
-            core: self,
+            core: &self.core,
             name: &ask.name,
-            notify: self.state().await_name(&ask.name),
+            notify: self.core.state().await_name(&ask.name),
         };
-        let longest = Duration::from_millis(ask.ms).min(self.options.limits.wait);
-        let found = timeout(longest, waiting.until_seen(link)).await;
+        let longest = Duration::from_millis(ask.ms).min(self.core.options.limits.wait);
+        let found = timeout(longest, waiting.until_seen(self.peer())).await;
         let publication = found.map_err(|_| (Refusal::TimedOut, String::new()))?;
-        self.one_entry(link, publication).await
+        self.one_entry(publication).await
     }
 
-    async fn probe(
-        &self,
-        link: &Link,
-        lease: u64,
-        counted: Option<Arc<Counted>>,
-    ) -> Result<Reply, Refused> {
+    async fn probe(&self, lease: u64) -> Result<Reply, Refused> {
         let (slot, publication) = {
-            let state = self.state();
-            let lease = state.lease(link.session.id, lease);
+            let state = self.core.state();
+            let lease = state.lease(self.link.session.id, lease);
             let lease = lease.ok_or_else(not_found)?;
             let no_slot = || (Refusal::Invalid, "it has no place for a probe".into());
             let slot = lease.probe.ok_or_else(no_slot)?;
@@ -297,24 +257,23 @@ impl ServerCore {
             shared.put_word(slot, wrote)?;
             Ok(Probed { found, wrote })
         };
-        let probed = self.driver_call(counted, probe).await?;
-        Ok(Answer::Probed(probed).into())
+        Ok(Answer::Probed(self.driver_call(probe).await?).into())
     }
 
     /// Runs driver calls off the runtime, for at most the time of a request. The request is counted until they
     /// return, which may be later.
-    pub(super) async fn driver_call<T: Send + 'static>(
+    pub async fn driver_call<T: Send + 'static>(
         &self,
-        counted: Option<Arc<Counted>>,
         call: impl FnOnce() -> crate::Result<T> + Send + 'static,
     ) -> Result<T, Refused> {
+        let counted = self.counted.clone();
         let call = move || {
             let result = call();
             drop(counted);
             result
         };
-        let work = self.tasks.spawn_blocking(call);
-        match timeout(self.options.limits.request, work).await {
+        let work = self.core.tasks.spawn_blocking(call);
+        match timeout(self.core.options.limits.request, work).await {
             Ok(Ok(Ok(result))) => Ok(result),
             Ok(Ok(Err(error))) => Err((Refusal::Internal, error.to_string())),
             Ok(Err(_)) => Err((Refusal::Internal, "a driver call panicked".into())),
@@ -322,79 +281,89 @@ impl ServerCore {
         }
     }
 
-    async fn create(&self, link: &Link, ask: Create) -> Result<Reply, Refused> {
-        let allocator = self.allocator()?;
+    async fn create(&self, ask: Create) -> Result<Reply, Refused> {
+        if ask.peers.len() > SMALL {
+            return Err((Refusal::Limit, format!("{SMALL} bytes of peers")));
+        }
+        let (core, peer) = (&self.core, self.peer());
+        let allocator = core.allocator()?;
         check_name(&ask.name)?;
-        let peer = &link.session.peer;
         allocator.may_create(peer, &ask.name)?;
-        within(self.options.limits.wait, allocator.create(peer, &ask)).await?;
-        let (session, pid) = (link.session.id, link.pid());
+        within(core.options.limits.wait, allocator.create(peer, &ask)).await?;
+        let (session, pid) = (self.link.session.id, self.link.pid());
         let (name, bytes) = (&*ask.name, ask.bytes);
-        audit! { self.audit, Memory, Some(peer), "created", session, pid, name, bytes }
-        let found = self.visible(&ask.name, peer).ok_or_else(not_found)?;
+        audit! { core.audit, Memory, Some(peer), "created", session, pid, name, bytes }
+        let found = core.visible(name, peer).ok_or_else(not_found)?;
         let id = found.id;
-        let reply = self.one_entry(link, found).await;
+        let reply = self.one_entry(found).await;
         // Another connection of the peer may have deleted it and created its name anew.
-        if reply.is_err() && self.visible(name, peer).is_some_and(|now| now.id == id) {
+        if reply.is_err() && core.visible(name, peer).is_some_and(|now| now.id == id) {
             let name = ask.name.clone();
             // Best effort: the client learns from a list whether it exists.
-            let _ = self.delete(link, Delete { name, ms: 0 }).await;
+            let _ = self.delete(Delete { name, ms: 0 }).await;
         }
         reply
     }
 
-    async fn delete(&self, link: &Link, ask: Delete) -> Result<Reply, Refused> {
-        let allocator = self.allocator()?;
+    async fn delete(&self, ask: Delete) -> Result<Reply, Refused> {
+        let allocator = self.core.allocator()?;
         check_name(&ask.name)?;
-        let longest = Duration::from_millis(ask.ms).min(self.options.limits.wait);
+        let limits = &self.core.options.limits;
+        let longest = Duration::from_millis(ask.ms).min(limits.wait);
         let mut deletion = Deletion {
-            core: self,
-            link,
+            requester: self,
             name: &ask.name,
-            bytes: self.state().bytes_of(&ask.name),
+            bytes: self.core.state().bytes_of(&ask.name),
             event: Some("delete_abandoned"),
         };
-        let delete = allocator.delete(&link.session.peer, &ask.name, longest);
+        let delete = allocator.delete(self.peer(), &ask.name, longest);
         // The allocator does the waiting; its other work has the time of a request.
-        let deleted = within(longest.saturating_add(self.options.limits.request), delete).await;
+        let deleted = within(longest.saturating_add(limits.request), delete).await;
         // A refusal is an event of its own.
         deletion.event = deleted.is_ok().then_some("deleted");
         deleted?;
         Ok(Answer::Done.into())
     }
 
-    /// Returns the publication under a name that a peer can see now.
-    pub(super) fn visible(&self, name: &str, peer: &PeerName) -> Option<Arc<Publication>> {
-        let state = self.state();
-        let found = state.visible(name, peer)?;
-        Some(Arc::clone(&found.publication))
-    }
-
     /// Returns a page of entries that the peer may see, as many as fit into a small frame, but at least so many.
-    pub(super) fn page(
-        &self,
-        peer: &PeerName,
-        prefix: &str,
-        after: Option<&str>,
-        least: usize,
-    ) -> Names {
+    fn page(&self, list: &List, least: usize) -> Names {
+        let limits = &self.core.options.limits;
         let mut page = Page {
-            peer,
-            prefix,
-            last: after.map(Arc::from),
+            peer: self.peer(),
+            prefix: &list.prefix,
+            last: list.after.as_deref().map(Arc::from),
             least,
-            limit: self.options.limits.list_page,
-            room: SMALL.min(self.options.limits.frame_bytes as usize / 2),
+            limit: limits.list_page,
+            room: SMALL.min(limits.frame_bytes as usize / 2),
             entries: Vec::new(),
         };
         loop {
             // Takes the lock for each part of the names: a peer may not see most of them.
-            let complete = page.extend(&self.state());
+            let complete = page.extend(&self.core.state());
             if let Some(more) = complete {
                 let entries = page.entries;
                 return Names { entries, more };
             }
         }
+    }
+}
+
+impl ServerCore {
+    /// Ends a lease that its holder releases.
+    pub(super) fn release(&self, link: &Link, lease: u64) -> Result<Reply, Refused> {
+        if !self.state().release(&link.session, lease) {
+            return Err(not_found());
+        }
+        self.released.notify_waiters();
+        self.count(|stats| &mut stats.released);
+        Ok(Answer::Done.into())
+    }
+
+    /// Returns the publication under a name that a peer can see now.
+    fn visible(&self, name: &str, peer: &PeerName) -> Option<Arc<Publication>> {
+        let state = self.state();
+        let found = state.visible(name, peer)?;
+        Some(Arc::clone(&found.publication))
     }
 }
 
@@ -473,14 +442,14 @@ struct NameWait<'a> {
 }
 
 impl NameWait<'_> {
-    async fn until_seen(&self, link: &Link) -> Arc<Publication> {
+    async fn until_seen(&self, peer: &PeerName) -> Arc<Publication> {
         loop {
             let changed = self.notify.notified();
             {
                 let state = self.core.state();
                 // While the server is closing, it refuses to grant what this would find.
                 if !state.closing
-                    && let Some(found) = state.visible(self.name, &link.session.peer)
+                    && let Some(found) = state.visible(self.name, peer)
                 {
                     return Arc::clone(&found.publication);
                 }
