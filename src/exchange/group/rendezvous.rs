@@ -425,7 +425,7 @@ struct Heard {
 
 /// Sends a challenge to a connection, and receives its hello.
 async fn hear(incoming: Incoming) -> Result<Heard> {
-    let mut link = without_fds(incoming.handshake(PATIENCE).await?);
+    let mut link = without_fds(incoming.handshake().await?);
     let drawn = random::<32>().map_err(|error| Error::system("reading random bytes", &error))?;
     let challenge = [&MAGIC[..], &drawn].concat();
     link.writer.write(&challenge, &[]).await?;

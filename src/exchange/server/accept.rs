@@ -4,13 +4,12 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::timeout;
 
 use super::audit::audit;
 use super::newcomers::{Closing, Newcomer};
-use super::session::Link;
+use super::sessions::Attached;
 use super::{ServerCore, connection};
-use crate::limits::deadline;
 use crate::protocol::{
     Greeting, Hello, MAGIC, MAX_HELLO, OLDEST, Refused, VERSION, decode, encode,
 };
@@ -62,13 +61,17 @@ async fn serve(
     (newcomer, closing): (Newcomer, Closing),
     own: bool,
 ) {
+    let limit = core.options.limits.handshake;
+    let late = Error::timed_out(format!("the greeting of {}", incoming.remote), limit);
     let greeted = tokio::select! {
         () = core.ended.cancelled() => return,
         Ok(()) = closing => Err(made_room(&core)),
-        greeted = greet(&core, incoming, newcomer, own) => greeted,
+        greeted = timeout(limit, greet(&core, incoming, newcomer, own)) => {
+            greeted.unwrap_or(Err(late))
+        }
     };
     match greeted {
-        Ok((connection, link)) => connection::serve(&core, connection, &link).await,
+        Ok((connection, attached)) => connection::serve(connection, attached).await,
         Err(error) => {
             core.count(|stats| &mut stats.failed_handshakes);
             if matches!(error, Error::Share(ShareError::NotTrusted { .. })) {
@@ -80,31 +83,23 @@ async fn serve(
     }
 }
 
-/// Handshake and hello, under one deadline.
+/// Handshake and hello. The caller has a time limit.
 async fn greet(
     core: &Arc<ServerCore>,
     incoming: Incoming,
     newcomer: Newcomer,
     own: bool,
-) -> Result<(Connection, Arc<Link>)> {
-    let until = deadline(core.options.limits.handshake);
-    let (mut connection, hello) = hello(core, incoming, until).await?;
-    let (link, welcome) = match core.begin(&mut connection, &hello, own) {
+) -> Result<(Connection, Attached)> {
+    let mut connection = incoming.handshake().await?;
+    let hello = hello(core, &mut connection).await?;
+    let (attached, welcome) = match core.begin(&mut connection, &hello, own) {
         Ok(begun) => begun,
-        Err((reason, detail)) => {
-            return Err(refuse(core, &mut connection, reason, detail, until).await);
-        }
+        Err((reason, detail)) => return Err(refuse(core, &mut connection, reason, detail).await),
     };
-    let greeted = if newcomer.greeted() {
-        send(core, &mut connection, Greeting::Welcome(welcome), until).await
-    } else {
-        Err(made_room(core))
-    };
-    if let Err(error) = greeted {
-        core.detach(&link, std::time::Instant::now());
-        return Err(error);
-    }
-    Ok((connection, link))
+    drop(newcomer);
+    let welcome = encode(&Greeting::Welcome(welcome));
+    connection.writer.write(&welcome, &[]).await?;
+    Ok((connection, attached))
 }
 
 /// Returns the error of a connection that was closed for a newer one.
@@ -120,67 +115,39 @@ fn made_room(core: &ServerCore) -> Error {
     )
 }
 
-/// Performs the transport's handshake, and reads a hello of a supported version.
-async fn hello(
-    core: &ServerCore,
-    incoming: Incoming,
-    until: Instant,
-) -> Result<(Connection, Hello)> {
-    let left = until.saturating_duration_since(Instant::now());
-    let mut connection = incoming.handshake(left).await?;
+/// Reads a hello of a supported version.
+async fn hello(core: &ServerCore, connection: &mut Connection) -> Result<Hello> {
     connection.reader.forbid_fds();
     let peer = connection.label.to_string();
-    let Ok(frame) = timeout_at(until, connection.reader.read(MAX_HELLO)).await else {
-        return Err(late(&peer, core.options.limits.handshake));
-    };
-    if frame.is_err() && (MAX_HELLO + 1..=FIRST_VERSION.0).contains(&connection.reader.announced())
-    {
-        let error = refuse_version(core, &mut connection, until).await;
-        let (most, time) = FIRST_VERSION;
-        let rest = connection.reader.discard(most as usize);
-        let _ = timeout(time, rest).await;
+    let frame = connection.reader.read(MAX_HELLO).await;
+    let (most, time) = FIRST_VERSION;
+    if frame.is_err() && (MAX_HELLO + 1..=most).contains(&connection.reader.announced()) {
+        let error = refuse_version(core, connection).await;
+        let _ = timeout(time, connection.reader.discard(most as usize)).await;
         return Err(error);
     }
     let Some(frame) = frame? else {
         return Err(Error::peer_lost(peer, "it closed the connection"));
     };
     let hello: Hello = decode(&frame.bytes)?;
-    let wrong = |detail: &str| Error::protocol(peer.clone(), detail);
     if hello.magic != MAGIC {
-        return Err(wrong("it begins with something else than a hello"));
+        let why = "it begins with something else than a hello";
+        return Err(Error::protocol(peer, why));
     }
     if hello.agent.len() > 255 || hello.oldest > hello.newest {
-        return Err(wrong(
-            "malformed hello: `agent` is longer than 255 bytes, or `oldest` is above `newest`",
-        ));
+        let why =
+            "malformed hello: `agent` is longer than 255 bytes, or `oldest` is above `newest`";
+        return Err(Error::protocol(peer, why));
     }
     if hello.oldest > VERSION || hello.newest < OLDEST {
-        return Err(refuse_version(core, &mut connection, until).await);
+        return Err(refuse_version(core, connection).await);
     }
-    Ok((connection, hello))
+    Ok(hello)
 }
 
-async fn refuse_version(core: &ServerCore, connection: &mut Connection, until: Instant) -> Error {
+async fn refuse_version(core: &ServerCore, connection: &mut Connection) -> Error {
     let detail = format!("versions {OLDEST} to {VERSION} are spoken here");
-    refuse(core, connection, Refusal::Version, detail, until).await
-}
-
-fn late(peer: &str, after: Duration) -> Error {
-    Error::timed_out(format!("the hello of {peer}"), after)
-}
-
-/// Sends a greeting.
-async fn send(
-    core: &ServerCore,
-    connection: &mut Connection,
-    greeting: Greeting,
-    until: Instant,
-) -> Result<()> {
-    let limit = core.options.limits.handshake;
-    let bytes = encode(&greeting);
-    drop(greeting);
-    let sent = timeout_at(until, connection.writer.write(&bytes, &[])).await;
-    sent.unwrap_or_else(|_| Err(late(&connection.label, limit)))
+    refuse(core, connection, Refusal::Version, detail).await
 }
 
 /// Refuses a connection, and returns the reason as an error.
@@ -189,15 +156,14 @@ async fn refuse(
     connection: &mut Connection,
     reason: Refusal,
     detail: String,
-    until: Instant,
 ) -> Error {
     core.count_refusal(&reason);
     let (peer, pid) = (&connection.peer, connection.pid);
     let (request, word) = ("session", reason.word());
     audit! { core.audit, Refusal, Some(peer), "refused", request, pid, reason = word }
-    let refused = Refused::new(&reason, &detail);
+    let refused = encode(&Greeting::Refused(Refused::new(&reason, &detail)));
     // Best effort: the connection is being closed.
-    let _ = send(core, connection, Greeting::Refused(refused), until).await;
+    let _ = connection.writer.write(&refused, &[]).await;
     Error::refused(
         "the server",
         format!("a session with {}", connection.peer),

@@ -7,35 +7,17 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
-use tokio::time::{sleep, sleep_until};
+use tokio::time::{sleep, sleep_until, timeout};
 
 use super::ServerCore;
 use super::requests::{Answered, handle};
 use super::session::{Link, Next};
+use super::sessions::Attached;
 use crate::per_driver::lock;
 use crate::protocol::{Answer, Ask, Event, FromServer, Request, decode, encode};
 use crate::tls::{Tls, reloaded};
 use crate::transport::{Connection, Frame, FrameReader, FrameWriter};
 use crate::{Error, Refusal, Result, ShareError};
-
-/// Why a connection ends.
-enum End {
-    /// The client has closed it, or it has lost the session: then the client has been told why, has another connection, or
-    /// may go on over TCP.
-    Quietly,
-    /// The server ends.
-    Server,
-    /// The client is silent, or has no room for a notice.
-    Dropped(&'static str),
-    /// It failed, or the client violated the protocol.
-    Failed(Error),
-}
-
-impl From<Error> for End {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
-    }
-}
 
 /// How many notices are sent before requests have their turn.
 const NOTICES_AT_ONCE: usize = 16;
@@ -47,77 +29,47 @@ struct Conversation<'a> {
     writer: FrameWriter,
     /// Requests that wait for something.
     jobs: JoinSet<Answered>,
-    attached: Attached<'a>,
-}
-
-/// A session's connection. Its end detaches the session, also after a panic of an allocator's.
-struct Attached<'a> {
-    core: &'a Arc<ServerCore>,
-    link: &'a Arc<Link>,
-    last_message: Instant,
-}
-
-impl Drop for Attached<'_> {
-    fn drop(&mut self) {
-        self.core.detach(self.link, self.last_message);
-    }
+    attached: Attached,
 }
 
 /// Serves a connection to its end.
-pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: &Arc<Link>) {
+pub(super) async fn serve(connection: Connection, attached: Attached) {
     let Connection {
         mut reader, writer, ..
     } = connection;
+    let (core, link) = (Arc::clone(&attached.core), Arc::clone(&attached.link));
     let mut conversation = Conversation {
-        core,
-        link,
+        core: &core,
+        link: &link,
         writer,
         jobs: JoinSet::new(),
-        attached: Attached {
-            core,
-            link,
-            last_message: Instant::now(),
-        },
+        attached,
     };
     let (peer, session) = (&link.session.peer, link.session.id);
     let ended = tokio::select! {
         biased;
-        // Also in the middle of a write.
-        () = link.lost.cancelled() => {
-            Err(link.session.dropped(link).map_or(End::Quietly, End::Dropped))
-        }
+        // Also in the middle of a write. The client has been told why, has another connection, or may go on over TCP.
+        () = link.lost.cancelled() => Ok(()),
         ended = conversation.run(&mut reader) => ended,
     };
+    if let Err(error) = &ended {
+        tracing::info!(%peer, session, %error, "connection lost");
+    } else {
+        tracing::debug!(%peer, session, "disconnected");
+    }
     match ended {
-        Ok(()) | Err(End::Quietly) => {
-            tracing::debug!(%peer, session, "disconnected")
+        Err(Error::Share(ShareError::PeerLost { .. })) => {
+            let reading = last_releases(&core, &mut reader, &link);
+            // Bounded, because the client may go on writing.
+            let _ = timeout(core.options.limits.write, reading).await;
         }
-        Err(End::Server) => {
-            // Bounded, because the client may read slowly and notices may be endless.
-            let last = conversation.send_last();
-            let _ = tokio::time::timeout(core.options.limits.write, last).await;
+        Err(Error::Share(ShareError::Protocol { .. })) => {
+            core.count(|stats| &mut stats.protocol_errors);
         }
-        Err(End::Dropped(why)) => {
+        Err(Error::Share(ShareError::TimedOut { .. })) => {
             core.count(|stats| &mut stats.dropped_peers);
-            tracing::warn!(%peer, session, why, "connection dropped");
         }
-        Err(End::Failed(error)) => {
-            if error.is_peer_lost() {
-                let reading = last_releases(core, &mut reader, link);
-                // Bounded, because the client may go on writing.
-                let _ = tokio::time::timeout(core.options.limits.write, reading).await;
-            }
-            match error {
-                Error::Share(ShareError::Protocol { .. }) => {
-                    core.count(|stats| &mut stats.protocol_errors);
-                }
-                Error::Share(ShareError::TimedOut { .. }) => {
-                    core.count(|stats| &mut stats.dropped_peers);
-                }
-                _ => {}
-            }
-            tracing::info!(%peer, session, %error, "connection lost");
-        }
+        _ => {}
     }
     let Conversation {
         writer,
@@ -132,7 +84,7 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
 }
 
 impl Conversation<'_> {
-    async fn run(&mut self, reader: &mut FrameReader) -> Result<(), End> {
+    async fn run(&mut self, reader: &mut FrameReader) -> Result<()> {
         let (core, session) = (self.core, &self.link.session);
         let mut reloads = core.tls().map(Tls::reloads);
         let mut idle = pin!(sleep(core.silence()));
@@ -145,7 +97,11 @@ impl Conversation<'_> {
             // to, and drop it when it falls silent.
             tokio::select! {
                 biased;
-                () = &mut ended => return Err(End::Server),
+                () = &mut ended => {
+                    // Bounded, because the client may read slowly and notices may be endless.
+                    let _ = timeout(core.options.limits.write, self.send_last()).await;
+                    return Ok(());
+                }
                 // The next round verifies.
                 () = reloaded(&mut reloads) => {}
                 () = &mut expiry, if core.tls().is_some() => {
@@ -191,7 +147,7 @@ impl Conversation<'_> {
     }
 
     /// Returns when the client will have been silent for too long.
-    fn next_idle(&mut self, excused: &mut Duration) -> Result<Instant, End> {
+    fn next_idle(&mut self, excused: &mut Duration) -> Result<Instant> {
         let (now, core) = (Instant::now(), self.core);
         let silence = core.silence();
         let late = now.saturating_duration_since(self.attached.last_message + silence);
@@ -205,10 +161,9 @@ impl Conversation<'_> {
         }
         let until = self.attached.last_message + silence;
         if until > now {
-            Ok(until)
-        } else {
-            Err(End::Dropped("it is silent"))
+            return Ok(until);
         }
+        Err(Error::timed_out("a message of the client", silence))
     }
 
     /// Ends the session if its peer is no longer trusted: certificates were loaded anew, or one of the peer's has expired.
@@ -226,7 +181,7 @@ impl Conversation<'_> {
     }
 
     /// Answers a request at once, or lets a task wait for its answer. Does neither after the session's end.
-    async fn request(&mut self, frame: Frame) -> Result<(), End> {
+    async fn request(&mut self, frame: Frame) -> Result<()> {
         if self.link.session.is_dismissed() {
             return Ok(());
         }
@@ -258,7 +213,7 @@ impl Conversation<'_> {
     }
 
     /// Sends the last messages: answers decided before, and the end of leases.
-    async fn send_last(&mut self) -> Result<(), End> {
+    async fn send_last(&mut self) -> Result<()> {
         while let Some(done) = self.jobs.try_join_next() {
             self.verify();
             if let Ok(answered) = done
@@ -294,7 +249,7 @@ impl Conversation<'_> {
 
     /// Sends the client some of its notices, unless there is something more urgent; returns whether there may be
     /// more.
-    async fn notify(&mut self, urgent: impl Fn() -> bool) -> Result<bool, End> {
+    async fn notify(&mut self, urgent: impl Fn() -> bool) -> Result<bool> {
         for _ in 0..NOTICES_AT_ONCE {
             if urgent() {
                 break;
@@ -304,7 +259,8 @@ impl Conversation<'_> {
                 Next::Nothing => return Ok(false),
                 Next::Dismissed(why) => {
                     self.event(Event::Dismissed(why)).await?;
-                    return Err(End::Quietly);
+                    self.link.lost.cancel();
+                    return Ok(false);
                 }
                 Next::Notice(event) => self.event(event).await?,
             }

@@ -175,6 +175,7 @@ impl ServerCore {
             memory if memory.is_window() => memory.len,
             memory => memory.padded(),
         };
+        let counters = lock(&self.counters).clone();
         let named = state.names.values();
         let named = named.filter_map(|id| state.publications.get(id));
         ServerStats {
@@ -187,7 +188,8 @@ impl ServerCore {
             handshakes: self.newcomers.count() as u64,
             tasks: self.tasks.len() as u64,
             expired: state.expired,
-            ..lock(&self.counters).clone()
+            dropped_peers: counters.dropped_peers + state.dropped,
+            ..counters
         }
     }
 

@@ -21,9 +21,8 @@ use crate::limits::{LONGEST, millis};
 use crate::protocol::{self, Ended, Event, Withdrawing};
 use crate::{PeerList, PeerName, Refusal};
 
-/// Why a connection ends whose peer has no room for another notice.
-const TOO_MANY_ENDED: &str =
-    "the limit of live and expired leases leaves no room for the notice of an ended one";
+/// Reported when a connection ends whose peer has no room for another notice.
+const TOO_MANY_ENDED: &str = "connection dropped: the limit of live and expired leases leaves no room for the notice of an ended one";
 
 /// The most expired holders of a publication that are remembered individually.
 pub(super) const MAX_EXPIRED: usize = 1024;
@@ -191,9 +190,9 @@ impl ServerState {
             match due {
                 Due::Session(session) => ended.extend(self.end_session(session)),
                 Due::Lease(lease) => {
+                    let why = "this peer is no longer on the name's access list";
                     if let Some(record) = self.leases.get(&lease) {
-                        let why = "this peer is no longer on the name's access list";
-                        self.notify_ended(record, Refusal::Forbidden, why);
+                        self.notify_ended(record.session, lease, Refusal::Forbidden, why);
                     }
                     self.lapse(lease, "revoked");
                 }
@@ -396,7 +395,7 @@ impl ServerState {
         for lease in live {
             self.audit_lease("revoked", lease);
             if let Some(record) = self.remove(lease) {
-                self.notify_ended(&record, Refusal::Closing, detail);
+                self.notify_ended(record.session, lease, Refusal::Closing, detail);
             }
         }
     }
@@ -438,16 +437,19 @@ impl ServerState {
     }
 
     /// Tells the holder of a lease that the lease has ended.
-    fn notify_ended(&self, lease: &LeaseRecord, reason: Refusal, detail: &str) {
-        let Some(SessionRecord { session, .. }) = self.sessions.get(&lease.session) else {
+    fn notify_ended(&mut self, session: u64, lease: u64, reason: Refusal, detail: &str) {
+        let Some(SessionRecord { session, .. }) = self.sessions.get(&session) else {
             return;
         };
-        let lease = lease.holder.lease;
         let why = protocol::Refused::new(&reason, detail);
         match self.quota.count(&session.peer, What::Record, 1) {
             Ok(counted) => session.notify(lease, Event::Ended(Ended { lease, why }), Some(counted)),
             // The client asks which of its leases have ended when it connects again.
-            Err(_) => session.drop_connection(TOO_MANY_ENDED),
+            Err(_) => {
+                tracing::warn!(peer = %session.peer, session = session.id, "{TOO_MANY_ENDED}");
+                session.cut();
+                self.dropped += 1;
+            }
         }
     }
 

@@ -117,13 +117,6 @@ impl Newcomers {
     }
 }
 
-impl Newcomer {
-    /// Ends the wait for the greeting; returns whether it came before the connection was to be closed.
-    pub fn greeted(self) -> bool {
-        lock(&self.queue).waiting.remove(&self.id).is_some()
-    }
-}
-
 impl Drop for Newcomer {
     fn drop(&mut self) {
         lock(&self.queue).waiting.remove(&self.id);
@@ -147,13 +140,13 @@ mod tests {
         assert_eq!(begun.elapsed(), Duration::ZERO);
         let ends = tokio::spawn(async move {
             a_closes.await.unwrap();
-            assert!(!a.greeted(), "it has been told");
+            drop(a);
         });
         let (c, mut c_closes) = all.enter().await;
         assert!(begun.elapsed() >= GRACE);
         ends.await.unwrap();
         assert!(b_closes.try_recv().is_err() && c_closes.try_recv().is_err());
-        assert!(b.greeted() && c.greeted());
+        drop((b, c));
         assert!(lock(&all.queue).waiting.is_empty());
         assert_eq!(all.count(), 0);
     }
@@ -165,8 +158,7 @@ mod tests {
         let (a, a_closes) = all.enter().await;
         let (_b, _b_closes) = all.enter().await;
         let third = async { all.enter().await };
-        let (_c, greeted) = tokio::join!(third, async { a.greeted() });
-        assert!(greeted);
+        let (_c, ()) = tokio::join!(third, async { drop(a) });
         assert!(a_closes.await.is_err(), "it stays");
         assert_eq!(begun.elapsed(), Duration::ZERO);
     }
@@ -183,10 +175,10 @@ mod tests {
                 drop(silent);
             });
         }
-        let (newcomer, _) = all.enter().await;
+        let (_newcomer, mut closes) = all.enter().await;
         let elapsed = begun.elapsed();
         assert!(elapsed < Duration::from_secs(5), "{elapsed:?}");
-        assert!(newcomer.greeted());
+        assert!(closes.try_recv().is_err());
     }
 
     /// Connections at several addresses wait for one place.

@@ -31,6 +31,8 @@ pub(super) struct ServerState {
     pub deadlines: Deadlines,
     /// How many leases have expired.
     pub expired: u64,
+    /// How many connections have ended because their peers had no room for a notice.
+    pub dropped: u64,
     /// Requests that wait for a name to exist.
     waiters: HashMap<String, (Arc<Notify>, usize)>,
     /// The server is about to end: nothing new begins.
@@ -54,6 +56,7 @@ impl ServerState {
             followed: Followed::new(),
             deadlines: Deadlines::default(),
             expired: 0,
+            dropped: 0,
             waiters: HashMap::new(),
             closing: false,
             audit,

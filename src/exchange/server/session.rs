@@ -71,8 +71,6 @@ struct Outbox {
     closing: Option<Closing>,
     /// Leases whose grants this connection has not sent yet. Notices about them wait for it.
     unsent: Vec<u64>,
-    /// Set when the server has ended the last connection, with the reason.
-    dropped: Option<&'static str>,
     /// Set when the session has ended, with the reason.
     dismissed: Option<Refused>,
 }
@@ -127,7 +125,6 @@ impl ServerSession {
                 notices: BTreeMap::new(),
                 closing: None,
                 unsent: Vec::new(),
-                dropped: None,
                 dismissed: None,
             }),
             wake: Notify::new(),
@@ -146,7 +143,6 @@ impl ServerSession {
         let mut outbox = self.outbox();
         outbox.link = Arc::downgrade(link);
         outbox.unsent = Vec::new();
-        outbox.dropped = None;
     }
 
     /// Returns its connection, if it has one.
@@ -159,18 +155,6 @@ impl ServerSession {
         if let Some(link) = self.link() {
             link.lost.cancel();
         }
-    }
-
-    /// As [`cut`](Self::cut), because of the peer: the connection reports the reason and counts it.
-    pub fn drop_connection(&self, why: &'static str) {
-        self.outbox().dropped = Some(why);
-        self.cut();
-    }
-
-    /// Returns why the server has ended this connection, if its peer was the cause.
-    pub fn dropped(&self, link: &Link) -> Option<&'static str> {
-        let outbox = self.outbox();
-        outbox.dropped.filter(|_| outbox.is_of(link))
     }
 
     /// Ends the session. Its connection sends the peer the reason, and nothing after that.

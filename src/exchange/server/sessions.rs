@@ -24,16 +24,37 @@ const AT_ONCE: usize = 256;
 /// Why a user's sessions end.
 pub(super) const NO_USER: &str = "this user may no longer connect";
 
+/// A connection that has a session. Its end, also by a panic of an allocator's, detaches the session, which survives for the time
+/// of a lease, or ends.
+pub(super) struct Attached {
+    pub core: Arc<ServerCore>,
+    pub link: Arc<Link>,
+    pub last_message: Instant,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let session = &self.link.session;
+        let mut state = self.core.state();
+        if session.is_of(&self.link) {
+            let until = self.last_message + self.core.options.lease;
+            let ended = state.detach(session.id, until);
+            drop(state);
+            self.core.report_ended(ended);
+        }
+    }
+}
+
 impl ServerCore {
     /// Returns a session for a connection: the one that the client names, if it belongs to that peer, or a new one. A connection to
     /// which a session moves gets the name of that session's peer: it keeps its rights, and gains none of the user at the Unix
     /// socket. It counts as the connection that it takes the session from, which ends.
     pub(super) fn begin(
-        &self,
+        self: &Arc<Self>,
         connection: &mut Connection,
         hello: &Hello,
         own: bool,
-    ) -> Result<(Arc<Link>, Welcome), Refused> {
+    ) -> Result<(Attached, Welcome), Refused> {
         let process = HolderProcess::of_peer(connection);
         let mut state = self.state();
         // The user may have been taken off the list since the handshake. From here on the lock of the state keeps
@@ -83,7 +104,12 @@ impl ServerCore {
         drop(state);
         let welcome = self.welcome(&link.session, hello, resumed);
         self.report_begun(&link, hello, resumed);
-        Ok((link, welcome))
+        let attached = Attached {
+            core: Arc::clone(self),
+            link,
+            last_message: Instant::now(),
+        };
+        Ok((attached, welcome))
     }
 
     fn welcome(&self, session: &ServerSession, hello: &Hello, resumed: bool) -> Welcome {
@@ -165,17 +191,6 @@ impl ServerCore {
             }
             drop(state);
             self.released.notify_waiters();
-        }
-    }
-
-    /// Handles the end of a connection: its session survives for the time of a lease, or ends.
-    pub(super) fn detach(&self, link: &Link, last_word: Instant) {
-        let session = &link.session;
-        let mut state = self.state();
-        if session.is_of(link) {
-            let ended = state.detach(session.id, last_word + self.options.lease);
-            drop(state);
-            self.report_ended(ended);
         }
     }
 

@@ -193,7 +193,7 @@ async fn bind_unix(path: PathBuf, peers: Peers) -> Result<Socket> {
 #[derive(Debug)]
 pub(crate) struct Incoming {
     stream: Stream,
-    remote: String,
+    pub(crate) remote: String,
     terms: Arc<Terms>,
 }
 
@@ -204,19 +204,12 @@ enum Stream {
 }
 
 impl Incoming {
-    /// Authenticates the peer, within `limit`.
+    /// Authenticates the peer. The caller has a time limit.
     ///
     /// # Errors
     /// [`NotTrusted`](crate::ShareError::NotTrusted), [`Protocol`](crate::ShareError::Protocol),
-    /// [`PeerLost`](crate::ShareError::PeerLost), [`TimedOut`](crate::ShareError::TimedOut): the connection is
-    /// closed.
-    pub(crate) async fn handshake(self, limit: Duration) -> Result<Connection> {
-        let what = format!("the handshake of {}", self.remote);
-        let shaken = timeout(limit, self.shake()).await;
-        shaken.unwrap_or_else(|_| Err(Error::timed_out(what, limit)))
-    }
-
-    async fn shake(self) -> Result<Connection> {
+    /// [`PeerLost`](crate::ShareError::PeerLost): the connection is closed.
+    pub(crate) async fn handshake(self) -> Result<Connection> {
         let Self {
             stream,
             remote,

@@ -93,6 +93,27 @@ async fn before_a_hello_nobody_gets_anything() {
     unharmed(driver, server, bystander).await;
 }
 
+/// Neither before the handshake of TLS nor in it.
+#[tokio::test]
+async fn a_tls_client_that_is_silent_is_closed_in_time() {
+    let authority = crate::certs::Authority::create("test", 1).unwrap();
+    let limits = Limits {
+        handshake: soon_over(),
+        ..limits()
+    };
+    let options = loopback()
+        .limits(limits)
+        .security(tls(&authority, "server.test"));
+    let server = options.start().await.unwrap();
+    for bytes in [&b""[..], b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"] {
+        let mut silent = tcp(&server).await;
+        silent.write_all(bytes).await.unwrap();
+        hung_up(&mut silent).await;
+    }
+    until("both are counted", || server.stats().failed_handshakes == 2).await;
+    server.close(LONG).await.unwrap();
+}
+
 #[tokio::test]
 async fn versions_that_are_not_spoken_are_refused_in_words() {
     let (driver, server, bystander) = with_bystander(limits()).await;

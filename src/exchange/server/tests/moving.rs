@@ -185,9 +185,8 @@ async fn a_connection_that_is_blocked_ends_when_its_session_moves() {
     let (near, mut far) = tokio::io::duplex(1 << 10);
     let mut connection = Connection::over(near, &limits());
     let begun = core.begin(&mut connection, &hello(), false);
-    let (link, welcome) = begun.unwrap();
-    let serving = async move { connection::serve(&core, connection, &link).await };
-    let serving = tokio::spawn(serving);
+    let (attached, welcome) = begun.unwrap();
+    let serving = tokio::spawn(connection::serve(connection, attached));
     // The answer has no room.
     let leases = (0..1000).collect();
     let held = encode(&(
