@@ -3,7 +3,7 @@
 use egmem::driver::{Access, HandleType};
 use egmem::exchange::Owner;
 use egmem::exchange::protocol::{
-    Answer, Ask, Fetch, Granted, Handles, Release, Request, Secret, encode,
+    Answer, Ask, Fetch, FromServer, Granted, Handles, Release, Request, Secret, encode,
 };
 use egmem::share::Description;
 
@@ -24,7 +24,7 @@ pub struct Sizes {
 }
 
 /// A fetch of this name and its reply.
-pub fn fetch(name: &str, memory: &Description) -> (Request, (u64, Answer)) {
+pub fn fetch(name: &str, memory: &Description) -> (Request, FromServer) {
     let fetch = Ask::Fetch(Fetch {
         name: name.to_string(),
         accept: vec![HandleType::Fabric, HandleType::PosixFd],
@@ -45,12 +45,12 @@ pub fn fetch(name: &str, memory: &Description) -> (Request, (u64, Answer)) {
     pair(fetch, granted)
 }
 
-fn pair(ask: Ask, answer: Answer) -> (Request, (u64, Answer)) {
+fn pair(ask: Ask, answer: Answer) -> (Request, FromServer) {
     let id = 1000; // of three bytes, like most
-    ((id, ask), (id, answer))
+    ((id, ask), FromServer::Reply(id, answer))
 }
 
-fn sizes((request, reply): &(Request, (u64, Answer))) -> Exchange {
+fn sizes((request, reply): &(Request, FromServer)) -> Exchange {
     Exchange {
         ask: encode(request).len(),
         answer: encode(reply).len(),

@@ -9,7 +9,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::{fmt, io};
 
-use serde::de::{self, DeserializeOwned, SeqAccess, Visitor};
+use serde::de::{self, DeserializeOwned, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
@@ -348,47 +348,14 @@ pub struct Probed {
     pub wrote: u64,
 }
 
-/// A message to a client after the greeting: `[id, answer]` or `[null, event]`.
-#[derive(Clone, Debug, PartialEq)]
+/// A message to a client after the greeting.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum FromServer {
-    /// The answer to the request with this id.
+    /// The answer to the request with this id, `[id, answer]`.
     Reply(u64, Answer),
     /// An event.
     Event(Event),
-}
-
-impl Serialize for FromServer {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Reply(id, answer) => (id, answer).serialize(serializer),
-            Self::Event(event) => ((), event).serialize(serializer),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for FromServer {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Pair;
-        impl<'de> Visitor<'de> for Pair {
-            type Value = FromServer;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an id or null, and a message")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<FromServer, A::Error> {
-                let id = pair.next_element::<Option<u64>>()?;
-                let message = match id.flatten() {
-                    Some(id) => pair
-                        .next_element()?
-                        .map(|answer| FromServer::Reply(id, answer)),
-                    None => pair.next_element()?.map(FromServer::Event),
-                };
-                message.ok_or_else(|| de::Error::invalid_length(1, &self))
-            }
-        }
-        deserializer.deserialize_tuple(2, Pair)
-    }
 }
 
 /// An unsolicited message of the server.

@@ -69,11 +69,12 @@ impl Raw {
     /// Returns the answer to a request; events in between are skipped.
     pub fn answer(&mut self, id: u64) -> io::Result<Value> {
         loop {
-            if let Ok([of, answer]) =
-                <[Value; 2]>::try_from(self.read()?.into_array().unwrap_or_default())
-                && of == Value::from(id)
+            let message = self.read()?;
+            let reply = field(&message, "reply").and_then(Value::as_array);
+            if let Some([of, answer]) = reply.map(Vec::as_slice)
+                && *of == Value::from(id)
             {
-                return Ok(answer);
+                return Ok(answer.clone());
             }
         }
     }

@@ -28,11 +28,17 @@ fn numbers_and_lengths_may_be_wider_than_they_need() {
 }
 
 #[test]
-fn an_event_has_null_instead_of_an_id() {
+fn a_server_sends_replies_and_events() {
     let event = FromServer::Event(Event::Closing(Closing { ms: 1 }));
-    let bytes = encode(&event);
-    assert_eq!(hex(&bytes), "82f6a167636c6f73696e67a1626d7301");
-    assert_eq!(decode::<FromServer>(&bytes).unwrap(), event);
+    let reply = FromServer::Reply(7, Answer::Done);
+    for (message, wire) in [
+        (event, "a1656576656e74a167636c6f73696e67a1626d7301"),
+        (reply, "a1657265706c79820764646f6e65"),
+    ] {
+        let bytes = encode(&message);
+        assert_eq!(hex(&bytes), wire);
+        assert_eq!(decode::<FromServer>(&bytes).unwrap(), message);
+    }
 }
 
 #[test]
@@ -60,12 +66,14 @@ fn other_forms_are_errors() {
     ] {
         assert!(decode::<Request>(bytes).is_err(), "{bytes:02x?}");
     }
-    // An answer without an id; an event with one; an unknown answer; nothing.
+    // An answer without an id; an event with one; an unknown answer; two messages; nothing.
     for bytes in [
-        &b"\x82\xf6\x64done"[..],
-        b"\x82\x01\xa1\x67closing\xa1\x62ms\x01",
-        b"\x82\x01\xa1\x63new\xa0",
-        b"\x81\x01",
+        &b"\xa1\x65reply\x82\xf6\x64done"[..],
+        b"\xa1\x65event\x82\x01\xa1\x67closing\xa1\x62ms\x01",
+        b"\xa1\x65reply\x82\x01\xa1\x63new\xa0",
+        b"\xa2\x65reply\x82\x01\x64done\x65reply\x82\x02\x64done",
+        b"\xa1\x65reply\x81\x01",
+        b"\xa0",
     ] {
         assert!(decode::<FromServer>(bytes).is_err(), "{bytes:02x?}");
     }

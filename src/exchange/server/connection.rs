@@ -234,7 +234,7 @@ impl Conversation<'_> {
             Answer::Granted(granted) => Some(granted.lease),
             _ => None,
         };
-        let bytes = encode(&(id, answer));
+        let bytes = encode(&FromServer::Reply(id, answer));
         let written = self.writer.write(&bytes, &fds.borrowed()).await;
         if let Some(lease) = granted {
             self.link.session.granted(lease);

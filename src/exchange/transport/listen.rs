@@ -1,7 +1,6 @@
 //! Listens for a server and accepts connections.
 
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener as BlockingListener};
+use std::os::unix::net::UnixListener as BlockingListener;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -64,16 +63,10 @@ impl Listening {
         peers: &SharedPeers,
         limits: &Limits,
     ) -> Result<Self> {
-        let mut terms = Terms {
-            address: address.clone(),
-            security: security.clone(),
-            peers: Arc::clone(peers),
-            limits: limits.clone(),
-        };
-        let socket = match &mut terms.address {
+        let (socket, address) = match address {
             Address::Unix(path) => {
                 let admitted = lock(peers).clone();
-                bind_unix(path.clone(), admitted).await?
+                (bind_unix(path.clone(), admitted).await?, address.clone())
             }
             Address::Tcp { host, port } => {
                 if let Security::Tls(tls) = security {
@@ -81,35 +74,38 @@ impl Listening {
                 }
                 let (listener, real) =
                     net::listen(address, (host, *port), security, limits).await?;
-                *port = real.port();
-                Socket::Tcp(listener)
+                let (host, port) = (host.clone(), real.port());
+                (Socket::Tcp(listener), Address::Tcp { host, port })
             }
         };
-        let terms = terms.into();
-        Ok(Self { socket, terms })
+        Ok(Self::new(socket, address, security, peers, limits))
     }
 
     /// Listens at an abstract name, which every user of the machine can reach in the same network namespace: the
     /// credentials of each connection are checked.
     pub(crate) fn bind_abstract(name: &str, peers: &SharedPeers, limits: &Limits) -> Result<Self> {
-        let bind = || {
-            let address = SocketAddr::from_abstract_name(name)?;
-            let listener = BlockingListener::bind_addr(&address)?;
-            listener.set_nonblocking(true)?;
-            UnixListener::from_std(listener)
-        };
-        let listener =
-            bind().map_err(|error| Error::system(format!("listening at @{name}"), &error))?;
-        let terms = Terms {
-            address: Address::Unix(format!("@{name}").into()),
-            security: Security::Plain,
+        // tokio takes a path with a leading NUL for an abstract name.
+        let listener = UnixListener::bind(format!("\0{name}"));
+        let failed = |error| Error::system(format!("listening at @{name}"), &error);
+        let socket = Socket::Unix(None, listener.map_err(failed)?);
+        let address = Address::Unix(format!("@{name}").into());
+        Ok(Self::new(socket, address, &Security::Plain, peers, limits))
+    }
+
+    fn new(
+        socket: Socket,
+        address: Address,
+        security: &Security,
+        peers: &SharedPeers,
+        limits: &Limits,
+    ) -> Self {
+        let terms = Arc::new(Terms {
+            address,
+            security: security.clone(),
             peers: Arc::clone(peers),
             limits: limits.clone(),
-        };
-        Ok(Self {
-            socket: Socket::Unix(None, listener),
-            terms: terms.into(),
-        })
+        });
+        Self { socket, terms }
     }
 
     /// Returns the address that it listens at, with the port that the kernel chose.
@@ -125,21 +121,15 @@ impl Listening {
     /// # Cancel safety
     /// Cancel safe: no connection is lost.
     pub(crate) async fn accept(&self) -> Result<Option<Incoming>> {
-        let Terms {
-            address, limits, ..
-        } = &*self.terms;
+        let address = &self.terms.address;
         loop {
             let accepted = match &self.socket {
-                Socket::Tcp(listener) => listener.accept().await.map(|(stream, from)| {
-                    net::tune(&stream, limits);
-                    (Stream::Tcp(stream), format!("tcp://{from}"))
-                }),
-                Socket::Unix(_, listener) => listener
-                    .accept()
-                    .await
+                Socket::Tcp(listener) => (listener.accept().await)
+                    .map(|(stream, from)| (Stream::Tcp(stream), format!("tcp://{from}"))),
+                Socket::Unix(_, listener) => (listener.accept().await)
                     .map(|(stream, _)| (Stream::Unix(stream), address.to_string())),
             };
-            match accepted {
+            let error = match accepted {
                 Ok((stream, remote)) => {
                     let terms = Arc::clone(&self.terms);
                     return Ok(Some(Incoming {
@@ -148,27 +138,18 @@ impl Listening {
                         terms,
                     }));
                 }
-                Err(error) => match error.raw_os_error() {
-                    Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
-                        tracing::debug!(
-                            target: "egmem_exchange",
-                            %address, %error, "a connection must wait"
-                        );
-                        return Ok(None);
-                    }
-                    Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK | libc::EOPNOTSUPP) => {
-                        let what = format!("accepting at {address}");
-                        return Err(Error::system(what, &error));
-                    }
-                    // Faults of that one connection, which is closed already. Source: accept(2).
-                    _ => {
-                        tracing::debug!(
-                            target: "egmem_exchange",
-                            %address, %error, "a connection is gone"
-                        );
-                        tokio::task::yield_now().await;
-                    }
-                },
+                Err(error) => error,
+            };
+            tracing::debug!(target: "egmem_exchange", %address, %error, "no connection was accepted");
+            match error.raw_os_error() {
+                Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
+                    return Ok(None);
+                }
+                Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK | libc::EOPNOTSUPP) => {
+                    return Err(Error::system(format!("accepting at {address}"), &error));
+                }
+                // Faults of that one connection, which is closed already. Source: accept(2).
+                _ => tokio::task::yield_now().await,
             }
         }
     }
@@ -223,6 +204,7 @@ impl Incoming {
             }
             Stream::Tcp(stream) => stream,
         };
+        net::tune(&stream, limits);
         let Security::Tls(tls) = &terms.security else {
             return Ok(Connection::tcp(stream, &remote, limits));
         };

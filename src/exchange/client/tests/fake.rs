@@ -176,7 +176,7 @@ impl Peer {
             match ask {
                 Ask::Ping => {
                     // The client may have closed meanwhile; the next read reports that.
-                    let bytes = encode(&(id, Answer::Done));
+                    let bytes = encode(&FromServer::Reply(id, Answer::Done));
                     let _ = self.0.write_u32(bytes.len() as u32).await;
                     let _ = self.0.write_all(&bytes).await;
                 }
@@ -195,7 +195,7 @@ impl Peer {
     }
 
     pub(crate) async fn answer(&mut self, id: u64, answer: Answer) {
-        self.send(&(id, answer)).await;
+        self.send(&FromServer::Reply(id, answer)).await;
     }
 
     pub(crate) async fn done(&mut self, id: u64) {

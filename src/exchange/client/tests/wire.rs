@@ -85,13 +85,14 @@ async fn unknown_fields_are_skipped() {
     let (driver, fake) = (importer(), Fake::new().await);
     let (client, mut peer) = fake.client(&driver).await;
     let serve = async {
-        // [null, {"closing": {"ms": 1, "tomorrow": {}}}]
-        peer.raw(b"\x82\xf6\xa1\x67closing\xa2\x62ms\x01\x68tomorrow\xa0")
+        // {"event": {"closing": {"ms": 1, "tomorrow": {}}}}
+        peer.raw(b"\xa1\x65event\xa1\x67closing\xa2\x62ms\x01\x68tomorrow\xa0")
             .await;
         let (id, _) = peer.request().await.unwrap();
-        // [id, {"names": {"entries": [], "tomorrow": {}}}]
+        // {"reply": [id, {"names": {"entries": [], "tomorrow": {}}}]}
         let body = b"\xa1\x65names\xa2\x67entries\x80\x68tomorrow\xa0";
-        peer.raw(&[&[0x82, id as u8][..], body].concat()).await;
+        peer.raw(&[b"\xa1\x65reply\x82", &[id as u8][..], body].concat())
+            .await;
     };
     let work = async { client.list("").await.unwrap() };
     within(async { tokio::join!(serve, work) }).await;
