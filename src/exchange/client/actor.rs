@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 
 use super::buffer::{ClientLease, HeldLease, LeaseState};
 use super::connect::{Terms, UNASKED, decode_from, establish, refused};
-use super::session::{ClientSession, Link, RELEASES, Reply, Request, SessionState, SessionUser};
+use super::session::{ClientSession, Link, Reply, Request, SessionUser};
 use crate::limits::deadline;
 use crate::protocol::{Answer, Ask, Ended, Event, FromServer, Withdrawing, encode};
 use crate::tls::{Credential, WALL_CLOCK, reloaded};
@@ -202,8 +202,7 @@ async fn reconnect(session: &ClientSession) -> Option<(Connection, Terms)> {
             sleep(session.dial.options.reconnect.pause(attempt)).await;
             attempt = attempt.saturating_add(1);
             let deadline = deadline(session.dial.options.limits.handshake);
-            let resumed = || session.heard();
-            match establish(&session.dial, Some((&terms, &resumed)), deadline).await {
+            match establish(&session.dial, Some(session), deadline).await {
                 Ok(established) => return established,
                 Err(why) => {
                     let address = &session.dial.options.address;
@@ -256,7 +255,8 @@ impl ClientSession {
     fn next_frame(&self, limit: usize) -> Option<Zeroizing<Vec<u8>>> {
         let mut state = self.lock();
         loop {
-            let request = state.next_request()?;
+            let own = state.internal.pop_front();
+            let request = own.or_else(|| state.queue.pop_front())?;
             if (request.user.as_ref()).is_some_and(|(reply, _)| reply.is_closed()) {
                 continue;
             }
@@ -330,29 +330,19 @@ impl ClientSession {
     }
 
     fn handle_release(&self, lease: u64, answer: &Answer) {
-        use Refusal::{Expired, Limit, NotFound, Stale};
+        use Refusal::{Expired, NotFound, Stale};
         let mut state = self.lock();
         let held = state.leases.remove(&lease);
-        if let (Answer::Refused(why), Some(held)) = (answer, held) {
-            match Refusal::from_word(&why.reason) {
-                Limit => {
-                    // The server is busy: retried with the next heartbeat.
-                    state.leases.insert(lease, held);
-                    state.internal.push_back(Request::release(lease));
-                    return;
-                }
-                // It had ended already.
-                NotFound | Expired | Stale => {}
-                _ => held.set_state(LeaseState::Lost(refused(
-                    &state.terms.peer,
-                    "a release",
-                    why,
-                ))),
-            }
+        if let (Answer::Refused(why), Some(held)) = (answer, held)
+            // It had ended already.
+            && !matches!(Refusal::from_word(&why.reason), NotFound | Expired | Stale)
+        {
+            let error = refused(&state.terms.peer, "a release", why);
+            held.set_state(LeaseState::Lost(error));
         }
-        // There is more to release, or nothing left that keeps the connection open.
-        if !state.internal.is_empty() || state.closing.is_some() {
+        if state.closing.is_some() {
             drop(state);
+            // Perhaps nothing is left that keeps the connection open.
             self.wake.notify_one();
         }
     }
@@ -402,20 +392,6 @@ impl ClientSession {
             let why = Error::refused(&state.terms.peer, what, reason, detail);
             held.set_state(LeaseState::Lost(why));
         }
-    }
-}
-
-impl SessionState {
-    /// Takes the next request to write: first those of the session itself, and [`RELEASES`] at once of them.
-    fn next_request(&mut self) -> Option<Request> {
-        let pending = self.pending.values();
-        if self.internal.front().is_some_and(Request::is_release)
-            && !self.departing
-            && pending.filter(|request| request.is_release()).count() >= RELEASES
-        {
-            return self.queue.pop_front();
-        }
-        self.internal.pop_front().or_else(|| self.queue.pop_front())
     }
 }
 

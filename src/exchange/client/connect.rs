@@ -1,11 +1,12 @@
 //! Options of a client; connects it, and exchanges the two messages that begin a session.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
-use tokio::sync::Notify;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use super::session::ClientSession;
 use crate::capability::{Capabilities, ImexChannel, Path, Trial};
 use crate::driver::{Call, Code, DeviceAttribute, HandleTypes, Location, random};
 use crate::protocol::{
@@ -13,7 +14,7 @@ use crate::protocol::{
 };
 use crate::share::{BootId, Peers};
 use crate::text::bounded;
-use crate::transport::{self, Connection, Frame, FrameWriter};
+use crate::transport::{self, Connection, Frame};
 use crate::{
     Address, Driver, DriverError, Error, Limits, MemoryError, Owner, PeerName, Refusal, Result,
     Security, ShareError,
@@ -187,24 +188,24 @@ pub(super) fn is_final(error: &Error) -> bool {
         || matches!(error.refusal(), Some(Forbidden | NotTrusted | Version))
 }
 
-/// Connects, and begins a session or resumes the one with these terms; calls the function once the server has resumed it.
+/// Connects, and begins a session or resumes this one.
 pub(super) async fn establish(
     dial: &Dial,
-    session: Option<(&Terms, &(dyn Fn() + Sync))>,
+    session: Option<&ClientSession>,
     deadline: Instant,
 ) -> Result<(Connection, Terms)> {
-    let before = session.map(|(terms, _)| terms);
+    let before = session.map(ClientSession::terms);
     let left = deadline.saturating_duration_since(Instant::now());
-    let greeted = timeout_at(deadline, greet(dial, before, None, left)).await;
+    let greeted = timeout_at(deadline, greet(dial, before.as_deref(), None, left)).await;
     let (mut connection, mut terms) = greeted.unwrap_or_else(|_| {
         let what = format!("connecting to {}", dial.options.address);
         Err(Error::timed_out(what, left))
     })?;
-    if let Some((_, resumed)) = session
+    if let Some(session) = session
         && terms.welcome.resumed
     {
         // The leases live on, however long the move takes.
-        resumed();
+        session.heard();
     }
     move_to_unix(dial, &mut connection, &mut terms, deadline).await;
     Ok((connection, terms))
@@ -239,16 +240,24 @@ async fn move_to_unix(
         // This end does not hear the server meanwhile, and would give its leases up.
         left = left.min(terms.lease / 2);
     }
-    let over = Notify::new();
-    let moving = async {
-        let moved = timeout(left, greet(dial, Some(terms), Some(&address), left)).await;
-        over.notify_one();
-        moved.unwrap_or_else(|_| Err(Error::timed_out("its greeting", left)))
+    let moved = {
+        let mut moving = pin!(timeout(
+            left,
+            greet(dial, Some(terms), Some(&address), left)
+        ));
+        loop {
+            tokio::select! {
+                moved = &mut moving => {
+                    break moved.unwrap_or_else(|_| Err(Error::timed_out("its greeting", left)));
+                }
+                // The server closes a silent connection, and the session may stay on this one.
+                () = sleep(terms.heartbeat / 2) => {
+                    let ping = encode(&(UNASKED, Ask::Ping));
+                    let _ = connection.writer.write(&ping, &[]).await;
+                }
+            }
+        }
     };
-    let (moved, ()) = tokio::join!(
-        moving,
-        keep_alive(&mut connection.writer, terms.heartbeat, &over)
-    );
     let why = match moved {
         Ok((moved, to)) if to.welcome.instance == terms.welcome.instance => {
             (terms.unix, terms.pid) = (true, to.pid);
@@ -267,14 +276,6 @@ async fn move_to_unix(
     terms.no_unix = Some(format!(
         "its Unix socket {local} cannot be used: {why}; {hint}"
     ));
-}
-
-/// Pings until the move is over: the server closes a silent connection. It closes this one too, when the session moves.
-/// A write that has begun is not cancelled, because the session may stay on this connection.
-async fn keep_alive(writer: &mut FrameWriter, heartbeat: Duration, over: &Notify) {
-    while timeout(heartbeat / 2, over.notified()).await.is_err() {
-        let _ = writer.write(&encode(&(UNASKED, Ask::Ping)), &[]).await;
-    }
 }
 
 /// Connects, says hello and reads the greeting; the handshake may take `left`. A session that moves to the Unix socket

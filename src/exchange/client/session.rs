@@ -18,9 +18,6 @@ use crate::protocol::{Answer, Ask, Held, MAX_LISTED, Release};
 use crate::share::InstanceId;
 use crate::{Driver, Error, Refusal, Result, ShareError};
 
-/// The most releases in flight at a time.
-pub(super) const RELEASES: usize = 8;
-
 /// An answer, with its fds and its lease.
 #[derive(Debug)]
 pub(crate) struct Reply {
@@ -121,8 +118,7 @@ pub(crate) struct ClientSession {
 impl ClientSession {
     /// Creates the session of a new connection.
     pub(super) fn new(dial: Dial, terms: &Terms, driver: Option<Driver>) -> Arc<Self> {
-        let limits = &dial.options.limits;
-        let permits = limits.requests_in_flight.saturating_sub(RELEASES + 1);
+        let permits = dial.options.limits.requests_in_flight;
         Arc::new(Self {
             driver,
             // These bound the queue.

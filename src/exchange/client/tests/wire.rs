@@ -105,7 +105,7 @@ async fn requests_have_deadlines_and_limits() {
     let driver = importer();
     fake.welcome.frame_bytes = 200;
     let mut options = fake.options();
-    options.limits.requests_in_flight = 11;
+    options.limits.requests_in_flight = 2;
     let (client, mut peer) = fake.client_of(options, &driver).await;
     let error = expect_err(within(client.list(&"x".repeat(300))).await);
     assert!(
