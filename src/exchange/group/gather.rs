@@ -14,7 +14,8 @@ use crate::driver::{Access, Driver, HandleType, HandleTypes, random};
 use crate::ledger::{Party, Site};
 use crate::per_driver::lock;
 use crate::protocol::{Secret, decode, encode};
-use crate::share::{BootId, best_handle_types, queue};
+use crate::server::made_without_fabric;
+use crate::share::{BootId, queue};
 use crate::share::{
     Channel, Description, ImportOptions, ImportedBuffer, Listener, PartHandles, Peers, Shared,
 };
@@ -130,20 +131,19 @@ impl GatherOptions {
         driver: &Driver,
     ) -> Result<(Option<Listener>, Statement)> {
         let excluded = |via| self.via.is_some_and(|only| only != via);
-        let has = |types| memory.is_none_or(|memory| memory.handle_types().contains(types));
+        let lacks = |types| memory.filter(|memory| !memory.handle_types().contains(types));
         let excluded_by = |what| Some(format!("excluded by the options: {what} alone"));
         let no_fabric = if excluded(HandleType::Fabric) {
             excluded_by("POSIX fd")
-        } else if has(HandleTypes::FABRIC) {
-            importable(driver).map(|why| why.to_string())
-        } else {
+        } else if let Some(memory) = lacks(HandleTypes::FABRIC) {
             Some(made_without_fabric(memory))
+        } else {
+            importable(driver).map(|why| why.to_string())
         };
         let mut no_fds = if excluded(HandleType::PosixFd) {
             excluded_by("fabric")
         } else {
-            let lacks = !has(HandleTypes::POSIX_FD);
-            lacks.then(|| "its memory was made without POSIX fds".into())
+            lacks(HandleTypes::POSIX_FD).map(|_| "its memory was made without POSIX fds".into())
         };
         let mut listener = None;
         if memory.is_some() && no_fds.is_none() {
@@ -166,14 +166,6 @@ impl GatherOptions {
         };
         Ok((listener, statement))
     }
-}
-
-fn made_without_fabric(memory: Option<&Shared>) -> String {
-    // Perhaps the memory could not be allocated with them.
-    let best = memory.and_then(|memory| best_handle_types(memory.driver(), memory.location()).ok());
-    let why = best.and_then(|best| best.no_fabric);
-    let why = why.map_or_else(String::new, |why| format!(": {why}"));
-    format!("its memory was made without fabric handles{why}")
 }
 
 /// Listens at a socket with a new name, for processes of this user.

@@ -92,8 +92,9 @@ impl Requester {
         {
             allocator.may_fetch(peer)?;
         }
-        if ask.access > publication.access() {
-            let detail = format!("{} is the most that there is", publication.access());
+        let most = publication.description.access;
+        if ask.access > most {
+            let detail = format!("{most} is the most that there is");
             return Err((Refusal::ReadOnly, detail));
         }
         Ok(publication)

@@ -226,7 +226,6 @@ impl ServerState {
         let record = self.sessions.get_mut(&session.id).ok_or_else(no_session)?;
         let counted = self.quota.count(&session.peer, What::Record, 1)?;
         let live = self.quota.count(&session.peer, What::Lease, 1)?;
-        let probe = probe && registered.publication.probe;
         let slot = probe.then(|| registered.probes.take()).flatten();
         let lease = self.numbers.next();
         record.leases.insert(lease);

@@ -34,6 +34,7 @@ use self::audit::audit;
 pub use inner::ServerStats;
 pub use options::{Allocate, Allocation, ServerOptions};
 pub use process::{Holder, HolderProcess, HolderState};
+pub(crate) use publication::made_without_fabric;
 pub use publish::{PublishOptions, Published, UnconfirmedRelease};
 
 use crate::limits::{LONGEST, deadline, millis};

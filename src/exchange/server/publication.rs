@@ -9,7 +9,7 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 use super::quota::Counted;
-use crate::driver::{Access, HandleType, HandleTypes, ShareableHandle};
+use crate::driver::{HandleType, HandleTypes, ShareableHandle};
 use crate::per_driver::lock;
 use crate::protocol::Secret;
 use crate::share::{Description, Shared, best_handle_types};
@@ -27,7 +27,6 @@ pub(super) struct Publication {
     pub owner: Owner,
     pub description: Description,
     pub handle_types: HandleTypes,
-    pub probe: bool,
     pub events: Arc<HolderEvents>,
 }
 
@@ -105,7 +104,6 @@ impl Publication {
             owner: self.owner.clone(),
             description,
             handle_types: self.handle_types,
-            probe: self.probe,
             events: Arc::clone(&self.events),
         }
     }
@@ -131,21 +129,18 @@ impl Publication {
         lock(&self.memory).as_ref()?.fabric.clone()
     }
 
-    pub fn access(&self) -> Access {
-        self.description.access
-    }
-
     /// Returns its fabric handles, or the reason why there are none. The first call asks the driver.
     pub fn export_fabric(&self) -> Result<Arc<[Secret]>, String> {
         if let Some(known) = self.fabric() {
             return known;
         }
+        let shared = self.shared().map_err(|error| error.to_string())?;
         let has_fabric = self.handle_types.contains(HandleType::Fabric.into());
         let found = if has_fabric {
-            let secrets = self.shared().and_then(|shared| Secret::of_fabric(&shared));
+            let secrets = Secret::of_fabric(&shared);
             secrets.map(Arc::from).map_err(|error| error.to_string())
         } else {
-            Err(self.find_no_fabric())
+            Err(made_without_fabric(&shared))
         };
         // If two callers do this at once, either result is good. A driver's error may pass.
         if (found.is_ok() || !has_fabric)
@@ -165,17 +160,14 @@ impl Publication {
         });
         Ok(fds.collect())
     }
+}
 
-    fn find_no_fabric(&self) -> String {
-        let shared = self.shared();
-        let found =
-            shared.and_then(|shared| Ok(best_handle_types(shared.driver(), shared.location())?));
-        match found.map(|found| found.no_fabric) {
-            Ok(Some(error)) => error.to_string(),
-            Ok(None) => "the memory was made without fabric handles".into(),
-            Err(error) => error.to_string(),
-        }
-    }
+/// Returns why memory has no fabric handles that was made without them: perhaps it could not be allocated with them.
+pub(crate) fn made_without_fabric(memory: &Shared) -> String {
+    let best = best_handle_types(memory.driver(), memory.location());
+    let why = best.map(|best| best.no_fabric).unwrap_or_else(Some);
+    let why = why.map_or_else(String::new, |why| format!(": {why}"));
+    format!("its memory was made without fabric handles{why}")
 }
 
 fn withdrawn() -> Error {

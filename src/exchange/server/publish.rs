@@ -88,7 +88,6 @@ impl PublishOptions<'_> {
             owner: self.owner,
             description,
             handle_types,
-            probe: self.probe,
             events: Arc::default(),
         });
         state.names.insert(Arc::clone(&publication.name), id);

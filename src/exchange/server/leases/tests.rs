@@ -41,7 +41,6 @@ fn publish(state: &mut ServerState, id: u64) {
             parts: Vec::new(),
         },
         handle_types: HandleTypes::NONE,
-        probe: true,
         events: Arc::default(),
     };
     let registered = Registered {
