@@ -33,7 +33,7 @@ mod rendezvous;
 pub use env::from_env;
 pub use gather::{GatherOptions, gather_memory};
 #[cfg(fuzzing)]
-pub(crate) use rendezvous::receive_all;
+pub(crate) use rendezvous::fuzzing::receive_all;
 pub use rendezvous::rendezvous;
 
 use std::path::Path;

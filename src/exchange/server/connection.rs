@@ -11,7 +11,7 @@ use tokio::time::{sleep, sleep_until, timeout};
 
 use super::ServerCore;
 use super::requests::{Answered, handle};
-use super::session::{Link, Next};
+use super::session::Link;
 use super::sessions::Attached;
 use crate::per_driver::lock;
 use crate::protocol::{Answer, Ask, Event, FromServer, Request, decode, encode};
@@ -242,11 +242,6 @@ impl Conversation<'_> {
         written
     }
 
-    async fn event(&mut self, event: Event) -> Result<()> {
-        let bytes = encode(&FromServer::Event(event));
-        self.writer.write(&bytes, &[]).await
-    }
-
     /// Sends the client some of its notices, unless there is something more urgent; returns whether there may be
     /// more.
     async fn notify(&mut self, urgent: impl Fn() -> bool) -> Result<bool> {
@@ -255,14 +250,15 @@ impl Conversation<'_> {
                 break;
             }
             self.verify();
-            match self.link.session.next(self.link) {
-                Next::Nothing => return Ok(false),
-                Next::Dismissed(why) => {
-                    self.event(Event::Dismissed(why)).await?;
-                    self.link.lost.cancel();
-                    return Ok(false);
-                }
-                Next::Notice(event) => self.event(event).await?,
+            let Some(event) = self.link.session.next(self.link) else {
+                return Ok(false);
+            };
+            let is_last = matches!(event, Event::Dismissed(_));
+            let bytes = encode(&FromServer::Event(event));
+            self.writer.write(&bytes, &[]).await?;
+            if is_last {
+                self.link.lost.cancel();
+                return Ok(false);
             }
         }
         Ok(true)

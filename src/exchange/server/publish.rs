@@ -94,15 +94,14 @@ impl PublishOptions<'_> {
         let registered = Registered {
             publication: Arc::clone(&publication),
             peers: self.who,
-            // `change` opens it, which notifies watchers and waiters.
-            closing: true,
+            closing: false,
             until: None,
             probes,
             holders: Holders::default(),
             counted,
         };
         state.publications.insert(id, registered);
-        state.change(id, |registered| registered.closing = false);
+        state.wake(&publication.name);
         drop(state);
         tracing::info!(name = &*publication.name, "published");
         Ok(Published { inner, publication })

@@ -114,13 +114,9 @@ impl ServerState {
         }
     }
 
-    /// Changes a publication's visibility, and wakes requests that wait for its name.
-    pub fn change(&mut self, id: u64, change: impl FnOnce(&mut Registered)) {
-        let Some(registered) = self.publications.get_mut(&id) else {
-            return;
-        };
-        change(registered);
-        if let Some((waiters, _)) = self.waiters.get(&*registered.publication.name) {
+    /// Wakes requests that wait for a name, which more peers may see now.
+    pub fn wake(&self, name: &str) {
+        if let Some((waiters, _)) = self.waiters.get(name) {
             waiters.notify_waiters();
         }
     }
@@ -128,10 +124,10 @@ impl ServerState {
     /// Recalls a publication from its holders: no new ones are admitted.
     pub fn withdraw(&mut self, id: u64, within: Duration) {
         let within = within.min(LONGEST);
-        self.change(id, |registered| {
+        if let Some(registered) = self.publications.get_mut(&id) {
             registered.closing = true;
             registered.until = Some(Instant::now() + within);
-        });
+        }
         for lease in self.live(id) {
             self.recall(lease, within, None);
         }
@@ -141,7 +137,11 @@ impl ServerState {
     /// after `within`, or at the time of an earlier recall.
     pub fn set_peers(&mut self, id: u64, peers: PeerList, within: Duration) {
         self.recall_others(id, &peers, within);
-        self.change(id, |registered| registered.peers = peers);
+        if let Some(registered) = self.publications.get_mut(&id) {
+            registered.peers = peers;
+            let name = Arc::clone(&registered.publication.name);
+            self.wake(&name);
+        }
     }
 
     /// Removes a publication and its name at once; its leases end.
@@ -160,15 +160,13 @@ impl ServerState {
             return false;
         };
         registered.counted = None;
-        let name = Arc::clone(&registered.publication.name);
-        let is_named = self.names.get(&name) == Some(&id);
+        let name = &*registered.publication.name;
+        let is_named = self.names.get(name) == Some(&id);
         if is_named {
-            self.change(id, |registered| {
-                registered.closing = true;
-                // Nobody sees it again, and nothing counts it.
-                registered.peers = PeerList::nobody();
-            });
-            self.names.remove(&name);
+            self.names.remove(name);
+            registered.closing = true;
+            // Nobody sees it again, and nothing counts it.
+            registered.peers = PeerList::nobody();
         }
         is_named
     }

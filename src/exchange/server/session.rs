@@ -91,17 +91,6 @@ impl Outbox {
     }
 }
 
-/// The next step of a connection.
-#[derive(Debug, PartialEq)]
-pub(super) enum Next {
-    /// Send this.
-    Notice(Event),
-    /// Wait.
-    Nothing,
-    /// Send why the session has ended, then end.
-    Dismissed(Refused),
-}
-
 impl ServerSession {
     /// Creates a session that has no connection yet, with its count.
     ///
@@ -213,16 +202,16 @@ impl ServerSession {
         self.outbox().notices.len()
     }
 
-    /// Returns the next step of a connection.
-    pub fn next(&self, link: &Link) -> Next {
+    /// Returns the next event to send on that connection, if there is one: the last one is why the session has ended.
+    pub fn next(&self, link: &Link) -> Option<Event> {
         let mut outbox = self.outbox();
         if !outbox.is_of(link) {
-            return Next::Nothing;
+            return None;
         }
-        if let Some(why) = &outbox.dismissed {
-            return Next::Dismissed(why.clone());
+        match &outbox.dismissed {
+            Some(why) => Some(Event::Dismissed(why.clone())),
+            None => outbox.pop(),
         }
-        outbox.pop().map_or(Next::Nothing, Next::Notice)
     }
 }
 
@@ -278,9 +267,9 @@ mod tests {
         session.notify_closing(Closing { ms: 2 });
         let closing = Event::Closing(Closing { ms: 2 });
         for notice in [closing, withdrawing(1, 1), withdrawing(2, 9)] {
-            assert_eq!(session.next(&link), Next::Notice(notice));
+            assert_eq!(session.next(&link), Some(notice));
         }
-        assert_eq!(session.next(&link), Next::Nothing);
+        assert_eq!(session.next(&link), None);
     }
 
     #[test]
@@ -290,7 +279,7 @@ mod tests {
         session.notify(1, withdrawing(1, 1), Some(counted));
         let other = take_over(&session);
         assert_eq!(quota.used(What::Record), 1);
-        assert_eq!(session.next(&other), Next::Notice(withdrawing(1, 1)));
+        assert_eq!(session.next(&other), Some(withdrawing(1, 1)));
         assert_eq!(quota.used(What::Record), 0);
     }
 
@@ -303,13 +292,13 @@ mod tests {
         for lease in [1, 2, 3] {
             withdraw(&session, lease);
         }
-        assert_eq!(session.next(&link), Next::Notice(withdrawing(3, 1)));
-        assert_eq!(session.next(&link), Next::Nothing, "no grant was sent");
+        assert_eq!(session.next(&link), Some(withdrawing(3, 1)));
+        assert_eq!(session.next(&link), None, "no grant was sent");
         session.granted(2);
-        assert_eq!(session.next(&link), Next::Notice(withdrawing(2, 1)));
-        assert_eq!(session.next(&link), Next::Nothing);
+        assert_eq!(session.next(&link), Some(withdrawing(2, 1)));
+        assert_eq!(session.next(&link), None);
         let other = take_over(&session);
-        assert_eq!(session.next(&other), Next::Notice(withdrawing(1, 1)));
+        assert_eq!(session.next(&other), Some(withdrawing(1, 1)));
     }
 
     #[test]
@@ -319,11 +308,11 @@ mod tests {
         withdraw(&session, 1);
         let other = take_over(&session);
         assert!(link.lost.is_cancelled());
-        assert_eq!(session.next(&link), Next::Nothing);
+        assert_eq!(session.next(&link), None);
         assert!(session.is_of(&other) && !session.is_of(&link));
-        assert_eq!(session.next(&other), Next::Notice(withdrawing(1, 1)));
+        assert_eq!(session.next(&other), Some(withdrawing(1, 1)));
         withdraw(&session, 2);
         let third = take_over(&session);
-        assert_eq!(session.next(&third), Next::Notice(withdrawing(2, 1)));
+        assert_eq!(session.next(&third), Some(withdrawing(2, 1)));
     }
 }

@@ -15,10 +15,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
 use rustls::server::NoServerSessionStorage;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::{CertificateError, ClientConfig, RootCertStore, ServerConfig, client, version::TLS13};
+use rustls::version::TLS13;
+use rustls::{CertificateError, ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime};
 use serde::{Deserialize, Serialize};
@@ -315,14 +317,10 @@ fn load_texts(pem: TlsPem<'_>, names: [&str; 4]) -> Result<Loaded> {
     let name = peer_name(key.cert.first()).map_err(|why| Error::tls(cert, why))?;
     let own = key.cert.first().map(|der| Arc::from(&der[..]));
     let verifiers = verifiers(true)?;
-    let ends = Ends {
-        provider,
-        verifiers: &verifiers,
-        resolver: Arc::new(SingleCertAndKey::from(key)),
-    };
+    let key = Arc::new(SingleCertAndKey::from(key));
     let faulty = |error| Error::tls(what, error);
-    let server = serves.and_then(|()| ends.server().map_err(faulty));
-    let client = dials.and_then(|()| ends.client().map_err(faulty));
+    let server = serves.and_then(|()| server(&provider, &verifiers, &key).map_err(faulty));
+    let client = dials.and_then(|()| client(&provider, &verifiers, &key).map_err(faulty));
     // A fault of the texts affects both; a certificate for one end only is kept.
     if let (Err(error), Err(_)) = (&server, &client) {
         return Err(error.clone());
@@ -370,36 +368,37 @@ fn certified(
     }
 }
 
-/// The common parts of both ends' configurations.
-struct Ends<'a> {
-    provider: Arc<CryptoProvider>,
-    verifiers: &'a Verifiers,
-    resolver: Arc<SingleCertAndKey>,
+/// Returns the configuration of a server.
+fn server(
+    provider: &Arc<CryptoProvider>,
+    verifiers: &Verifiers,
+    key: &Arc<SingleCertAndKey>,
+) -> Result<Arc<ServerConfig>, rustls::Error> {
+    let mut config = ServerConfig::builder_with_provider(Arc::clone(provider))
+        .with_protocol_versions(&[&TLS13])?
+        .with_client_cert_verifier(Arc::clone(&verifiers.clients))
+        .with_cert_resolver(key.clone());
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    // Each connection authenticates its peer anew, and no data is sent before.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    config.max_early_data_size = 0;
+    config.send_half_rtt_data = false;
+    Ok(Arc::new(config))
 }
 
-impl Ends<'_> {
-    fn server(&self) -> Result<Arc<ServerConfig>, rustls::Error> {
-        let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
-            .with_protocol_versions(&[&TLS13])?
-            .with_client_cert_verifier(Arc::clone(&self.verifiers.clients))
-            .with_cert_resolver(self.resolver.clone());
-        config.alpn_protocols = vec![ALPN.to_vec()];
-        // Each connection authenticates its peer anew, and no data is sent before.
-        config.session_storage = Arc::new(NoServerSessionStorage {});
-        config.send_tls13_tickets = 0;
-        config.max_early_data_size = 0;
-        config.send_half_rtt_data = false;
-        Ok(Arc::new(config))
-    }
-
-    fn client(&self) -> Result<Arc<ClientConfig>, rustls::Error> {
-        let mut config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
-            .with_protocol_versions(&[&TLS13])?
-            .with_webpki_verifier(Arc::clone(&self.verifiers.servers))
-            .with_client_cert_resolver(self.resolver.clone());
-        config.alpn_protocols = vec![ALPN.to_vec()];
-        config.resumption = client::Resumption::disabled();
-        config.enable_early_data = false;
-        Ok(Arc::new(config))
-    }
+/// Returns the configuration of a client.
+fn client(
+    provider: &Arc<CryptoProvider>,
+    verifiers: &Verifiers,
+    key: &Arc<SingleCertAndKey>,
+) -> Result<Arc<ClientConfig>, rustls::Error> {
+    let mut config = ClientConfig::builder_with_provider(Arc::clone(provider))
+        .with_protocol_versions(&[&TLS13])?
+        .with_webpki_verifier(Arc::clone(&verifiers.servers))
+        .with_client_cert_resolver(key.clone());
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.resumption = Resumption::disabled();
+    config.enable_early_data = false;
+    Ok(Arc::new(config))
 }

@@ -8,7 +8,7 @@ mod stream;
 mod tests;
 
 #[cfg(fuzzing)]
-pub(crate) use frame::assemble;
+pub(crate) use frame::fuzzing::assemble;
 pub(crate) use frame::{Frame, FrameReader, FrameWriter, together};
 pub(crate) use listen::{Incoming, Listening, SharedPeers};
 pub use net::bind;

@@ -164,7 +164,7 @@ proptest! {
                     let live = naive.leases.iter_mut().filter(|l| l.2 == publication && l.4 != HolderState::Expired);
                     let mut expected: Vec<_> = live.map(|l| { l.4 = HolderState::Withdrawing; (l.1, l.0) }).collect();
                     state.withdraw(publication, LIFE);
-                    state.change(publication, |registered| registered.closing = false);
+                    state.publications.get_mut(&publication).unwrap().closing = false;
                     expected.sort_unstable();
                     prop_assert_eq!(notices(&sessions), expected);
                 }
