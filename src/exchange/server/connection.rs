@@ -246,6 +246,9 @@ impl Conversation<'_> {
     /// more.
     async fn notify(&mut self, urgent: impl Fn() -> bool) -> Result<bool> {
         for _ in 0..NOTICES_AT_ONCE {
+            if self.link.lost.is_cancelled() {
+                return Ok(false);
+            }
             if urgent() {
                 break;
             }
@@ -258,7 +261,6 @@ impl Conversation<'_> {
             self.writer.write(&bytes, &[]).await?;
             if is_last {
                 self.link.lost.cancel();
-                return Ok(false);
             }
         }
         Ok(true)

@@ -11,9 +11,9 @@ pub fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let mut found = false;
         if attribute.path().is_ident("cfg") {
-            // Any cfg that asks for tests begins with it in this workspace: `test`, `all(test, …)`.
+            // Any cfg that asks for tests begins with it in this workspace: `test`, `all(test, …)`, `fuzzing`.
             let _ = attribute.parse_nested_meta(|meta| {
-                found |= meta.path.is_ident("test");
+                found |= meta.path.is_ident("test") || meta.path.is_ident("fuzzing");
                 if meta.path.is_ident("all") {
                     meta.parse_nested_meta(|inner| {
                         found |= inner.path.is_ident("test");
