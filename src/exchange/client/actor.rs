@@ -202,7 +202,8 @@ async fn reconnect(session: &ClientSession) -> Option<(Connection, Terms)> {
             sleep(session.dial.options.reconnect.pause(attempt)).await;
             attempt = attempt.saturating_add(1);
             let deadline = deadline(session.dial.options.limits.handshake);
-            match establish(&session.dial, Some(session), deadline).await {
+            let resumed = || session.heard();
+            match establish(&session.dial, Some(&terms), resumed, deadline).await {
                 Ok(established) => return established,
                 Err(why) => {
                     let address = &session.dial.options.address;

@@ -6,7 +6,6 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::session::ClientSession;
 use crate::capability::{Capabilities, ImexChannel, Path, Trial};
 use crate::driver::{Call, Code, DeviceAttribute, HandleTypes, Location, random};
 use crate::protocol::{
@@ -188,24 +187,22 @@ pub(super) fn is_final(error: &Error) -> bool {
         || matches!(error.refusal(), Some(Forbidden | NotTrusted | Version))
 }
 
-/// Connects, and begins a session or resumes this one.
+/// Connects, and begins a session or resumes the one with these terms; calls the function once the server has resumed it.
 pub(super) async fn establish(
     dial: &Dial,
-    session: Option<&ClientSession>,
+    before: Option<&Terms>,
+    resumed: impl Fn(),
     deadline: Instant,
 ) -> Result<(Connection, Terms)> {
-    let before = session.map(ClientSession::terms);
     let left = deadline.saturating_duration_since(Instant::now());
-    let greeted = timeout_at(deadline, greet(dial, before.as_deref(), None, left)).await;
+    let greeted = timeout_at(deadline, greet(dial, before, None, left)).await;
     let (mut connection, mut terms) = greeted.unwrap_or_else(|_| {
         let what = format!("connecting to {}", dial.options.address);
         Err(Error::timed_out(what, left))
     })?;
-    if let Some(session) = session
-        && terms.welcome.resumed
-    {
+    if terms.welcome.resumed {
         // The leases live on, however long the move takes.
-        session.heard();
+        resumed();
     }
     move_to_unix(dial, &mut connection, &mut terms, deadline).await;
     Ok((connection, terms))

@@ -150,17 +150,21 @@ impl Follow {
 
     async fn advance(&mut self) -> Result<Followed> {
         let session = self.fetch.client.session().clone();
-        let end = |link: &Link| {
-            let why = link.away()?;
-            let ends = matches!(link, Link::Over(_)) || is_final(why);
-            ends.then(|| why.clone())
-        };
         loop {
-            let holds = self.lease.is_some() && !self.gone;
+            let (holds, gone) = (self.lease.is_some() && !self.gone, self.gone);
+            let is_news = |link: &Link| {
+                let why = link.away()?;
+                let ends = matches!(link, Link::Over(_)) || is_final(why);
+                (ends || !gone).then(|| (ends, why.clone()))
+            };
             let absence = tokio::select! {
                 biased;
-                why = session.link_is(end) => return Err(why),
-                why = session.away(), if !self.gone => Absence::Away(why.to_string()),
+                (ends, why) = session.link_is(is_news) => {
+                    if ends {
+                        return Err(why);
+                    }
+                    Absence::Away(why.to_string())
+                }
                 state = lost(self.lease.clone(), self.gone) => match state {
                     Some(LeaseState::Lost(why)) if is_final(&why) => return Err(why),
                     Some(state) => Absence::Lease(state),

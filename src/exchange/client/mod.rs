@@ -390,7 +390,7 @@ impl ClientOptions {
         };
         let mut attempt = 0;
         loop {
-            let error = match establish(&dial, None, deadline).await {
+            let error = match establish(&dial, None, || (), deadline).await {
                 Ok(established) => {
                     let session = ClientSession::new(dial, &established.1, driver);
                     let client = Client(SessionUser::new(&session));

@@ -249,12 +249,6 @@ impl ClientSession {
         self.lock().closing.is_none() && !matches!(&*self.link.borrow(), Link::Over(_))
     }
 
-    /// Waits until the server is gone, silent for longer than a lease, or no longer lets this client in, which may be
-    /// so already.
-    pub(super) async fn away(&self) -> Error {
-        self.link_is(|link| link.away().cloned()).await
-    }
-
     /// Waits until the state of the connection has what is looked for, which may be so already.
     pub(super) async fn link_is<T>(&self, found: impl Fn(&Link) -> Option<T>) -> T {
         let mut links = self.link.subscribe();

@@ -15,9 +15,9 @@ use crate::ledger::{Party, Site};
 use crate::per_driver::lock;
 use crate::protocol::{Secret, decode, encode};
 use crate::server::made_without_fabric;
-use crate::share::{BootId, queue};
 use crate::share::{
-    Channel, Description, ImportOptions, ImportedBuffer, Listener, PartHandles, Peers, Shared,
+    BootId, Channel, Description, ImportOptions, ImportedBuffer, Listener, PartHandles, Peers,
+    Shared, queue,
 };
 use crate::text::bounded;
 use crate::{End, Error, Result, ShareError};

@@ -14,8 +14,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
-use super::{AllGather, MAX_CONTRIBUTION, MAX_RANKS};
-use super::{GroupSecret, Sealed};
+use super::{AllGather, GroupSecret, MAX_CONTRIBUTION, MAX_RANKS, Sealed};
 use crate::blocking::outside_async;
 use crate::driver::random;
 use crate::limits::{LONGEST, deadline};

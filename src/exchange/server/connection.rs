@@ -23,9 +23,9 @@ use crate::{Error, Refusal, Result, ShareError};
 const NOTICES_AT_ONCE: usize = 16;
 
 /// A connection's state, besides its reader.
-struct Conversation<'a> {
-    core: &'a Arc<ServerCore>,
-    link: &'a Arc<Link>,
+struct Conversation {
+    core: Arc<ServerCore>,
+    link: Arc<Link>,
     writer: FrameWriter,
     /// Requests that wait for something.
     jobs: JoinSet<Answered>,
@@ -39,8 +39,8 @@ pub(super) async fn serve(connection: Connection, attached: Attached) {
     } = connection;
     let (core, link) = (Arc::clone(&attached.core), Arc::clone(&attached.link));
     let mut conversation = Conversation {
-        core: &core,
-        link: &link,
+        core: Arc::clone(&core),
+        link: Arc::clone(&link),
         writer,
         jobs: JoinSet::new(),
         attached,
@@ -83,9 +83,9 @@ pub(super) async fn serve(connection: Connection, attached: Attached) {
     drop(attached);
 }
 
-impl Conversation<'_> {
+impl Conversation {
     async fn run(&mut self, reader: &mut FrameReader) -> Result<()> {
-        let (core, session) = (self.core, &self.link.session);
+        let (core, session) = (Arc::clone(&self.core), Arc::clone(&self.link.session));
         let mut reloads = core.tls().map(Tls::reloads);
         let mut idle = pin!(sleep(core.silence()));
         let mut expiry = pin!(sleep_until(self.next_verification().into()));
@@ -148,7 +148,7 @@ impl Conversation<'_> {
 
     /// Returns when the client will have been silent for too long.
     fn next_idle(&mut self, excused: &mut Duration) -> Result<Instant> {
-        let (now, core) = (Instant::now(), self.core);
+        let (now, core) = (Instant::now(), &self.core);
         let silence = core.silence();
         let late = now.saturating_duration_since(self.attached.last_message + silence);
         // If this server notices it late, it did not run, and a client on the same busy machine may not have run either. Not
@@ -176,7 +176,8 @@ impl Conversation<'_> {
             None => Ok(()),
         };
         if let Err(why) = verified {
-            (self.core).dismiss_link(self.link, Refusal::NotTrusted, &why);
+            self.core
+                .dismiss_link(&self.link, Refusal::NotTrusted, &why);
         }
     }
 
@@ -188,7 +189,7 @@ impl Conversation<'_> {
         let request: Request = decode(&frame.bytes)?;
         drop(frame);
         self.core.count(|stats| &mut stats.requests);
-        let (core, link) = (Arc::clone(self.core), Arc::clone(self.link));
+        let (core, link) = (Arc::clone(&self.core), Arc::clone(&self.link));
         // If the allocator panics, only a task of the request's own ends.
         let asks_allocator = matches!(request.1, Ask::Create(_) | Ask::Delete(_));
         let mut handling = Box::pin(handle(core, link, request, self.jobs.len()));
@@ -253,7 +254,7 @@ impl Conversation<'_> {
                 break;
             }
             self.verify();
-            let Some(event) = self.link.session.next(self.link) else {
+            let Some(event) = self.link.session.next(&self.link) else {
                 return Ok(false);
             };
             let is_last = matches!(event, Event::Dismissed(_));

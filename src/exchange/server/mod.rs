@@ -42,8 +42,7 @@ use crate::per_driver::lock;
 use crate::protocol::{Closing, fault_of_path};
 use crate::share::{InstanceId, Peers};
 use crate::transport::Listening;
-use crate::{Address, PeerName};
-use crate::{Error, MemoryError, Refusal, Result};
+use crate::{Address, Error, MemoryError, PeerName, Refusal, Result};
 use inner::ServerCore;
 use quota::{fds_of_process, lower_for_fds};
 

@@ -13,8 +13,7 @@ use crate::driver::{HandleType, HandleTypes, ShareableHandle};
 use crate::per_driver::lock;
 use crate::protocol::Secret;
 use crate::share::{Description, Shared, best_handle_types};
-use crate::{Error, Result};
-use crate::{Owner, PeerList, PeerName};
+use crate::{Error, Owner, PeerList, PeerName, Result};
 
 /// The part that does not change while it is published.
 #[derive(Debug)]

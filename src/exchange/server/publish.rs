@@ -16,8 +16,7 @@ use crate::driver::Access;
 use crate::limits::deadline;
 use crate::protocol::check_name;
 use crate::share::Shared;
-use crate::{Error, MemoryError, Refusal, Result};
-use crate::{Owner, PeerList, PeerName};
+use crate::{Error, MemoryError, Owner, PeerList, PeerName, Refusal, Result};
 
 /// Options for publishing memory; [`now`](Self::now) does it.
 #[derive(Debug)]

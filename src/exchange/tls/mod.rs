@@ -304,14 +304,12 @@ fn load_texts(pem: TlsPem<'_>, names: [&str; 4]) -> Result<Loaded> {
     // Whether peers that trust the same authority and have the same lists would accept this certificate at that end.
     // The lists may cover other authorities only.
     let lenient = verifiers(false)?;
-    let usable = |end| {
-        let verified = lenient.verify(&key.cert, end, UnixTime::now());
-        verified.map_err(|error| match error {
-            CertificateError::ExpiredRevocationListContext { .. } => {
-                Error::tls(crl, fault(&error).1)
-            }
-            error => Error::tls(cert, fault(&error).1),
-        })
+    let usable = |end| match lenient.verify(&key.cert, end, UnixTime::now()) {
+        Ok(()) => Ok(()),
+        Err(error @ CertificateError::ExpiredRevocationListContext { .. }) => {
+            Err(Error::tls(crl, fault(&error).1))
+        }
+        Err(error) => Err(Error::tls(cert, fault(&error).1)),
     };
     let (serves, dials) = (usable(End::Server), usable(End::Client));
     let name = peer_name(key.cert.first()).map_err(|why| Error::tls(cert, why))?;

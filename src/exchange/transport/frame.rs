@@ -10,8 +10,7 @@ use zeroize::Zeroizing;
 use super::stream::{Reading, Writing};
 use crate::limits::deadline;
 use crate::share::queue::MAX_WITH_MESSAGE;
-use crate::{Error, Result};
-use crate::{Limits, tls};
+use crate::{Error, Limits, Result, tls};
 
 /// Bytes of a frame's length.
 const HEADER: usize = 4;

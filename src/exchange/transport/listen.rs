@@ -14,8 +14,7 @@ use super::{Connection, Security, net};
 use crate::per_driver::lock;
 use crate::share::Peers;
 use crate::share::socket::{self, SocketFile};
-use crate::{Address, Limits, tls};
-use crate::{Error, Result};
+use crate::{Address, Error, Limits, Result, tls};
 
 /// How many bytes of a refused peer are still read, and for how long.
 const LINGER: (usize, Duration) = (64 << 10, Duration::from_millis(500));

@@ -10,8 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::{Security, unreachable};
-use crate::{Address, Limits};
-use crate::{Error, Result, ShareError, Unreachable};
+use crate::{Address, Error, Limits, Result, ShareError, Unreachable};
 
 /// How many connections may wait to be accepted; the kernel's `net.core.somaxconn` may be lower.
 const BACKLOG: u32 = 4096;

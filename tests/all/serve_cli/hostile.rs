@@ -82,7 +82,7 @@ fn serve(greeting: Greeting, answer: Answer) -> String {
                 send(&mut stream, &greeting)?;
                 loop {
                     let (id, _): Request = decode(&receive(&mut stream)?).unwrap();
-                    let reply = (id, answer.clone());
+                    let reply = FromServer::Reply(id, answer.clone());
                     send(&mut stream, &reply)?;
                 }
             });

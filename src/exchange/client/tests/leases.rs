@@ -436,7 +436,7 @@ async fn the_reason_of_a_long_silence_stays_short() {
     let driver = importer();
     let (fake, memory) = (Fake::new().await.times(50, 200), Memory::new());
     let (client, peer, remote) = leased(&fake, &driver, &memory).await;
-    within(client.session().away()).await;
+    within(client.session().link_is(|link| link.away().cloned())).await;
     for _ in 0..1000 {
         client.session().tick(Duration::from_millis(25));
     }
