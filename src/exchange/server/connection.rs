@@ -10,11 +10,12 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout};
 
 use super::ServerCore;
-use super::requests::{Answered, handle};
+use super::quota::CountedFds;
+use super::requests::{Answered, Reply, handle};
 use super::session::Link;
 use super::sessions::Attached;
 use crate::per_driver::lock;
-use crate::protocol::{Answer, Ask, Event, FromServer, Request, decode, encode};
+use crate::protocol::{Ask, Event, FromServer, Request, decode, encode};
 use crate::tls::{Tls, reloaded};
 use crate::transport::{Connection, Frame, FrameReader, FrameWriter};
 use crate::{Error, Refusal, Result, ShareError};
@@ -229,18 +230,18 @@ impl Conversation {
 
     /// Sends the answer to a request, which is counted until then.
     async fn answer(&mut self, answered: Answered) -> Result<()> {
-        let (id, build) = (answered.id, answered.reply.build);
-        let (answer, fds) = build();
-        let granted = match &answer {
-            Answer::Granted(granted) => Some(granted.lease),
-            _ => None,
-        };
+        let Answered {
+            id,
+            reply: Reply { build, _large },
+            requester,
+            subject,
+        } = answered;
+        let (answer, fds) = build().unwrap_or_else(|refused| {
+            let answer = requester.refused(&subject, refused);
+            (answer, CountedFds::default())
+        });
         let bytes = encode(&FromServer::Reply(id, answer));
-        let written = self.writer.write(&bytes, &fds.borrowed()).await;
-        if let Some(lease) = granted {
-            self.link.session.granted(lease);
-        }
-        written
+        self.writer.write(&bytes, &fds.borrowed()).await
     }
 
     /// Sends the client some of its notices, unless there is something more urgent; returns whether there may be

@@ -9,10 +9,12 @@ use rustix::net::sockopt::set_socket_send_buffer_size;
 use tokio::time::timeout_at;
 use tokio_util::task::TaskTracker;
 
+use super::ServerCore;
 use super::audit::audit;
 use super::publication::Publication;
 use super::quota::{CountedFds, Refused, What};
-use super::requests::{Build, Reply, Requester, not_found};
+use super::requests::{Reply, Requester, not_found};
+use super::session::Link;
 use super::sessions::elsewhere;
 use crate::driver::{Access, HandleType};
 use crate::ledger::Party;
@@ -54,7 +56,10 @@ impl Requester {
                     let _large = self.permit_for(&publication).await?;
                     // An fd names memory of this machine.
                     let probe = ask.probe && *wanted == HandleType::Fabric;
-                    let build = self.grant(probe, publication, exported, no_fabric)?;
+                    let (core, link) = (Arc::clone(&self.core), Arc::clone(&self.link));
+                    let build = Box::new(move || {
+                        grant(&core, &link, probe, &publication, exported, no_fabric)
+                    });
                     return Ok(Reply { build, _large });
                 }
                 (Err(why), HandleType::Fabric) => no_fabric = Some(why),
@@ -152,50 +157,6 @@ impl Requester {
         Ok(Err(why))
     }
 
-    /// Creates the lease, and the answer.
-    fn grant(
-        &self,
-        probe: bool,
-        publication: Arc<Publication>,
-        exported: Exported,
-        no_fabric: Option<String>,
-    ) -> Result<Build, Refused> {
-        let (core, link, session) = (&self.core, &self.link, &self.link.session);
-        let mut state = core.state();
-        if !session.is_of(link) {
-            // Another connection has taken over, and this lease could not be announced to it.
-            return Err(elsewhere());
-        }
-        let process = link.process.clone();
-        let (lease, probe) =
-            state.grant(session, publication.id, probe, process, Instant::now())?;
-        drop(state);
-        let (peer, pid) = (&session.peer, link.pid());
-        if let Ok(shared) = publication.shared() {
-            let name = peer.to_string();
-            shared.sent_to(&Party { pid, name });
-        }
-        core.count(|stats| &mut stats.fetches);
-        let (name, owner) = (&*publication.name, &publication.owner);
-        let (session, bytes) = (session.id, publication.description.len);
-        audit! {
-            core.audit, Memory, Some(peer), "granted", session, pid, lease, name, %owner, bytes
-        }
-        tracing::debug!(%peer, name, lease, "granted");
-        Ok(Box::new(move || {
-            let (handles, fds) = exported();
-            let granted = Granted {
-                lease,
-                memory: publication.description.clone(),
-                handles,
-                probe,
-                no_fabric,
-                owner: publication.owner.clone(),
-            };
-            (Answer::Granted(granted), fds)
-        }))
-    }
-
     /// Starts to send the memory's fds through a [`queue`], a few at a time, and returns the client's end of it. The fds of one
     /// batch are counted until all were sent, or the client has closed its end.
     fn feed(&self, publication: &Arc<Publication>) -> Result<CountedFds, Refused> {
@@ -223,6 +184,48 @@ impl Requester {
         let fds = vec![theirs];
         Ok(CountedFds { fds, _count })
     }
+}
+
+/// Creates the lease, and the answer, which the caller writes next.
+fn grant(
+    core: &ServerCore,
+    link: &Link,
+    probe: bool,
+    publication: &Publication,
+    exported: Exported,
+    no_fabric: Option<String>,
+) -> Result<(Answer, CountedFds), Refused> {
+    let session = &link.session;
+    let mut state = core.state();
+    if !session.is_of(link) {
+        // Another connection has taken over, and this lease could not be announced to it.
+        return Err(elsewhere());
+    }
+    let process = link.process.clone();
+    let (lease, probe) = state.grant(session, publication.id, probe, process, Instant::now())?;
+    drop(state);
+    let (peer, pid) = (&session.peer, link.pid());
+    if let Ok(shared) = publication.shared() {
+        let name = peer.to_string();
+        shared.sent_to(&Party { pid, name });
+    }
+    core.count(|stats| &mut stats.fetches);
+    let (name, owner) = (&*publication.name, &publication.owner);
+    let (session, bytes) = (session.id, publication.description.len);
+    audit! {
+        core.audit, Memory, Some(peer), "granted", session, pid, lease, name, %owner, bytes
+    }
+    tracing::debug!(%peer, name, lease, "granted");
+    let (handles, fds) = exported();
+    let granted = Granted {
+        lease,
+        memory: publication.description.clone(),
+        handles,
+        probe,
+        no_fabric,
+        owner: owner.clone(),
+    };
+    Ok((Answer::Granted(granted), fds))
 }
 
 /// Creates a queue: the server's end, and the client's.

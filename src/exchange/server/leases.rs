@@ -246,8 +246,6 @@ impl ServerState {
             _counted: counted,
         };
         self.leases.insert(lease, Box::new(new));
-        // Before a recall can be queued, which takes this lock.
-        session.grants(lease);
         Ok((lease, slot))
     }
 

@@ -33,16 +33,17 @@ const REQUEST: usize = 2 << 10;
 /// The most bytes of a part in an answer, with its handle.
 const PART: usize = 256;
 
-/// A request's answer.
+/// A request's answer. The request is counted until it is written.
 pub(super) struct Answered {
     pub id: u64,
     pub reply: Reply,
-    /// Counts the request until its answer is written.
-    _counted: Option<Arc<Counted>>,
+    pub requester: Requester,
+    pub subject: Subject,
 }
 
-/// Builds an answer, and the fds that go with it, when it is written: until then a description is kept only once.
-pub(super) type Build = Box<dyn FnOnce() -> (Answer, CountedFds) + Send>;
+/// Builds an answer, and the fds that go with it, when it is written: until then a description is kept only once, and no lease
+/// has begun, so that no notice about it can overtake the grant.
+pub(super) type Build = Box<dyn FnOnce() -> Result<(Answer, CountedFds), Refused> + Send>;
 
 /// An answer, and the permit of a large one.
 pub(super) struct Reply {
@@ -53,7 +54,7 @@ pub(super) struct Reply {
 impl From<Answer> for Reply {
     fn from(answer: Answer) -> Self {
         Self {
-            build: Box::new(|| (answer, CountedFds::default())),
+            build: Box::new(|| Ok((answer, CountedFds::default()))),
             _large: None,
         }
     }
@@ -84,13 +85,14 @@ pub(super) async fn handle(
     };
     Answered {
         id,
-        reply: result.unwrap_or_else(|refused| requester.refused(subject, refused)),
-        _counted: requester.counted,
+        reply: result.unwrap_or_else(|refused| requester.refused(&subject, refused).into()),
+        requester,
+        subject,
     }
 }
 
 /// A request's name in the protocol, and the name of the memory that it is about.
-type Subject = (&'static str, Option<String>);
+pub(super) type Subject = (&'static str, Option<String>);
 
 /// Returns a request's subject. The memory's name is not checked yet here, so this escapes and cuts it.
 fn subject(ask: &Ask) -> Subject {
@@ -154,12 +156,12 @@ impl Requester {
     }
 
     /// Reports a refusal.
-    fn refused(&self, (request, name): Subject, (reason, detail): Refused) -> Reply {
+    pub fn refused(&self, (request, name): &Subject, (reason, detail): Refused) -> Answer {
         let (core, session, pid) = (&self.core, self.link.session.id, self.link.pid());
         core.count_refusal(&reason);
         let (peer, word) = (Some(self.peer()), bounded(reason.word(), 64));
         audit! { core.audit, Refusal, peer, "refused", session, pid, request, name, reason = word }
-        Answer::Refused(protocol::Refused::new(&reason, &detail)).into()
+        Answer::Refused(protocol::Refused::new(&reason, &detail))
     }
 
     async fn answer(&mut self, ask: Ask) -> Result<Reply, Refused> {
@@ -202,12 +204,9 @@ impl Requester {
         let _large = self.permit_for(&publication).await?;
         let core = Arc::clone(&self.core);
         let build = Box::new(move || {
-            let entries = vec![core.state().entry(&publication)];
-            let more = false;
-            (
-                Answer::Names(Names { entries, more }),
-                CountedFds::default(),
-            )
+            let (entries, more) = (vec![core.state().entry(&publication)], false);
+            let names = Answer::Names(Names { entries, more });
+            Ok((names, CountedFds::default()))
         });
         Ok(Reply { build, _large })
     }

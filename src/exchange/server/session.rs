@@ -69,8 +69,6 @@ struct Outbox {
     notices: BTreeMap<u64, (Event, Option<Counted>)>,
     /// The server's end, if the peer is to be told of it.
     closing: Option<Closing>,
-    /// Leases whose grants this connection has not sent yet. Notices about them wait for it.
-    unsent: Vec<u64>,
     /// Set when the session has ended, with the reason.
     dismissed: Option<Refused>,
 }
@@ -80,14 +78,12 @@ impl Outbox {
         std::ptr::eq(self.link.as_ptr(), link)
     }
 
-    /// Takes the first notice that need not wait for a grant.
+    /// Takes the first notice.
     fn pop(&mut self) -> Option<Event> {
         if let Some(closing) = self.closing.take() {
             return Some(Event::Closing(closing));
         }
-        let mut leases = self.notices.keys().copied();
-        let ready = leases.find(|lease| !self.unsent.contains(lease))?;
-        self.notices.remove(&ready).map(|(notice, _)| notice)
+        self.notices.pop_first().map(|(_, (notice, _))| notice)
     }
 }
 
@@ -113,7 +109,6 @@ impl ServerSession {
                 link: Weak::new(),
                 notices: BTreeMap::new(),
                 closing: None,
-                unsent: Vec::new(),
                 dismissed: None,
             }),
             wake: Notify::new(),
@@ -129,9 +124,7 @@ impl ServerSession {
     /// Gives the session to a connection; the previous one ends. Notices are kept or repeated.
     pub fn take_over(&self, link: &Arc<Link>) {
         self.cut();
-        let mut outbox = self.outbox();
-        outbox.link = Arc::downgrade(link);
-        outbox.unsent = Vec::new();
+        self.outbox().link = Arc::downgrade(link);
     }
 
     /// Returns its connection, if it has one.
@@ -160,17 +153,6 @@ impl ServerSession {
     /// Returns whether that connection has the session.
     pub fn is_of(&self, link: &Link) -> bool {
         self.outbox().is_of(link)
-    }
-
-    /// Keeps notices about a lease back until [`granted`](Self::granted): its connection is about to send the grant.
-    pub fn grants(&self, lease: u64) {
-        self.outbox().unsent.push(lease);
-    }
-
-    /// Ends that: its connection has sent the grant.
-    pub fn granted(&self, lease: u64) {
-        self.outbox().unsent.retain(|unsent| *unsent != lease);
-        self.wake.notify_one();
     }
 
     /// Tells the peer about a lease, instead of what it was to be told about that lease before.
@@ -281,24 +263,6 @@ mod tests {
         assert_eq!(quota.used(What::Record), 1);
         assert_eq!(session.next(&other), Some(withdrawing(1, 1)));
         assert_eq!(quota.used(What::Record), 0);
-    }
-
-    #[test]
-    fn notices_wait_for_the_grants_of_their_leases_alone() {
-        let session = session();
-        let link = take_over(&session);
-        session.grants(1);
-        session.grants(2);
-        for lease in [1, 2, 3] {
-            withdraw(&session, lease);
-        }
-        assert_eq!(session.next(&link), Some(withdrawing(3, 1)));
-        assert_eq!(session.next(&link), None, "no grant was sent");
-        session.granted(2);
-        assert_eq!(session.next(&link), Some(withdrawing(2, 1)));
-        assert_eq!(session.next(&link), None);
-        let other = take_over(&session);
-        assert_eq!(session.next(&other), Some(withdrawing(1, 1)));
     }
 
     #[test]

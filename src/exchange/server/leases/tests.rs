@@ -72,9 +72,8 @@ fn grant(
     publication: u64,
     now: Instant,
 ) -> Result<u64, Refused> {
-    let (lease, _) = state.grant(session, publication, false, None, now)?;
-    session.granted(lease);
-    Ok(lease)
+    let granted = state.grant(session, publication, false, None, now)?;
+    Ok(granted.0)
 }
 
 fn states(state: &ServerState, publication: u64) -> Vec<HolderState> {
@@ -394,4 +393,17 @@ fn an_earlier_recall_stands_and_a_peer_on_the_list_again_keeps_its_lease() {
     state.expire(first);
     use HolderState::*;
     assert_eq!(states(&state, 7), [Withdrawing, Expired]);
+}
+
+#[test]
+fn no_recall_of_a_returned_lease_is_kept() {
+    let mut state = state(9);
+    let holder = open(&mut state, 1, peer(1));
+    let now = Instant::now();
+    let leases = [(); 3].map(|()| grant(&mut state, &holder, 7, now).unwrap());
+    state.withdraw(7, LIFE);
+    for (returned, lease) in (1..).zip(leases) {
+        assert!(state.release(&holder, lease));
+        assert_eq!(holder.waiting(), 3 - returned);
+    }
 }

@@ -4,6 +4,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::hostile::{hung_up, raise_fd_limit, tcp};
 use super::*;
+use crate::server::connection;
 
 /// Returns why a session is refused; it is a limit.
 async fn refused(at: &Address) -> String {
@@ -244,6 +245,71 @@ async fn a_large_answer_waits_for_its_permit_for_the_time_of_a_write_and_nothing
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
     raw.release(granted.lease).await;
     drop((published, raw));
+    close(server, &driver).await;
+}
+
+/// A lease begins as its grant is written: no recall can overtake the grant, and nothing is held that the client may never
+/// hear of.
+#[tokio::test]
+async fn no_lease_begins_before_its_grant_is_written() {
+    let driver = driver();
+    let server = loopback().limits(limits()).start().await.unwrap();
+    let core = Arc::clone(&server.handle.inner);
+    let buffer = Buffer::on(NodeId(0)).bytes(300 * 2 * MIB).shareable();
+    let buffer = buffer.chunk(2 * MIB).allocate(&driver).unwrap();
+    let published = server.publish("a", buffer).now().unwrap();
+    let (near, far) = tokio::io::duplex(1 << 10);
+    let mut connection = Connection::over(near, &limits());
+    let (attached, _) = core.begin(&mut connection, &hello(), false).unwrap();
+    let serving = tokio::spawn(connection::serve(connection, attached));
+    let mut client = Connection::over(far, &limits());
+    let mut permits = Vec::new();
+    for _ in 0..4 {
+        permits.push(core.quota.large(&PeerName::Local).permit().await);
+    }
+    // The fetch waits for a permit, and the answer after it has no room.
+    let held = Held {
+        leases: (0..1000).collect(),
+        ..Held::default()
+    };
+    for request in [(1, Ask::Fetch(fetch("a"))), (2, Ask::Held(held))] {
+        let request = encode(&request);
+        client.writer.write(&request, &[]).await.unwrap();
+    }
+    until("both are asked", || server.stats().requests == 2).await;
+    drop(permits);
+    until("the fetch has its permit", || {
+        let free = [(); 4].map(|()| core.quota.large(&PeerName::Local).permit());
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let mut free = free.map(Box::pin);
+        let taken = free
+            .iter_mut()
+            .map(|permit| permit.as_mut().poll(&mut context));
+        taken
+            .collect::<Vec<_>>()
+            .iter()
+            .any(|permit| permit.is_pending())
+    })
+    .await;
+    assert_eq!(server.stats().leases, 0);
+    published.withdraw(Duration::ZERO).await.unwrap();
+    let mut answers = Vec::new();
+    for _ in 0..2 {
+        let frame = client.reader.read(1 << 20).await.unwrap().unwrap();
+        answers.push(decode::<FromServer>(&frame.bytes).unwrap());
+    }
+    assert!(matches!(
+        answers[0],
+        FromServer::Reply(2, Answer::Expired(_))
+    ));
+    let refused = &answers[1];
+    assert!(
+        matches!(refused, FromServer::Reply(1, Answer::Refused(why)) if why.reason == "not_found"),
+        "{refused:?}"
+    );
+    assert_eq!(server.stats().fetches, 0);
+    drop((published, client));
+    serving.await.unwrap();
     close(server, &driver).await;
 }
 

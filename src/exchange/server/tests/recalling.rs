@@ -109,34 +109,6 @@ async fn a_dismissed_or_recalled_holder_is_gone_when_its_process_has_ended() {
 }
 
 #[tokio::test]
-async fn no_recall_of_a_returned_lease_is_kept() {
-    let driver = driver();
-    let server = loopback().start().await.unwrap();
-    let published = server.publish("a", memory(&driver)).now().unwrap();
-    let mut raw = Raw::open(&server).await;
-    let inner = &published.inner;
-    let session = only_session(inner);
-    let mut leases = Vec::new();
-    for _ in 0..3 {
-        let lease = raw.fetch(fetch("a")).await.unwrap().0.lease;
-        // Its notices wait, as for a client that does not read.
-        session.grants(lease);
-        leases.push(lease);
-    }
-    inner.state().withdraw(published.publication.id, LONG);
-    assert_eq!(session.waiting(), 3);
-    raw.release(leases[0]).await;
-    assert_eq!(session.waiting(), 2);
-    raw.held(vec![leases[1]]).await;
-    assert_eq!(session.waiting(), 1);
-    session.granted(leases[1]);
-    assert!(matches!(raw.notice().await, Event::Withdrawing(recall) if recall.lease == leases[1]));
-    raw.release(leases[1]).await;
-    drop((published, raw));
-    close(server, &driver).await;
-}
-
-#[tokio::test]
 async fn a_peer_without_room_for_the_notice_of_an_ended_lease_is_dropped_and_counted() {
     let driver = driver();
     let server = loopback().start().await.unwrap();
@@ -154,31 +126,5 @@ async fn a_peer_without_room_for_the_notice_of_an_ended_lease_is_dropped_and_cou
     raw.hung_up().await;
     until("it is counted", || server.stats().dropped_peers == 1).await;
     drop((raw, counts));
-    close(server, &driver).await;
-}
-
-/// A notice about a lease comes after its grant, though the memory is recalled before the grant is sent.
-#[tokio::test]
-async fn a_recall_does_not_overtake_its_grant() {
-    let driver = driver();
-    let server = loopback().start().await.unwrap();
-    let published = server.publish("a", memory(&driver)).now().unwrap();
-    let mut raw = Raw::open(&server).await;
-    let (inner, id) = (&published.inner, published.publication.id);
-    let session = only_session(inner);
-    let lease = {
-        let mut state = inner.state();
-        let now = std::time::Instant::now();
-        let granted = state.grant(&session, id, false, None, now);
-        let (lease, _) = granted.unwrap();
-        state.withdraw(id, LONG);
-        lease
-    };
-    assert!(raw.is_answered().await);
-    assert!(raw.notices.is_empty(), "{:?}", raw.notices);
-    session.granted(lease);
-    assert!(matches!(raw.notice().await, Event::Withdrawing(recall) if recall.lease == lease));
-    raw.release(lease).await;
-    drop((published, raw));
     close(server, &driver).await;
 }
