@@ -28,7 +28,7 @@ pub fn fetch(name: &str, memory: &Description) -> (Request, FromServer) {
     let fetch = Ask::Fetch(Fetch {
         name: name.to_string(),
         accept: vec![HandleType::Fabric, HandleType::PosixFd],
-        access: Access::ReadWrite,
+        access: Some(Access::ReadWrite),
         probe: false,
         instance: None,
         owner: None,

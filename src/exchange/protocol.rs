@@ -43,8 +43,6 @@ pub struct Hello {
     pub newest: u16,
     /// The client's machine: if it is the server's too, fds can be passed.
     pub boot: BootId,
-    /// Whether the client's driver can import fabric handles.
-    pub fabric: bool,
     /// The session to resume after a broken connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resume: Option<Secret>,
@@ -141,7 +139,7 @@ pub enum Ask {
     Held(Held),
     /// Ends a lease: its memory is unmapped. Answered by [`Answer::Done`].
     Release(Release),
-    /// Reports that the word at the probe's place is written, answered by
+    /// Reports that the word at the probe's place is written, if the client may write, answered by
     /// [`Answer::Probed`].
     Probe(Probe),
     /// Requests new memory under a name from an allocator service. Answered by
@@ -178,8 +176,9 @@ pub struct Fetch {
     pub name: String,
     /// The handle types that the client can import, most wanted first.
     pub accept: Vec<HandleType>,
-    /// The access that the client needs.
-    pub access: Access,
+    /// The access that the client needs; without it, as much as there is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<Access>,
     /// Whether to assign a place for a probe.
     #[serde(default)]
     pub probe: bool,
@@ -225,9 +224,6 @@ pub struct Release {
 pub struct Probe {
     /// The lease.
     pub lease: u64,
-    /// The word that the client wrote; `None` if it may only read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub wrote: Option<u64>,
 }
 
 /// See [`Ask::Create`].

@@ -37,7 +37,7 @@ async fn make(peer: &mut Peer, name: String) -> u64 {
     let fetch = Fetch {
         name,
         accept: vec![HandleType::Fabric],
-        access: Access::ReadWrite,
+        access: Some(Access::ReadWrite),
         probe: true,
         instance: None,
         owner: None,
@@ -49,7 +49,7 @@ async fn make(peer: &mut Peer, name: String) -> u64 {
 }
 
 async fn unmake(peer: &mut Peer, name: String, lease: u64) {
-    let probe = Probe { lease, wrote: None };
+    let probe = Probe { lease };
     let answer = peer.ask(Ask::Probe(probe)).await;
     assert!(matches!(answer, Answer::Probed(_)), "{answer:?}");
     for ask in [

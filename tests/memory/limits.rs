@@ -115,7 +115,7 @@ fn few_grants_in_many_parts_are_kept_for_peers_that_do_not_read() {
     let fetch = Fetch {
         name: IN_PARTS.into(),
         accept: vec![HandleType::Fabric],
-        access: Access::ReadWrite,
+        access: Some(Access::ReadWrite),
         probe: false,
         instance: None,
         owner: None,

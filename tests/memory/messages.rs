@@ -51,12 +51,7 @@ const ANSWERED: &[Message] = &[
     ("release", 0, |lease| {
         Ask::Release(Release { lease: lease << 40 })
     }),
-    ("probe", 0, |lease| {
-        Ask::Probe(Probe {
-            lease: lease << 40,
-            wrote: Some(1),
-        })
-    }),
+    ("probe", 0, |lease| Ask::Probe(Probe { lease: lease << 40 })),
     ("delete in vain", WAITING, |id| {
         Ask::Delete(Delete {
             name: name(id),

@@ -37,7 +37,6 @@ pub fn hello(resume: Option<Secret>) -> Vec<u8> {
         oldest: VERSION,
         newest: VERSION,
         boot: BootId::current().unwrap(),
-        fabric: true,
         resume,
         agent: String::new(),
         moves: false,

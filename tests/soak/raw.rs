@@ -92,7 +92,6 @@ pub fn hello_of(resume: Option<Secret>, moves: bool) -> Vec<u8> {
         oldest: VERSION,
         newest: VERSION,
         boot: BootId::from_bytes([7; 16]),
-        fabric: true,
         resume,
         agent: "hostile".into(),
         moves,

@@ -317,7 +317,7 @@ pub(super) async fn prove(mut remote: RemoteBuffer) -> Result<RemoteBuffer> {
     let session = Arc::clone(remote.session());
     let lease = remote.grant.lease.lease;
     let mut kept = OffThread(Some(remote));
-    let ask = Ask::Probe(Probe { lease, wrote });
+    let ask = Ask::Probe(Probe { lease });
     let reply = session.request(ask, session.timeout()).await;
     let finish = move || {
         let remote = kept.0.take();

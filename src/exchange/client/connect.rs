@@ -297,7 +297,6 @@ async fn greet(
         oldest: OLDEST,
         newest: VERSION,
         boot: dial.boot,
-        fabric: dial.no_fabric.is_none(),
         resume: resume.map(|before| before.welcome.session.clone()),
         agent: options.agent.clone(),
         moves: to.is_some(),

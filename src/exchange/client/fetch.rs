@@ -179,44 +179,34 @@ impl FetchOptions {
         Ok(accept)
     }
 
-    /// Asks for a lease, read-only if the name allows no more and the caller asked for no access, and checks the grant.
+    /// Asks for a lease, and checks the grant.
     async fn ask(&self, accept: &[HandleType]) -> Result<Leased> {
         let session = self.client.session();
-        let mut access = self.access.unwrap_or(Access::ReadWrite);
-        let reply = loop {
-            let ask = Ask::Fetch(Fetch {
-                name: self.name.clone(),
-                accept: accept.to_vec(),
-                access,
-                probe: self.probe && accept.contains(&HandleType::Fabric),
-                instance: self.instance,
-                owner: self.owner.clone(),
-            });
-            match (session.request(ask, session.timeout()).await, &self.owner) {
-                (Ok(reply), _) => break reply,
-                (Err(error), _)
-                    if self.access.is_none()
-                        && access == Access::ReadWrite
-                        && error.refusal() == Some(&Refusal::ReadOnly) =>
-                {
-                    access = Access::Read;
-                }
-                (
-                    Err(Error::Refused {
-                        reason: Refusal::WrongOwner,
-                        detail,
-                        ..
-                    }),
-                    Some(expected),
-                ) => return Err(self.wrong_owner(expected, detail)),
-                (Err(error), _) => return Err(error),
-            }
+        let ask = Ask::Fetch(Fetch {
+            name: self.name.clone(),
+            accept: accept.to_vec(),
+            access: self.access,
+            probe: self.probe && accept.contains(&HandleType::Fabric),
+            instance: self.instance,
+            owner: self.owner.clone(),
+        });
+        let asked = session.request(ask, session.timeout()).await;
+        let reply = match (asked, &self.owner) {
+            (
+                Err(Error::Refused {
+                    reason: Refusal::WrongOwner,
+                    detail,
+                    ..
+                }),
+                Some(expected),
+            ) => return Err(self.wrong_owner(expected, detail)),
+            (asked, _) => asked?,
         };
-        self.checked(reply, accept, access)
+        self.checked(reply, accept)
     }
 
     /// Checks a grant. On every path the lease is released, unless the caller keeps it.
-    fn checked(&self, reply: Reply, accept: &[HandleType], access: Access) -> Result<Leased> {
+    fn checked(&self, reply: Reply, accept: &[HandleType]) -> Result<Leased> {
         let broken = |why: &str| self.client.broken(why);
         let (Answer::Granted(granted), Some(lease)) = (reply.answer, reply.lease) else {
             return Err(broken("unexpected answer, not a grant"));
@@ -227,7 +217,9 @@ impl FetchOptions {
         }
         let mut memory = granted.memory;
         check(&memory, granted.probe).map_err(|why| broken(&why))?;
-        memory.access = memory.access.min(access);
+        memory.access = self
+            .access
+            .map_or(memory.access, |most| most.min(memory.access));
         let via = match &granted.handles {
             Handles::Fabric(_) => HandleType::Fabric,
             Handles::Fds(_) | Handles::Queue => HandleType::PosixFd,

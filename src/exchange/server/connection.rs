@@ -12,7 +12,7 @@ use tokio::time::{sleep, sleep_until, timeout};
 use super::ServerCore;
 use super::quota::CountedFds;
 use super::requests::{Answered, Reply, handle};
-use super::session::Link;
+use super::session::{Link, ServerSession};
 use super::sessions::Attached;
 use crate::per_driver::lock;
 use crate::protocol::{Ask, Event, FromServer, Request, decode, encode};
@@ -177,8 +177,10 @@ impl Conversation {
             None => Ok(()),
         };
         if let Err(why) = verified {
-            self.core
-                .dismiss_link(&self.link, Refusal::NotTrusted, &why);
+            // Unless another connection has taken the session over.
+            let (id, link) = (self.link.session.id, &self.link);
+            let is_own = |session: &ServerSession| session.id == id && session.is_of(link);
+            self.core.dismiss(is_own, &Refusal::NotTrusted, &why);
         }
     }
 

@@ -74,7 +74,7 @@ impl Requester {
     fn check(&self, ask: &Fetch) -> Result<Arc<Publication>, Refused> {
         let (core, peer) = (&self.core, self.peer());
         check_name(&ask.name)?;
-        if ask.accept.len() > MAX_ACCEPT || ask.access == Access::None {
+        if ask.accept.len() > MAX_ACCEPT || ask.access == Some(Access::None) {
             return Err((Refusal::Invalid, "handle types or access".into()));
         }
         if ask.instance.is_some_and(|named| named != core.instance) {
@@ -98,7 +98,7 @@ impl Requester {
             allocator.may_fetch(peer)?;
         }
         let most = publication.description.access;
-        if ask.access > most {
+        if ask.access.is_some_and(|access| access > most) {
             let detail = format!("{most} is the most that there is");
             return Err((Refusal::ReadOnly, detail));
         }

@@ -45,6 +45,7 @@ use crate::transport::Listening;
 use crate::{Address, Error, MemoryError, PeerName, Refusal, Result};
 use inner::ServerCore;
 use quota::{fds_of_process, lower_for_fds};
+use session::ServerSession;
 
 /// Publishes memory for others to import. Clones are the same server, which ends with the last one,
 /// or by [`close`](Self::close).
@@ -174,16 +175,8 @@ impl Server {
 
     /// As [`end_sessions`](Self::end_sessions), for several peers.
     pub fn end_sessions_if(&self, of: impl Fn(&PeerName) -> bool) -> usize {
-        self.dismiss_if(of, "this peer is no longer admitted")
-    }
-
-    fn dismiss_if(&self, of: impl Fn(&PeerName) -> bool, detail: &str) -> usize {
-        let inner = &self.handle.inner;
-        let state = inner.state();
-        let sessions = state.sessions.values().map(|record| &record.session);
-        let theirs = sessions.filter(|session| of(&session.peer));
-        let theirs: Vec<u64> = theirs.map(|session| session.id).collect();
-        inner.dismiss(state, &theirs, Refusal::Forbidden, detail)
+        let (reason, detail) = (Refusal::Forbidden, "this peer is no longer admitted");
+        (self.handle.inner).dismiss(|session| of(&session.peer), &reason, detail)
     }
 
     /// Changes the users that may connect to Unix sockets, and ends the sessions of those that no longer may. Sessions
@@ -210,11 +203,8 @@ impl Server {
             // They may go on over TCP.
             moved.for_each(|session| session.cut());
         }
-        let refused = |peer: &PeerName| match peer {
-            PeerName::User(uid) => !peers.admits_user(*uid),
-            _ => false,
-        };
-        self.dismiss_if(refused, sessions::NO_USER);
+        let refused = |session: &ServerSession| matches!(session.peer, PeerName::User(uid) if !peers.admits_user(uid));
+        inner.dismiss(refused, &Refusal::Forbidden, sessions::NO_USER);
         Ok(())
     }
 

@@ -1,13 +1,12 @@
 //! Begins, resumes, moves, detaches and dismisses sessions.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Instant;
 
 use tokio_util::sync::CancellationToken;
 
 use super::ServerCore;
 use super::audit::audit;
-use super::leases::SessionRecord;
 use super::process::HolderProcess;
 use super::quota::{Refused, What};
 use super::registry::ServerState;
@@ -194,41 +193,32 @@ impl ServerCore {
         }
     }
 
-    /// Ends sessions at once. Their connections send the reason and end; their leases expire, because the
-    /// peers may still have the memory mapped.
+    /// Ends these sessions at once. Their connections send the reason and end; their leases expire, because the
+    /// peers may still have the memory mapped. Returns how many there were.
     pub(super) fn dismiss(
         &self,
-        mut state: MutexGuard<'_, ServerState>,
-        sessions: &[u64],
-        reason: Refusal,
+        which: impl Fn(&ServerSession) -> bool,
+        reason: &Refusal,
         detail: &str,
     ) -> usize {
+        let mut state = self.state();
+        let sessions = state.sessions.values().map(|record| &record.session);
+        let theirs: Vec<_> = sessions.filter(|session| which(session)).cloned().collect();
         let mut ended = Vec::new();
-        for &id in sessions {
-            let Some(SessionRecord { session, .. }) = state.sessions.get(&id) else {
-                continue;
-            };
-            session.dismiss(protocol::Refused::new(&reason, detail));
-            let (peer, session) = (&session.peer, id);
+        for session in theirs {
+            session.dismiss(protocol::Refused::new(reason, detail));
+            let (peer, session) = (&session.peer, session.id);
             tracing::warn!(%peer, session, %reason, detail, "session dismissed");
             let word = reason.word();
             audit! {
                 self.audit, Memory, Some(peer), "session_dismissed", session, reason = word
             }
-            ended.extend(state.end_session(id));
+            ended.extend(state.end_session(session));
         }
         drop(state);
         let count = ended.len();
         self.report_ended(ended);
         count
-    }
-
-    /// Ends the session of a connection, unless another connection has taken it over.
-    pub(super) fn dismiss_link(&self, link: &Link, reason: Refusal, detail: &str) {
-        let state = self.state();
-        if link.session.is_of(link) {
-            self.dismiss(state, &[link.session.id], reason, detail);
-        }
     }
 }
 

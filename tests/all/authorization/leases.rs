@@ -29,10 +29,7 @@ fn probe_of_a_lease_of_others() {
     let stage = Stage::new();
     let mut owner = stage.peer(OWNER);
     let lease = granted(&mut owner, HandleType::Fabric).lease;
-    let probe = |lease| {
-        let wrote = Some(1);
-        Ask::Probe(Probe { lease, wrote })
-    };
+    let probe = |lease| Ask::Probe(Probe { lease });
     for peer in [OTHER, STRANGER, OWNER] {
         let raw = &mut stage.peer(peer);
         stage.nothing_comes_of(raw, probe(lease), probe(NO_LEASE), "not_found");

@@ -81,7 +81,6 @@ impl Raw {
             oldest: VERSION,
             newest: VERSION,
             boot: BootId::current().unwrap(),
-            fabric: true,
             resume,
             agent: String::new(),
             moves,

@@ -27,10 +27,7 @@ pub fn all(of: &Target<'_>) -> Vec<Ask> {
             ..Held::default()
         }),
         Ask::Release(Release { lease }),
-        Ask::Probe(Probe {
-            lease,
-            wrote: Some(1),
-        }),
+        Ask::Probe(Probe { lease }),
         create(of.name),
         Ask::Delete(Delete { name: name(), ms }),
     ]

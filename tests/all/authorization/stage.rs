@@ -272,7 +272,7 @@ pub fn fetch(name: &str, accept: HandleType) -> Ask {
     Ask::Fetch(Fetch {
         name: name.into(),
         accept: vec![accept],
-        access: Access::ReadWrite,
+        access: Some(Access::ReadWrite),
         probe: true,
         instance: None,
         owner: None,

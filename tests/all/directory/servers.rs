@@ -158,7 +158,6 @@ fn session(address: &str) -> Vec<u8> {
         oldest: OLDEST,
         newest: VERSION,
         boot: BootId::current().unwrap(),
-        fabric: false,
         resume: None,
         agent: String::new(),
         moves: false,

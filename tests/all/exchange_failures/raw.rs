@@ -165,7 +165,6 @@ pub fn hello(resume: Option<Secret>) -> Vec<u8> {
         oldest: VERSION,
         newest: VERSION,
         boot: BootId::from_bytes([7; 16]),
-        fabric: true,
         resume,
         agent: "a test".into(),
         moves: false,
@@ -178,7 +177,7 @@ pub fn fetch(name: &str) -> Ask {
     Ask::Fetch(Fetch {
         name: name.into(),
         accept: vec![HandleType::Fabric],
-        access: Access::ReadWrite,
+        access: Some(Access::ReadWrite),
         probe: false,
         instance: None,
         owner: None,

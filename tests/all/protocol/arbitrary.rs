@@ -125,15 +125,14 @@ fn leases() -> impl Strategy<Value = Vec<u64>> {
 }
 
 pub fn hello() -> impl Strategy<Value = Hello> {
-    let first = (text(), any::<u16>(), any::<u16>(), boot(), any::<bool>());
+    let first = (text(), any::<u16>(), any::<u16>(), boot());
     let last = (text(), any::<bool>());
     (first, of(secret()), last).prop_map(
-        |((magic, oldest, newest, boot, fabric), resume, (agent, moves))| Hello {
+        |((magic, oldest, newest, boot), resume, (agent, moves))| Hello {
             magic,
             oldest,
             newest,
             boot,
-            fabric,
             resume,
             agent,
             moves,
@@ -168,7 +167,7 @@ fn ask() -> impl Strategy<Value = Ask> {
     let fetch = (
         text(),
         handle_types(),
-        access(),
+        of(access()),
         any::<bool>(),
         of(instance()),
         of(owner()),
@@ -196,8 +195,7 @@ fn ask() -> impl Strategy<Value = Ask> {
             }
         )),
         any::<u64>().prop_map(|lease| Ask::Release(Release { lease })),
-        (any::<u64>(), of(any::<u64>()))
-            .prop_map(|(lease, wrote)| Ask::Probe(Probe { lease, wrote })),
+        any::<u64>().prop_map(|lease| Ask::Probe(Probe { lease })),
         create.prop_map(|(name, bytes, node, peers)| Ask::Create(Create {
             name,
             bytes,

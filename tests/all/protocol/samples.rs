@@ -45,7 +45,6 @@ pub fn hellos() -> Vec<(&'static str, Hello)> {
         oldest: OLDEST,
         newest: VERSION,
         boot: BootId::from_bytes(*b"boot-of-machine2"),
-        fabric: true,
         resume: None,
         agent: "sample".into(),
         moves: false,
@@ -117,7 +116,7 @@ pub fn requests() -> Vec<(&'static str, Request)> {
             Ask::Fetch(Fetch {
                 name: name(),
                 accept: both.clone(),
-                access: Access::ReadWrite,
+                access: Some(Access::ReadWrite),
                 probe: true,
                 instance: Some(InstanceId::from_bytes(*b"life-of-server-1")),
                 owner: Some(Owner::Server),
@@ -132,13 +131,7 @@ pub fn requests() -> Vec<(&'static str, Request)> {
             }),
         ),
         ("release", Ask::Release(Release { lease: 9 })),
-        (
-            "probe",
-            Ask::Probe(Probe {
-                lease: 9,
-                wrote: Some(0x1122_3344_5566_7788),
-            }),
-        ),
+        ("probe", Ask::Probe(Probe { lease: 9 })),
         (
             "create",
             Ask::Create(Create {

@@ -41,7 +41,7 @@ fn the_examples_are_what_the_codec_writes_and_reads() {
         Ask::Fetch(Fetch {
             name: "job-7/rank:0".into(),
             accept: vec![HandleType::Fabric, HandleType::PosixFd],
-            access: Access::ReadWrite,
+            access: Some(Access::ReadWrite),
             probe: true,
             instance: None,
             owner: None,

@@ -66,7 +66,6 @@ fn come_and_go(service: &Service) {
         oldest: OLDEST,
         newest: VERSION,
         boot: BootId::from_bytes([1; 16]),
-        fabric: false,
         resume: None,
         agent: "x".repeat(255),
         moves: false,

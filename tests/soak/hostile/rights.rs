@@ -40,7 +40,7 @@ pub fn without_rights(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<
         ),
         ("delete", json!({"name": "weights"})),
         ("delete", json!({"name": "private", "ms": 10})),
-        ("probe", json!({"lease": lease | 1 << 40, "wrote": 7})),
+        ("probe", json!({"lease": lease | 1 << 40})),
         ("create", json!({"name": "weights", "bytes": 4096})),
         ("create", json!({"name": "a name", "bytes": 4096})),
         (

@@ -125,7 +125,7 @@ impl Fake {
         driver: &Driver,
     ) -> (Client, Peer) {
         let (client, (peer, hello)) = tokio::join!(options.connect(driver), self.greet());
-        assert!(hello.fabric && hello.resume.is_none());
+        assert!(hello.resume.is_none());
         (client.unwrap(), peer)
     }
 }

@@ -91,7 +91,6 @@ fn tokens_differ_and_name_their_session() {
             oldest: 0,
             newest: 0,
             boot: BootId::from_bytes([0; 16]),
-            fabric: false,
             resume: Secret::new(token),
             agent: String::new(),
             moves: false,

@@ -29,7 +29,6 @@ async fn fabric_handles_are_imported_and_proved() {
     imported.put_word(place, 42).unwrap();
     let probe = Probe {
         lease: granted.lease,
-        wrote: Some(42),
     };
     let Answer::Probed(probed) = raw.ask(Ask::Probe(probe)).await.0 else {
         panic!()
@@ -159,7 +158,7 @@ async fn impossible_requests_are_refused_with_the_reason() {
     let published = published.access(Access::Read).now().unwrap();
     let mut raw = Raw::open(&server).await;
     let read = Fetch {
-        access: Access::Read,
+        access: Some(Access::Read),
         ..fetch("a")
     };
     for (ask, refusal) in [
@@ -168,7 +167,7 @@ async fn impossible_requests_are_refused_with_the_reason() {
         (fetch("a b"), Refusal::Invalid),
         (
             Fetch {
-                access: Access::None,
+                access: Some(Access::None),
                 ..read.clone()
             },
             Refusal::Invalid,

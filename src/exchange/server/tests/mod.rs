@@ -116,7 +116,6 @@ fn hello() -> Hello {
         oldest: OLDEST,
         newest: VERSION,
         boot: BootId::current().unwrap(),
-        fabric: true,
         resume: None,
         agent: "test".into(),
         moves: false,
@@ -351,7 +350,7 @@ fn fetch(name: &str) -> Fetch {
     Fetch {
         name: name.into(),
         accept: vec![HandleType::Fabric, HandleType::PosixFd],
-        access: Access::ReadWrite,
+        access: Some(Access::ReadWrite),
         probe: true,
         instance: None,
         owner: None,
