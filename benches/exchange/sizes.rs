@@ -3,7 +3,7 @@
 use egmem::driver::{Access, HandleType};
 use egmem::exchange::Owner;
 use egmem::exchange::protocol::{
-    Answer, Ask, Fetch, FromServer, Granted, Handles, Release, Request, Secret, encode,
+    Answer, Ask, Fetch, FromServer, Granted, Handles, Request, Secret, encode,
 };
 use egmem::share::Description;
 
@@ -60,7 +60,7 @@ fn sizes((request, reply): &(Request, FromServer)) -> Exchange {
 impl Sizes {
     /// Of memory like this, under a name like this.
     pub fn of(name: &str, memory: &Description) -> Self {
-        let release = pair(Ask::Release(Release { lease: 1000 }), Answer::Done);
+        let release = pair(Ask::Release { lease: 1000 }, Answer::Done);
         Self {
             fetch: sizes(&fetch(name, memory)),
             release: sizes(&release),

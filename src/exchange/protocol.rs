@@ -130,7 +130,12 @@ pub enum Ask {
     /// Lists names, answered by [`Answer::Names`].
     List(List),
     /// Waits for a name and returns its entry, answered by [`Answer::Names`] with one.
-    Wait(Wait),
+    Wait {
+        /// The name.
+        name: String,
+        /// The longest wait, in milliseconds; the server may have a lower limit.
+        ms: u64,
+    },
     /// Requests handles and a lease, answered by [`Answer::Granted`].
     Fetch(Fetch),
     /// After a session was resumed: the leases that the client has. The session's other leases end, because their grants
@@ -138,15 +143,27 @@ pub enum Ask {
     /// leases go on.
     Held(Held),
     /// Ends a lease: its memory is unmapped. Answered by [`Answer::Done`].
-    Release(Release),
+    Release {
+        /// The lease.
+        lease: u64,
+    },
     /// Reports that the word at the probe's place is written, if the client may write, answered by
     /// [`Answer::Probed`].
-    Probe(Probe),
+    Probe {
+        /// The lease.
+        lease: u64,
+    },
     /// Requests new memory under a name from an allocator service. Answered by
     /// [`Answer::Names`] with one.
     Create(Create),
     /// Ends a name that this peer created, answered by [`Answer::Done`].
-    Delete(Delete),
+    Delete {
+        /// The name.
+        name: String,
+        /// How long to wait for holders, in milliseconds.
+        #[serde(default)]
+        ms: u64,
+    },
 }
 
 /// See [`Ask::List`].
@@ -158,15 +175,6 @@ pub struct List {
     /// Only names after this one, in the order of their bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-}
-
-/// See [`Ask::Wait`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Wait {
-    /// The name.
-    pub name: String,
-    /// The longest wait, in milliseconds; the server may have a lower limit.
-    pub ms: u64,
 }
 
 /// See [`Ask::Fetch`].
@@ -204,28 +212,6 @@ pub struct Held {
     pub more: bool,
 }
 
-/// Leases in ascending order, each once, at most [`MAX_LISTED`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Leases {
-    /// Their numbers.
-    #[serde(deserialize_with = "ascending")]
-    pub leases: Vec<u64>,
-}
-
-/// See [`Ask::Release`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Release {
-    /// The lease.
-    pub lease: u64,
-}
-
-/// See [`Ask::Probe`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Probe {
-    /// The lease.
-    pub lease: u64,
-}
-
 /// See [`Ask::Create`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Create {
@@ -242,16 +228,6 @@ pub struct Create {
     pub peers: String,
 }
 
-/// See [`Ask::Delete`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Delete {
-    /// The name.
-    pub name: String,
-    /// How long to wait for holders, in milliseconds.
-    #[serde(default)]
-    pub ms: u64,
-}
-
 /// A server's answer to a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -266,7 +242,11 @@ pub enum Answer {
     /// See [`Ask::Fetch`].
     Granted(Granted),
     /// The leases of [`Ask::Held`] that have ended.
-    Expired(Leases),
+    Expired {
+        /// Their numbers in ascending order, each once, at most [`MAX_LISTED`].
+        #[serde(deserialize_with = "ascending")]
+        leases: Vec<u64>,
+    },
     /// See [`Ask::Probe`].
     Probed(Probed),
 }
@@ -360,38 +340,26 @@ pub enum FromServer {
 #[non_exhaustive]
 pub enum Event {
     /// The exporter recalls memory: unmap and release it by then.
-    Withdrawing(Withdrawing),
+    Withdrawing {
+        /// The lease.
+        lease: u64,
+        /// In how many milliseconds.
+        ms: u64,
+    },
     /// The server has ended a lease.
-    Ended(Ended),
+    Ended {
+        /// The lease.
+        lease: u64,
+        /// The reason.
+        why: Refused,
+    },
     /// The server is about to end.
-    Closing(Closing),
+    Closing {
+        /// In how many milliseconds.
+        ms: u64,
+    },
     /// The server has ended the session: it cannot be resumed, and the connection ends.
     Dismissed(Refused),
-}
-
-/// See [`Event::Withdrawing`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Withdrawing {
-    /// The lease.
-    pub lease: u64,
-    /// In how many milliseconds.
-    pub ms: u64,
-}
-
-/// See [`Event::Ended`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Ended {
-    /// The lease.
-    pub lease: u64,
-    /// The reason.
-    pub why: Refused,
-}
-
-/// See [`Event::Closing`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Closing {
-    /// In how many milliseconds.
-    pub ms: u64,
 }
 
 /// Leaves a flag that is not set out of a message.

@@ -49,13 +49,9 @@ async fn make(peer: &mut Peer, name: String) -> u64 {
 }
 
 async fn unmake(peer: &mut Peer, name: String, lease: u64) {
-    let probe = Probe { lease };
-    let answer = peer.ask(Ask::Probe(probe)).await;
+    let answer = peer.ask(Ask::Probe { lease }).await;
     assert!(matches!(answer, Answer::Probed(_)), "{answer:?}");
-    for ask in [
-        Ask::Release(Release { lease }),
-        Ask::Delete(Delete { name, ms: 0 }),
-    ] {
+    for ask in [Ask::Release { lease }, Ask::Delete { name, ms: 0 }] {
         let answer = peer.ask(ask).await;
         assert!(matches!(answer, Answer::Done), "{answer:?}");
     }

@@ -48,31 +48,23 @@ const ANSWERED: &[Message] = &[
             after: Some("x".repeat(EACH)),
         })
     }),
-    ("release", 0, |lease| {
-        Ask::Release(Release { lease: lease << 40 })
-    }),
-    ("probe", 0, |lease| Ask::Probe(Probe { lease: lease << 40 })),
-    ("delete in vain", WAITING, |id| {
-        Ask::Delete(Delete {
-            name: name(id),
-            ms: 600_000,
-        })
+    ("release", 0, |lease| Ask::Release { lease: lease << 40 }),
+    ("probe", 0, |lease| Ask::Probe { lease: lease << 40 }),
+    ("delete in vain", WAITING, |id| Ask::Delete {
+        name: name(id),
+        ms: 600_000,
     }),
 ];
 
 /// Messages that wait for ever.
 const WAITED_FOR: &[Message] = &[
-    ("wait", WAITING, |id| {
-        Ask::Wait(Wait {
-            name: name(id),
-            ms: 600_000,
-        })
+    ("wait", WAITING, |id| Ask::Wait {
+        name: name(id),
+        ms: 600_000,
     }),
-    ("wait for short names", WAITING, |id| {
-        Ask::Wait(Wait {
-            name: format!("{id}"),
-            ms: 600_000,
-        })
+    ("wait for short names", WAITING, |id| Ask::Wait {
+        name: format!("{id}"),
+        ms: 600_000,
     }),
     ("create", WAITING, |id| {
         create(never(id), "a-node-with-a-long-name.rack-17.cluster.test")
@@ -80,11 +72,9 @@ const WAITED_FOR: &[Message] = &[
     ("create for many short names", WAITING, |id| {
         create(never(id), "ab")
     }),
-    ("delete", WAITING, |id| {
-        Ask::Delete(Delete {
-            name: never(id),
-            ms: 600_000,
-        })
+    ("delete", WAITING, |id| Ask::Delete {
+        name: never(id),
+        ms: 600_000,
     }),
 ];
 

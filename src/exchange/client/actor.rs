@@ -17,7 +17,7 @@ use super::buffer::{ClientLease, HeldLease, LeaseState};
 use super::connect::{Terms, UNASKED, decode_from, establish, refused};
 use super::session::{ClientSession, Link, Reply, Request, SessionUser};
 use crate::limits::deadline;
-use crate::protocol::{Answer, Ask, Ended, Event, FromServer, Withdrawing, encode};
+use crate::protocol::{Answer, Ask, Event, FromServer, encode};
 use crate::tls::{Credential, WALL_CLOCK, reloaded};
 use crate::transport::{Connection, FrameReader, FrameWriter};
 use crate::{Distrust, Error, Refusal, Result, Security};
@@ -284,12 +284,12 @@ impl ClientSession {
             };
         };
         let lease = match (&request.ask, &answer) {
-            (Ask::Release(release), _) => {
-                self.handle_release(release.lease, &answer);
+            (Ask::Release { lease }, _) => {
+                self.handle_release(*lease, &answer);
                 Ok(None)
             }
-            (Ask::Held(_), Answer::Expired(expired)) => {
-                for &lease in &expired.leases {
+            (Ask::Held(_), Answer::Expired { leases }) => {
+                for &lease in leases {
                     let why = "it ended while the connection was broken";
                     self.end_lease(lease, Refusal::Expired, why);
                 }
@@ -352,18 +352,18 @@ impl ClientSession {
     /// The reason why the server has ended the session.
     fn handle_event(&self, event: Event) -> Result<()> {
         match event {
-            Event::Withdrawing(Withdrawing { lease, ms }) => {
+            Event::Withdrawing { lease, ms } => {
                 let state = self.lock();
                 if let Some(held) = state.leases.get(&lease) {
                     held.set_state(withdrawing(ms));
                 }
             }
-            Event::Ended(Ended { lease, why }) => {
+            Event::Ended { lease, why } => {
                 self.end_lease(lease, Refusal::from_word(&why.reason), &why.detail);
             }
-            Event::Closing(closing) => {
+            Event::Closing { ms } => {
                 let mut state = self.lock();
-                let recalled = withdrawing(closing.ms);
+                let recalled = withdrawing(ms);
                 for held in state.leases.values() {
                     held.set_state(recalled.clone());
                 }

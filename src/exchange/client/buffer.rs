@@ -19,7 +19,7 @@ use crate::memory::{
 };
 use crate::per_driver::lock;
 use crate::pinned::PinnedHost;
-use crate::protocol::{Answer, Ask, Probe, Probed};
+use crate::protocol::{Answer, Ask, Probed};
 use crate::share::{Description, ImportOptions, ImportedBuffer, InstanceId, Origin, PartHandles};
 use crate::{End, Error, MemoryResult, Owner, PeerName, Refusal, Result, Stream};
 
@@ -317,7 +317,7 @@ pub(super) async fn prove(mut remote: RemoteBuffer) -> Result<RemoteBuffer> {
     let session = Arc::clone(remote.session());
     let lease = remote.grant.lease.lease;
     let mut kept = OffThread(Some(remote));
-    let ask = Ask::Probe(Probe { lease });
+    let ask = Ask::Probe { lease };
     let reply = session.request(ask, session.timeout()).await;
     let finish = move || {
         let remote = kept.0.take();

@@ -23,7 +23,7 @@ pub use follow::{Absence, Follow, Followed};
 use super::PeerName;
 use crate::driver::{Location, NodeId};
 use crate::limits::{deadline, millis};
-use crate::protocol::{Answer, Ask, Create, Delete, Entry, List, Names, Wait};
+use crate::protocol::{Answer, Ask, Create, Entry, List, Names};
 use crate::share::{BootId, InstanceId};
 use crate::{Address, Driver, Error, MemoryError, Mismatch, Owner, PeerList, Refusal, Result};
 pub(crate) use connect::importable;
@@ -119,10 +119,10 @@ impl Client {
         let begun = Instant::now();
         loop {
             let left = timeout.saturating_sub(begun.elapsed());
-            let ask = Ask::Wait(Wait {
+            let ask = Ask::Wait {
                 name: name.into(),
                 ms: millis(left),
-            });
+            };
             let asked = Instant::now();
             match self.retry(ask, left.max(self.timeout())).await {
                 Ok(answer) => return self.only_entry(answer, name),
@@ -150,10 +150,10 @@ impl Client {
     /// # Cancel safety
     /// As [`create`](Self::create).
     pub async fn delete(&self, name: impl Into<String>, timeout: Duration) -> Result<()> {
-        let ask = Ask::Delete(Delete {
+        let ask = Ask::Delete {
             name: name.into(),
             ms: millis(timeout),
-        });
+        };
         match self
             .call(ask, timeout.saturating_add(self.timeout()))
             .await?

@@ -14,7 +14,7 @@ use super::buffer::{ClientLease, HeldLease, LeaseState};
 use super::connect::{Dial, Terms, is_final, refused};
 use crate::limits::deadline;
 use crate::per_driver::lock;
-use crate::protocol::{Answer, Ask, Held, MAX_LISTED, Release};
+use crate::protocol::{Answer, Ask, Held, MAX_LISTED};
 use crate::share::InstanceId;
 use crate::{Driver, Error, Refusal, Result, ShareError};
 
@@ -40,11 +40,11 @@ impl Request {
     }
 
     pub(super) const fn release(lease: u64) -> Self {
-        Self::own(Ask::Release(Release { lease }))
+        Self::own(Ask::Release { lease })
     }
 
     pub(super) const fn is_release(&self) -> bool {
-        matches!(self.ask, Ask::Release(_))
+        matches!(self.ask, Ask::Release { .. })
     }
 
     /// Ends the request. If its user no longer waits, the reply's lease and fds are dropped.
@@ -307,13 +307,6 @@ impl ClientSession {
         };
         let away = is_final(&why);
         self.set_down(why, away);
-        self.lose_if_nobody(&state);
-    }
-
-    fn lose_if_nobody(&self, state: &SessionState) {
-        if state.nobody && state.silence >= state.terms.heartbeat {
-            self.lose(state, "nobody listens at its address any more".into());
-        }
     }
 
     /// Records that a frame has arrived.
@@ -322,7 +315,7 @@ impl ClientSession {
     }
 
     /// Records that at least a part of `tick` has passed; returns how long the server has been silent. After
-    /// the time of a lease, the leases are lost.
+    /// the time of a lease, the leases are lost, and without a connection the server counts as gone.
     pub(super) fn tick(&self, tick: Duration) -> Duration {
         let mut state = self.lock();
         let now = Instant::now();
@@ -330,26 +323,24 @@ impl ClientSession {
         state.silence += gone.min(tick * 2);
         state.heard = now;
         let silent = state.silence;
-        // The next attempt may be much later.
-        self.lose_if_nobody(&state);
-        if silent >= state.terms.lease {
+        let why = if state.nobody && silent >= state.terms.heartbeat {
+            "nobody listens at its address any more".into()
+        } else if silent >= state.terms.lease {
             let last = match &*self.link.borrow() {
                 Link::Down { why, .. } | Link::Over(why) => format!("; {why}"),
                 Link::Up => String::new(),
             };
-            self.lose(&state, format!("not a word for {silent:?}{last}"));
-        }
-        silent
-    }
-
-    /// Marks the session as lost; while there is no connection, the server counts as gone.
-    fn lose(&self, state: &SessionState, why: String) {
+            format!("not a word for {silent:?}{last}")
+        } else {
+            return silent;
+        };
         let lost = Error::peer_lost(state.terms.peer.clone(), why);
         state.lose_leases(&lost);
         // Once: the reason may name the one before.
         if matches!(&*self.link.borrow(), Link::Down { away: false, .. }) {
             self.set_down(lost, true);
         }
+        silent
     }
 
     /// Handles the server's end of the session, and of its leases.
@@ -473,12 +464,12 @@ impl Drop for SessionUser {
 pub(super) fn describe(ask: &Ask) -> String {
     match ask {
         Ask::List(list) => format!("the list of names '{}…'", list.prefix),
-        Ask::Wait(wait) => format!("waiting for '{}'", wait.name),
+        Ask::Wait { name, .. } => format!("waiting for '{name}'"),
         Ask::Fetch(fetch) => format!("'{}'", fetch.name),
-        Ask::Release(release) => format!("the release of lease {}", release.lease),
-        Ask::Probe(probe) => format!("a probe of lease {}", probe.lease),
+        Ask::Release { lease } => format!("the release of lease {lease}"),
+        Ask::Probe { lease } => format!("a probe of lease {lease}"),
         Ask::Create(create) => format!("the creation of '{}'", create.name),
-        Ask::Delete(delete) => format!("the deletion of '{}'", delete.name),
+        Ask::Delete { name, .. } => format!("the deletion of '{name}'"),
         Ask::Ping | Ask::Held(_) => "a heartbeat".into(),
     }
 }

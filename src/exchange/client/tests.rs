@@ -127,7 +127,7 @@ async fn create_and_delete() {
         assert_eq!(create.peers, "uid:7");
         peer.answer(id, names(vec![memory.entry("x")], false)).await;
         let (id, ask) = peer.request().await.unwrap();
-        assert!(matches!(ask, Ask::Delete(delete) if delete.ms == 1000));
+        assert!(matches!(ask, Ask::Delete { ms: 1000, .. }));
         peer.done(id).await;
         let (id, _) = peer.request().await.unwrap();
         peer.refuse(id, "quota").await;

@@ -8,7 +8,7 @@ fn hex(bytes: &[u8]) -> String {
 
 #[test]
 fn a_request_is_an_array_of_its_id_and_the_request() {
-    let request = (7, Ask::Release(Release { lease: 9 }));
+    let request = (7, Ask::Release { lease: 9 });
     let bytes = encode(&request);
     assert_eq!(hex(&bytes), "8207a16772656c65617365a1656c6561736509");
     assert_eq!(decode::<Request>(&bytes).unwrap(), request);
@@ -22,14 +22,14 @@ fn numbers_and_lengths_may_be_wider_than_they_need() {
         &b"\x82\x1b\0\0\0\0\0\0\0\x07\xa1\x67release\xa1\x65lease\x19\0\x09"[..],
         b"\x98\x02\x18\x07\xb8\x01\x78\x07release\xb9\0\x01\x79\0\x05lease\x1a\0\0\0\x09",
     ] {
-        let request = (7, Ask::Release(Release { lease: 9 }));
+        let request = (7, Ask::Release { lease: 9 });
         assert_eq!(decode::<Request>(bytes).unwrap(), request, "{bytes:02x?}");
     }
 }
 
 #[test]
 fn a_server_sends_replies_and_events() {
-    let event = FromServer::Event(Event::Closing(Closing { ms: 1 }));
+    let event = FromServer::Event(Event::Closing { ms: 1 });
     let reply = FromServer::Reply(7, Answer::Done);
     for (message, wire) in [
         (event, "a1656576656e74a167636c6f73696e67a1626d7301"),
@@ -157,11 +157,13 @@ fn secrets_are_bounded_and_not_shown() {
 
 #[test]
 fn leases_are_read_in_order_and_once_and_bounded() {
-    let read =
-        |leases: Vec<u64>| decode::<Leases>(&encode(&Leases { leases })).map(|read| read.leases);
+    let read = |leases: Vec<u64>| match decode::<Answer>(&encode(&Answer::Expired { leases })) {
+        Ok(Answer::Expired { leases }) => Some(leases),
+        _ => None,
+    };
     assert_eq!(read(vec![u64::MAX, 0, 7, 0, 7]).unwrap(), [0, 7, u64::MAX]);
     let most = MAX_LISTED as u64;
     assert_eq!(read((0..most).collect()).unwrap().len(), MAX_LISTED);
-    assert!(read((0..=most).collect()).is_err());
+    assert!(read((0..=most).collect()).is_none());
     assert_eq!(read(vec![3; MAX_LISTED + 1]).unwrap(), [3]);
 }

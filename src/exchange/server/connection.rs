@@ -194,7 +194,7 @@ impl Conversation {
         self.core.count(|stats| &mut stats.requests);
         let (core, link) = (Arc::clone(&self.core), Arc::clone(&self.link));
         // If the allocator panics, only a task of the request's own ends.
-        let asks_allocator = matches!(request.1, Ask::Create(_) | Ask::Delete(_));
+        let asks_allocator = matches!(request.1, Ask::Create(_) | Ask::Delete { .. });
         let mut handling = Box::pin(handle(core, link, request, self.jobs.len()));
         // Most of the others need not wait: a task would cost them more than the rest.
         let polled = if asks_allocator {
@@ -278,11 +278,11 @@ async fn last_releases(core: &Arc<ServerCore>, reader: &mut FrameReader, link: &
         let Ok::<Request, _>((_, ask)) = decode(&frame.bytes) else {
             return;
         };
-        if let Ask::Release(release) = ask
+        if let Ask::Release { lease } = ask
             && !link.session.is_dismissed()
         {
             core.count(|stats| &mut stats.requests);
-            let _unanswered = core.release(link, release.lease);
+            let _unanswered = core.release(link, lease);
         }
     }
 }

@@ -18,7 +18,7 @@ use super::quota::{Counted, Refused, What, shrink};
 use super::registry::ServerState;
 use super::session::ServerSession;
 use crate::limits::{LONGEST, millis};
-use crate::protocol::{self, Ended, Event, Withdrawing};
+use crate::protocol::{self, Event};
 use crate::{PeerList, PeerName, Refusal};
 
 /// Reported when a connection ends whose peer has no room for another notice.
@@ -311,7 +311,7 @@ impl ServerState {
         let record = &*record;
         if let Some(SessionRecord { session, .. }) = self.sessions.get(&record.session) {
             let ms = millis(within);
-            session.notify(lease, Event::Withdrawing(Withdrawing { lease, ms }), None);
+            session.notify(lease, Event::Withdrawing { lease, ms }, None);
         }
         self.audit_lease("withdrawing", lease);
     }
@@ -440,7 +440,7 @@ impl ServerState {
         };
         let why = protocol::Refused::new(&reason, detail);
         match self.quota.count(&session.peer, What::Record, 1) {
-            Ok(counted) => session.notify(lease, Event::Ended(Ended { lease, why }), Some(counted)),
+            Ok(counted) => session.notify(lease, Event::Ended { lease, why }, Some(counted)),
             // The client asks which of its leases have ended when it connects again.
             Err(_) => {
                 tracing::warn!(peer = %session.peer, session = session.id, "{TOO_MANY_ENDED}");

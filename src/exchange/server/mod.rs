@@ -39,7 +39,7 @@ pub use publish::{PublishOptions, Published, UnconfirmedRelease};
 
 use crate::limits::{LONGEST, deadline, millis};
 use crate::per_driver::lock;
-use crate::protocol::{Closing, fault_of_path};
+use crate::protocol::{Event, fault_of_path};
 use crate::share::{InstanceId, Peers};
 use crate::transport::Listening;
 use crate::{Address, Error, MemoryError, PeerName, Refusal, Result};
@@ -229,7 +229,7 @@ impl Server {
             let mut state = inner.state();
             state.closing = true;
             let ms = millis(within);
-            state.notify_closing(Closing { ms });
+            state.notify_closing(&Event::Closing { ms });
         }
         tracing::info!(instance = %inner.instance, "closing");
         inner.wait_for_releases(until).await;

@@ -17,8 +17,8 @@ use super::session::Link;
 use crate::access::MAX_SPIFFE;
 use crate::driver::random;
 use crate::protocol::{
-    self, Answer, Ask, Create, Delete, Entry, Leases, List, MAX_NAME, Names, Probed, Request, Wait,
-    check_name, check_prefix,
+    self, Answer, Ask, Create, Entry, List, MAX_NAME, Names, Probed, Request, check_name,
+    check_prefix,
 };
 use crate::share::MAX_PARTS;
 use crate::text::bounded;
@@ -75,7 +75,7 @@ pub(super) async fn handle(
         counted: None,
     };
     let counted = match &ask {
-        Ask::Ping | Ask::List(_) | Ask::Held(_) | Ask::Release(_) => Ok(()),
+        Ask::Ping | Ask::List(_) | Ask::Held(_) | Ask::Release { .. } => Ok(()),
         Ask::Create(ask) => requester.count(1 + ask.peers.len() / REQUEST),
         _ => requester.count(1),
     };
@@ -100,12 +100,12 @@ fn subject(ask: &Ask) -> Subject {
         Ask::Ping => ("ping", None),
         Ask::List(_) => ("list", None),
         Ask::Held(_) => ("held", None),
-        Ask::Release(_) => ("release", None),
-        Ask::Probe(_) => ("probe", None),
-        Ask::Wait(ask) => ("wait", Some(&ask.name)),
+        Ask::Release { .. } => ("release", None),
+        Ask::Probe { .. } => ("probe", None),
+        Ask::Wait { name, .. } => ("wait", Some(name)),
         Ask::Fetch(ask) => ("fetch", Some(&ask.name)),
         Ask::Create(ask) => ("create", Some(&ask.name)),
-        Ask::Delete(ask) => ("delete", Some(&ask.name)),
+        Ask::Delete { name, .. } => ("delete", Some(name)),
     };
     (request, name.map(|name| bounded(name, MAX_NAME)))
 }
@@ -170,14 +170,14 @@ impl Requester {
             Ask::List(list) => self.list(list).await,
             Ask::Held(held) => {
                 let leases = self.core.held(&self.link, &held)?;
-                Ok(Answer::Expired(Leases { leases }).into())
+                Ok(Answer::Expired { leases }.into())
             }
-            Ask::Release(release) => self.core.release(&self.link, release.lease),
+            Ask::Release { lease } => self.core.release(&self.link, lease),
             Ask::Fetch(fetch) => self.fetch(fetch).await,
-            Ask::Wait(wait) => self.wait(wait).await,
-            Ask::Probe(probe) => self.probe(probe.lease).await,
+            Ask::Wait { name, ms } => self.wait(&name, ms).await,
+            Ask::Probe { lease } => self.probe(lease).await,
             Ask::Create(create) => self.create(create).await,
-            Ask::Delete(delete) => self.delete(delete).await,
+            Ask::Delete { name, ms } => self.delete(&name, ms).await,
         }
     }
 
@@ -225,14 +225,14 @@ impl Requester {
         Ok(Reply { _large, ..reply })
     }
 
-    async fn wait(&self, ask: Wait) -> Result<Reply, Refused> {
-        check_name(&ask.name)?;
+    async fn wait(&self, name: &str, ms: u64) -> Result<Reply, Refused> {
+        check_name(name)?;
         let waiting = NameWait {
             core: &self.core,
-            name: &ask.name,
-            notify: self.core.state().await_name(&ask.name),
+            name,
+            notify: self.core.state().await_name(name),
         };
-        let longest = Duration::from_millis(ask.ms).min(self.core.options.limits.wait);
+        let longest = Duration::from_millis(ms).min(self.core.options.limits.wait);
         let found = timeout(longest, waiting.until_seen(self.peer())).await;
         let publication = found.map_err(|_| (Refusal::TimedOut, String::new()))?;
         self.one_entry(publication).await
@@ -297,25 +297,24 @@ impl Requester {
         let reply = self.one_entry(found).await;
         // Another connection of the peer may have deleted it and created its name anew.
         if reply.is_err() && core.visible(name, peer).is_some_and(|now| now.id == id) {
-            let name = ask.name.clone();
             // Best effort: the client learns from a list whether it exists.
-            let _ = self.delete(Delete { name, ms: 0 }).await;
+            let _ = self.delete(name, 0).await;
         }
         reply
     }
 
-    async fn delete(&self, ask: Delete) -> Result<Reply, Refused> {
+    async fn delete(&self, name: &str, ms: u64) -> Result<Reply, Refused> {
         let allocator = self.core.allocator()?;
-        check_name(&ask.name)?;
+        check_name(name)?;
         let limits = &self.core.options.limits;
-        let longest = Duration::from_millis(ask.ms).min(limits.wait);
+        let longest = Duration::from_millis(ms).min(limits.wait);
         let mut deletion = Deletion {
             requester: self,
-            name: &ask.name,
-            bytes: self.core.state().bytes_of(&ask.name),
+            name,
+            bytes: self.core.state().bytes_of(name),
             event: Some("delete_abandoned"),
         };
-        let delete = allocator.delete(self.peer(), &ask.name, longest);
+        let delete = allocator.delete(self.peer(), name, longest);
         // The allocator does the waiting; its other work has the time of a request.
         let deleted = within(longest.saturating_add(limits.request), delete).await;
         // A refusal is an event of its own.

@@ -11,7 +11,7 @@ use super::process::HolderProcess;
 use super::quota::{Counted, LargeAnswers};
 use crate::driver::random;
 use crate::per_driver::lock;
-use crate::protocol::{Closing, Event, Refused, Secret};
+use crate::protocol::{Event, Refused, Secret};
 use crate::share::BootId;
 use crate::tls::Credential;
 use crate::{Error, PeerName, Result};
@@ -68,7 +68,7 @@ struct Outbox {
     /// its own count.
     notices: BTreeMap<u64, (Event, Option<Counted>)>,
     /// The server's end, if the peer is to be told of it.
-    closing: Option<Closing>,
+    closing: Option<Event>,
     /// Set when the session has ended, with the reason.
     dismissed: Option<Refused>,
 }
@@ -81,7 +81,7 @@ impl Outbox {
     /// Takes the first notice.
     fn pop(&mut self) -> Option<Event> {
         if let Some(closing) = self.closing.take() {
-            return Some(Event::Closing(closing));
+            return Some(closing);
         }
         self.notices.pop_first().map(|(_, (notice, _))| notice)
     }
@@ -167,7 +167,7 @@ impl ServerSession {
     }
 
     /// Tells the peer that the server ends.
-    pub fn notify_closing(&self, closing: Closing) {
+    pub fn notify_closing(&self, closing: Event) {
         self.outbox().closing = Some(closing);
         self.wake.notify_one();
     }
@@ -201,7 +201,6 @@ impl ServerSession {
 mod tests {
     use super::*;
     use crate::Limits;
-    use crate::protocol::Withdrawing;
     use crate::server::quota::{Quota, What};
 
     const PEER: PeerName = PeerName::User(1);
@@ -231,7 +230,7 @@ mod tests {
     }
 
     fn withdrawing(lease: u64, ms: u64) -> Event {
-        Event::Withdrawing(Withdrawing { lease, ms })
+        Event::Withdrawing { lease, ms }
     }
 
     fn withdraw(session: &ServerSession, lease: u64) {
@@ -244,10 +243,10 @@ mod tests {
         let link = take_over(&session);
         session.notify(2, withdrawing(2, 1), None);
         session.notify(1, withdrawing(1, 1), None);
-        session.notify_closing(Closing { ms: 1 });
+        session.notify_closing(Event::Closing { ms: 1 });
         session.notify(2, withdrawing(2, 9), None);
-        session.notify_closing(Closing { ms: 2 });
-        let closing = Event::Closing(Closing { ms: 2 });
+        session.notify_closing(Event::Closing { ms: 2 });
+        let closing = Event::Closing { ms: 2 };
         for notice in [closing, withdrawing(1, 1), withdrawing(2, 9)] {
             assert_eq!(session.next(&link), Some(notice));
         }

@@ -13,7 +13,7 @@ use super::registry::ServerState;
 use super::session::{Link, ServerSession};
 use crate::limits::millis;
 use crate::per_driver::lock;
-use crate::protocol::{self, Event, Held, Hello, VERSION, Welcome, Withdrawing};
+use crate::protocol::{self, Event, Held, Hello, VERSION, Welcome};
 use crate::transport::Connection;
 use crate::{PeerName, Refusal};
 
@@ -185,7 +185,7 @@ impl ServerCore {
                     state.release(session, lease);
                 } else if let Some(left) = state.recalled(lease) {
                     let ms = millis(left);
-                    session.notify(lease, Event::Withdrawing(Withdrawing { lease, ms }), None);
+                    session.notify(lease, Event::Withdrawing { lease, ms }, None);
                 }
             }
             drop(state);

@@ -1,7 +1,7 @@
 //! Leases of others: a peer neither releases nor probes them.
 
 use egmem::driver::HandleType;
-use egmem::exchange::protocol::{Answer, Ask, Held, Leases, Probe, Release};
+use egmem::exchange::protocol::{Answer, Ask, Held};
 
 use crate::authorization::stage::{OTHER, OWNER, STRANGER, Stage, granted};
 
@@ -13,7 +13,7 @@ fn release_of_a_lease_of_others() {
     let stage = Stage::new();
     let mut owner = stage.peer(OWNER);
     let lease = granted(&mut owner, HandleType::Fabric).lease;
-    let release = |lease| Ask::Release(Release { lease });
+    let release = |lease| Ask::Release { lease };
     for peer in [OTHER, STRANGER, OWNER] {
         // Nor does another session of the same peer, as long as the first goes on.
         let raw = &mut stage.peer(peer);
@@ -29,14 +29,14 @@ fn probe_of_a_lease_of_others() {
     let stage = Stage::new();
     let mut owner = stage.peer(OWNER);
     let lease = granted(&mut owner, HandleType::Fabric).lease;
-    let probe = |lease| Ask::Probe(Probe { lease });
+    let probe = |lease| Ask::Probe { lease };
     for peer in [OTHER, STRANGER, OWNER] {
         let raw = &mut stage.peer(peer);
         stage.nothing_comes_of(raw, probe(lease), probe(NO_LEASE), "not_found");
     }
     let probed = owner.ask(probe(lease));
     assert!(matches!(probed, Answer::Probed(_)), "{probed:?}");
-    owner.ask(Ask::Release(Release { lease }));
+    owner.ask(Ask::Release { lease });
     drop(owner);
     stage.end();
 }
@@ -55,11 +55,11 @@ fn held_leases_of_others() {
                 leases: leases.clone(),
                 ..Held::default()
             }));
-            assert_eq!(expired, Answer::Expired(Leases { leases }));
+            assert_eq!(expired, Answer::Expired { leases });
             assert_eq!(stage.snapshot(), before);
         }
     }
-    owner.ask(Ask::Release(Release { lease }));
+    owner.ask(Ask::Release { lease });
     drop(owner);
     stage.end();
 }

@@ -2,19 +2,19 @@
 
 use egmem::driver::HandleType;
 use egmem::exchange::Owner;
-use egmem::exchange::protocol::{Answer, Ask, Delete, Fetch, List, Names, Wait};
+use egmem::exchange::protocol::{Answer, Ask, Fetch, List, Names};
 
 use crate::authorization::raw::{Raw, answer};
 use crate::authorization::stage::{ABSENT, HIDDEN, OTHER, OWNER, STRANGER, Stage, create, fetch};
 
 fn wait(name: &str) -> Ask {
     let name = name.into();
-    Ask::Wait(Wait { name, ms: 100 })
+    Ask::Wait { name, ms: 100 }
 }
 
 fn delete(name: &str) -> Ask {
     let name = name.into();
-    Ask::Delete(Delete { name, ms: 100 })
+    Ask::Delete { name, ms: 100 }
 }
 
 #[test]

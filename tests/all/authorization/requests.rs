@@ -1,7 +1,7 @@
 //! One request of each kind.
 
 use egmem::driver::HandleType;
-use egmem::exchange::protocol::{Ask, Delete, Held, List, Probe, Release, Wait};
+use egmem::exchange::protocol::{Ask, Held, List};
 
 use crate::authorization::stage::{create, fetch};
 
@@ -20,15 +20,15 @@ pub fn all(of: &Target<'_>) -> Vec<Ask> {
             prefix: name(),
             after: None,
         }),
-        Ask::Wait(Wait { name: name(), ms }),
+        Ask::Wait { name: name(), ms },
         fetch(of.name, HandleType::Fabric),
         Ask::Held(Held {
             leases: vec![lease],
             ..Held::default()
         }),
-        Ask::Release(Release { lease }),
-        Ask::Probe(Probe { lease }),
+        Ask::Release { lease },
+        Ask::Probe { lease },
         create(of.name),
-        Ask::Delete(Delete { name: name(), ms }),
+        Ask::Delete { name: name(), ms },
     ]
 }

@@ -2,7 +2,7 @@
 //! not its own.
 
 use egmem::driver::HandleType;
-use egmem::exchange::protocol::{Ask, Greeting, Release, Secret, Welcome, encode};
+use egmem::exchange::protocol::{Ask, Greeting, Secret, Welcome, encode};
 
 use crate::authorization::requests;
 use crate::authorization::stage::{ABSENT, HIDDEN, OTHER, OWNER, STRANGER, Stage, granted};
@@ -65,7 +65,7 @@ fn resume_of_a_session_of_others() {
     }
     // The owner has its connection and its lease.
     owner.ping();
-    owner.ask(Ask::Release(Release { lease }));
+    owner.ask(Ask::Release { lease });
     drop(owner);
     stage.end();
 }
@@ -123,13 +123,13 @@ fn requests_of_a_session_that_has_moved() {
         // Lists and claims show what there is for this peer, which is nothing, and a wait ends with its time.
         let word = match &exists {
             Ask::List(_) | Ask::Held(_) => continue,
-            Ask::Wait(_) => "timed_out",
+            Ask::Wait { .. } => "timed_out",
             Ask::Create(_) => "forbidden",
             _ => "not_found",
         };
         stage.nothing_comes_of(raw, exists, absent, word);
     }
-    owner.ask(Ask::Release(Release { lease }));
+    owner.ask(Ask::Release { lease });
     drop((owner, stranger));
     stage.end();
 }

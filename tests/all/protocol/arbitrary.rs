@@ -176,7 +176,7 @@ fn ask() -> impl Strategy<Value = Ask> {
     prop_oneof![
         Just(Ask::Ping),
         (text(), of(text())).prop_map(|(prefix, after)| Ask::List(List { prefix, after })),
-        (text(), any::<u64>()).prop_map(|(name, ms)| Ask::Wait(Wait { name, ms })),
+        (text(), any::<u64>()).prop_map(|(name, ms)| Ask::Wait { name, ms }),
         fetch.prop_map(
             |(name, accept, access, probe, instance, owner)| Ask::Fetch(Fetch {
                 name,
@@ -194,15 +194,15 @@ fn ask() -> impl Strategy<Value = Ask> {
                 more
             }
         )),
-        any::<u64>().prop_map(|lease| Ask::Release(Release { lease })),
-        any::<u64>().prop_map(|lease| Ask::Probe(Probe { lease })),
+        any::<u64>().prop_map(|lease| Ask::Release { lease }),
+        any::<u64>().prop_map(|lease| Ask::Probe { lease }),
         create.prop_map(|(name, bytes, node, peers)| Ask::Create(Create {
             name,
             bytes,
             node: node.map(NodeId),
             peers
         })),
-        (text(), any::<u64>()).prop_map(|(name, ms)| Ask::Delete(Delete { name, ms })),
+        (text(), any::<u64>()).prop_map(|(name, ms)| Ask::Delete { name, ms }),
     ]
 }
 
@@ -234,7 +234,7 @@ fn answer() -> impl Strategy<Value = Answer> {
                 owner
             })
         ),
-        leases().prop_map(|leases| Answer::Expired(Leases { leases })),
+        leases().prop_map(|leases| Answer::Expired { leases }),
         (any::<u64>(), any::<u64>())
             .prop_map(|(found, wrote)| Answer::Probed(Probed { found, wrote })),
     ]
@@ -242,10 +242,9 @@ fn answer() -> impl Strategy<Value = Answer> {
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        (any::<u64>(), any::<u64>())
-            .prop_map(|(lease, ms)| Event::Withdrawing(Withdrawing { lease, ms })),
-        (any::<u64>(), refused()).prop_map(|(lease, why)| Event::Ended(Ended { lease, why })),
-        any::<u64>().prop_map(|ms| Event::Closing(Closing { ms })),
+        (any::<u64>(), any::<u64>()).prop_map(|(lease, ms)| Event::Withdrawing { lease, ms }),
+        (any::<u64>(), refused()).prop_map(|(lease, why)| Event::Ended { lease, why }),
+        any::<u64>().prop_map(|ms| Event::Closing { ms }),
         refused().prop_map(Event::Dismissed),
     ]
 }

@@ -106,10 +106,10 @@ pub fn requests() -> Vec<(&'static str, Request)> {
         ),
         (
             "wait",
-            Ask::Wait(Wait {
+            Ask::Wait {
                 name: name(),
                 ms: 60_000,
-            }),
+            },
         ),
         (
             "fetch",
@@ -130,8 +130,8 @@ pub fn requests() -> Vec<(&'static str, Request)> {
                 more: true,
             }),
         ),
-        ("release", Ask::Release(Release { lease: 9 })),
-        ("probe", Ask::Probe(Probe { lease: 9 })),
+        ("release", Ask::Release { lease: 9 }),
+        ("probe", Ask::Probe { lease: 9 }),
         (
             "create",
             Ask::Create(Create {
@@ -143,10 +143,10 @@ pub fn requests() -> Vec<(&'static str, Request)> {
         ),
         (
             "delete",
-            Ask::Delete(Delete {
+            Ask::Delete {
                 name: name(),
                 ms: 5000,
-            }),
+            },
         ),
     ];
     let request = |(index, (name, ask)): (usize, (&'static str, Ask))| {
@@ -190,7 +190,7 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
         ),
         ("granted-fabric", granted(fabric())),
         ("granted-fds", granted(Handles::Fds(2))),
-        ("expired", Answer::Expired(Leases { leases: vec![300] })),
+        ("expired", Answer::Expired { leases: vec![300] }),
         (
             "probed",
             Answer::Probed(Probed {
@@ -212,18 +212,15 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
         ),
     ];
     let events = vec![
-        (
-            "withdrawing",
-            Event::Withdrawing(Withdrawing { lease: 9, ms: 5000 }),
-        ),
+        ("withdrawing", Event::Withdrawing { lease: 9, ms: 5000 }),
         (
             "ended",
-            Event::Ended(Ended {
+            Event::Ended {
                 lease: 9,
                 why: refused(),
-            }),
+            },
         ),
-        ("closing", Event::Closing(Closing { ms: 5000 })),
+        ("closing", Event::Closing { ms: 5000 }),
         ("dismissed", Event::Dismissed(refused())),
     ];
     let reply = |(index, (name, answer)): (usize, (&'static str, Answer))| {

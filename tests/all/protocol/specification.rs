@@ -59,8 +59,7 @@ fn the_examples_are_what_the_codec_writes_and_reads() {
             detail: String::new(),
         }),
     );
-    let withdrawing = Withdrawing { lease: 9, ms: 5000 };
-    let withdrawing = FromServer::Event(Event::Withdrawing(withdrawing));
+    let withdrawing = FromServer::Event(Event::Withdrawing { lease: 9, ms: 5000 });
     let found = examples("frame from_server");
     assert_eq!(found.len(), 2);
     for (found, message) in found.iter().zip([refused, withdrawing]) {

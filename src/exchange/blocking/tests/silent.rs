@@ -36,7 +36,7 @@ fn a_program_ends_although_the_server_does_not_answer() {
             let mut released = Vec::new();
             while let Some((_, ask)) = peer.request().await {
                 match ask {
-                    Ask::Release(release) => released.push(release.lease),
+                    Ask::Release { lease } => released.push(lease),
                     other => panic!("{other:?}"),
                 }
             }

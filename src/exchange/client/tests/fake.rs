@@ -155,7 +155,7 @@ impl Peer {
             self.notice(event.clone()).await;
         }
         let leases = ended.to_vec();
-        self.answer(id, Answer::Expired(Leases { leases })).await;
+        self.answer(id, Answer::Expired { leases }).await;
     }
 
     /// Returns the next frame; `None` at the connection's end.
@@ -236,11 +236,11 @@ impl Peer {
     /// Answers the next request, which must be a release.
     pub(crate) async fn released(&mut self) -> u64 {
         let (id, ask) = self.request().await.unwrap();
-        let Ask::Release(release) = ask else {
+        let Ask::Release { lease } = ask else {
             panic!("{ask:?}")
         };
         self.done(id).await;
-        release.lease
+        lease
     }
 }
 

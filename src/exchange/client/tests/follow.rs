@@ -13,7 +13,7 @@ async fn fetch_refused(peer: &mut Peer, reason: &str) {
 async fn waited(peer: &mut Peer, first: &Memory) {
     let (id, ask) = peer.request().await.unwrap();
     assert!(
-        matches!(&ask, Ask::Wait(wait) if wait.name == "x"),
+        matches!(&ask, Ask::Wait { name, .. } if name == "x"),
         "{ask:?}"
     );
     peer.answer(id, names(vec![first.entry("x")], false)).await;
@@ -75,7 +75,7 @@ async fn following(
 
 fn withdrawing(lease: u64) -> Event {
     let ms = 60_000;
-    Event::Withdrawing(Withdrawing { lease, ms })
+    Event::Withdrawing { lease, ms }
 }
 
 #[tokio::test]
@@ -129,7 +129,7 @@ async fn a_name_that_is_not_there_is_told_once_and_waited_for() {
     served(&mut follow, async {
         // The server waits less long than it is asked.
         let (id, ask) = peer.request().await.unwrap();
-        assert!(matches!(ask, Ask::Wait(_)), "{ask:?}");
+        assert!(matches!(ask, Ask::Wait { .. }), "{ask:?}");
         peer.refuse(id, "timed_out").await;
         waited(&mut peer, &first).await;
         peer.grant(1, &first).await;
@@ -326,7 +326,7 @@ async fn a_lease_that_ends_as_forbidden_ends_it() {
     let (_client, mut peer, mut follow, got) = following(&fake, &driver, &first).await;
     let (reason, detail) = ("forbidden".into(), String::new());
     let why = Refused { reason, detail };
-    peer.notice(Event::Ended(Ended { lease: 1, why })).await;
+    peer.notice(Event::Ended { lease: 1, why }).await;
     let error = expect_err(within(follow.next()).await);
     assert!(refused(&error, Refusal::Forbidden), "{error}");
     assert!(got.state().is_lost());

@@ -122,7 +122,7 @@ async fn grants_that_cannot_be_are_refused_and_released() {
 /// Answers the next request, which must be a probe at `at`, and writes a word there if it `writes`.
 async fn probed(peer: &mut Peer, memory: &Memory, at: u64, writes: bool) {
     let (id, ask) = peer.request().await.unwrap();
-    assert!(matches!(ask, Ask::Probe(_)), "{ask:?}");
+    assert!(matches!(ask, Ask::Probe { .. }), "{ask:?}");
     let found = memory.shared.word(at).unwrap();
     let wrote = 0x1234_5678;
     if writes {

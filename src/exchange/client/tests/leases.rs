@@ -23,7 +23,7 @@ async fn a_release_is_unmapped_and_answered() {
     let release = remote.release();
     let answer = async {
         let (id, ask) = peer.request().await.unwrap();
-        assert_eq!(ask, Ask::Release(Release { lease: 5 }));
+        assert_eq!(ask, Ask::Release { lease: 5 });
         // Unmapped before the release is sent.
         assert!(driver.sim().unwrap().held().is_empty());
         peer.done(id).await;
@@ -156,7 +156,7 @@ async fn events_before_the_answer_about_leases_are_heard() {
         detail: String::new(),
     };
     for (event, lost) in [
-        (Event::Closing(Closing { ms: 60_000 }), false),
+        (Event::Closing { ms: 60_000 }, false),
         (Event::Dismissed(why), true),
     ] {
         let (driver, mut fake, memory) = (importer(), Fake::new().await, Memory::new());
@@ -276,7 +276,7 @@ async fn a_session_goes_on_after_a_break() {
     let (mut peer, _) = fake.greet().await;
     assert_eq!(peer.1, [5]);
     let (id, ask) = peer.request().await.unwrap();
-    assert_eq!(ask, Ask::Release(Release { lease: 5 }));
+    assert_eq!(ask, Ask::Release { lease: 5 });
     // Without an answer it is sent again.
     drop(peer);
     let (mut peer, _) = fake.greet().await;
@@ -342,10 +342,10 @@ async fn a_session_that_has_ended_loses_its_leases() {
 async fn the_exporter_wants_its_memory_back() {
     let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
     let (_client, mut peer, remote) = leased(&fake, &driver, &memory).await;
-    peer.notice(Event::Withdrawing(Withdrawing {
+    peer.notice(Event::Withdrawing {
         lease: 5,
         ms: 3_600_000,
-    }))
+    })
     .await;
     let state = within(remote.changed()).await;
     assert!(
@@ -355,7 +355,7 @@ async fn the_exporter_wants_its_memory_back() {
         reason: "closing".into(),
         detail: "too late".into(),
     };
-    peer.notice(Event::Ended(Ended { lease: 5, why })).await;
+    peer.notice(Event::Ended { lease: 5, why }).await;
     let state = within(remote.changed()).await;
     assert!(
         matches!(
@@ -368,10 +368,10 @@ async fn the_exporter_wants_its_memory_back() {
         "{state}"
     );
     // Final, and still mapped.
-    peer.notice(Event::Withdrawing(Withdrawing {
+    peer.notice(Event::Withdrawing {
         lease: 5,
         ms: 3_600_000,
-    }))
+    })
     .await;
     assert!(within(remote.changed()).await.is_lost());
     remote.put(0, 1_u8).unwrap();
@@ -384,8 +384,8 @@ async fn notices_about_leases_that_were_never_granted_are_ignored() {
     let serve = async {
         let (id, _) = peer.request().await.unwrap();
         for lease in 0..1000 {
-            let withdrawing = Withdrawing { lease, ms: 60_000 };
-            peer.notice(Event::Withdrawing(withdrawing)).await;
+            let ms = 60_000;
+            peer.notice(Event::Withdrawing { lease, ms }).await;
         }
         peer.answer(id, Answer::Granted(memory.granted(7))).await;
     };
@@ -401,7 +401,7 @@ async fn a_server_that_ends_says_so() {
     // Another grant is on its way.
     let serve = async {
         let (id, _) = peer.request().await.unwrap();
-        peer.notice(Event::Closing(Closing { ms: u64::MAX })).await;
+        peer.notice(Event::Closing { ms: u64::MAX }).await;
         peer.answer(id, Answer::Granted(memory.granted(6))).await;
     };
     let (other, ()) =

@@ -279,10 +279,10 @@ fn a_publication_ends_with_all_its_leases() {
         (0, 0, 0)
     );
     // In place of the recall.
-    let Some(Event::Ended(ended)) = sessions[0].notice() else {
+    let Some(Event::Ended { why, .. }) = sessions[0].notice() else {
         panic!("it is not told")
     };
-    assert_eq!(ended.why.reason, Refusal::Closing.word());
+    assert_eq!(why.reason, Refusal::Closing.word());
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn notices_of_ended_leases_have_the_room_of_expired_ones() {
     let count = || state.quota.count(&peer(1), What::Record, 1).ok();
     let _others: Vec<_> = std::iter::from_fn(count).collect();
     state.unpublish(7, "");
-    assert!(matches!(one.notice(), Some(Event::Ended(_))));
+    assert!(matches!(one.notice(), Some(Event::Ended { .. })));
 }
 
 #[test]

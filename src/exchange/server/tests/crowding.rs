@@ -289,7 +289,7 @@ async fn no_lease_begins_before_its_grant_is_written() {
     }
     assert!(matches!(
         answers[0],
-        FromServer::Reply(2, Answer::Expired(_))
+        FromServer::Reply(2, Answer::Expired { .. })
     ));
     let refused = &answers[1];
     assert!(
@@ -338,10 +338,8 @@ async fn long_lists_of_leases_come_in_parts() {
             more,
         })
     };
-    let expired = |leases: &[u64]| {
-        Answer::Expired(Leases {
-            leases: leases.to_vec(),
-        })
+    let expired = |leases: &[u64]| Answer::Expired {
+        leases: leases.to_vec(),
     };
     let (begin, end) = all.split_at(300);
     let between = begin.last().copied();
@@ -379,7 +377,7 @@ async fn long_lists_of_leases_come_in_parts() {
 }
 
 fn news(lease: u64) -> Event {
-    Event::Withdrawing(Withdrawing { lease, ms: 0 })
+    Event::Withdrawing { lease, ms: 0 }
 }
 
 fn notify_all(server: &Server, lease: u64) {

@@ -27,10 +27,8 @@ async fn fabric_handles_are_imported_and_proved() {
     let place = granted.probe.unwrap();
     assert!(place >= MIB && place % 8 == 0);
     imported.put_word(place, 42).unwrap();
-    let probe = Probe {
-        lease: granted.lease,
-    };
-    let Answer::Probed(probed) = raw.ask(Ask::Probe(probe)).await.0 else {
+    let lease = granted.lease;
+    let Answer::Probed(probed) = raw.ask(Ask::Probe { lease }).await.0 else {
         panic!()
     };
     assert_eq!(probed.found, 42);
@@ -45,10 +43,8 @@ async fn fabric_handles_are_imported_and_proved() {
     );
     raw.release(granted.lease).await;
     assert!(published.importers().is_empty());
-    let release = Release {
-        lease: granted.lease,
-    };
-    assert_eq!(raw.refusal(Ask::Release(release)).await, Refusal::NotFound);
+    let release = Ask::Release { lease };
+    assert_eq!(raw.refusal(release).await, Refusal::NotFound);
     let stats = server.stats();
     assert_eq!((stats.fetches, stats.released), (1, 1));
     drop(published);

@@ -41,7 +41,7 @@ async fn releases_count_although_their_answers_cannot_be_sent() {
     // From here on the server's writes fail at once.
     rustix::net::shutdown(&client, rustix::net::Shutdown::Read).unwrap();
     for (id, lease) in (4..).zip(leases) {
-        let ask = Ask::Release(Release { lease });
+        let ask = Ask::Release { lease };
         send(&mut client, &(id, ask)).await;
     }
     until("all are released", || published.importers().is_empty()).await;
@@ -57,11 +57,11 @@ async fn holders_are_asked_and_waited_for() {
     let mut raw = Raw::open(&server).await;
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
     let holder = async {
-        let Event::Withdrawing(notice) = raw.notice().await else {
+        let Event::Withdrawing { lease, ms } = raw.notice().await else {
             panic!()
         };
-        assert_eq!(notice.lease, granted.lease);
-        assert!(notice.ms <= LONG.as_millis() as u64 && notice.ms > 0);
+        assert_eq!(lease, granted.lease);
+        assert!(ms <= LONG.as_millis() as u64 && ms > 0);
         assert_eq!(raw.fetch(fetch("a")).await.unwrap_err(), Refusal::Closing);
         assert!(raw.names("").await.is_empty());
         raw.release(granted.lease).await;
@@ -104,11 +104,11 @@ async fn a_holder_that_was_away_is_asked_when_it_comes_back() {
         };
         let address = &server.addresses()[0];
         let mut raw = Raw::open_at(address, &Security::Plain, &hello).await;
-        let Event::Withdrawing(notice) = raw.notice().await else {
+        let Event::Withdrawing { lease, ms } = raw.notice().await else {
             panic!()
         };
-        assert_eq!(notice.lease, granted.lease);
-        assert!(notice.ms > 1000, "{}", notice.ms);
+        assert_eq!(lease, granted.lease);
+        assert!(ms > 1000, "{ms}");
         raw.release(granted.lease).await;
     };
     let (memory, ()) = tokio::join!(published.withdraw(LONG), holder);
@@ -134,9 +134,9 @@ async fn remaining_holders_are_named() {
     // Dropping the publication ends the lease for the holder.
     drop(published);
     loop {
-        if let Event::Ended(ended) = raw.notice().await {
-            assert_eq!(ended.lease, granted.lease);
-            assert_eq!(ended.why.reason, Refusal::Closing.word());
+        if let Event::Ended { lease, why } = raw.notice().await {
+            assert_eq!(lease, granted.lease);
+            assert_eq!(why.reason, Refusal::Closing.word());
             break;
         }
     }
@@ -221,12 +221,12 @@ async fn the_end_is_announced_and_remaining_holders_are_named() {
     let mut raw = Raw::open(&server).await;
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
     let client = async {
-        assert!(matches!(raw.notice().await, Event::Closing(_)));
+        assert!(matches!(raw.notice().await, Event::Closing { .. }));
         assert_eq!(raw.fetch(fetch("a")).await.unwrap_err(), Refusal::Closing);
-        let Event::Ended(ended) = raw.notice().await else {
+        let Event::Ended { lease, .. } = raw.notice().await else {
             panic!()
         };
-        assert_eq!(ended.lease, granted.lease);
+        assert_eq!(lease, granted.lease);
         raw.hung_up().await;
     };
     let (closed, ()) = tokio::join!(server.close(soon_over()), client);

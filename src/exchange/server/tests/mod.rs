@@ -203,7 +203,7 @@ impl Raw {
             ..Held::default()
         };
         match self.ask(Ask::Held(held)).await.0 {
-            Answer::Expired(expired) => expired.leases,
+            Answer::Expired { leases } => leases,
             other => panic!("{other:?}"),
         }
     }
@@ -307,7 +307,7 @@ impl Raw {
     }
 
     async fn release(&mut self, lease: u64) {
-        let (answer, _) = self.ask(Ask::Release(Release { lease })).await;
+        let (answer, _) = self.ask(Ask::Release { lease }).await;
         assert_eq!(answer, Answer::Done);
     }
 

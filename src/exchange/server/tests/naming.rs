@@ -11,10 +11,10 @@ use crate::server::{Allocate, Allocation};
 use crate::{Error, MemoryError, ShareError};
 
 fn wait(name: &str, wait: Duration) -> Ask {
-    Ask::Wait(Wait {
+    Ask::Wait {
         name: name.into(),
         ms: wait.as_millis() as u64,
-    })
+    }
 }
 
 #[tokio::test]
@@ -109,7 +109,7 @@ async fn to_others_a_name_does_not_exist() {
         ("hidden", 1)
     );
     let asked = friend.notice().await;
-    assert!(matches!(asked, Event::Withdrawing(_)), "{asked:?}");
+    assert!(matches!(asked, Event::Withdrawing { .. }), "{asked:?}");
     assert_eq!(
         friend.fetch(fetch("hidden")).await.unwrap_err(),
         Refusal::NotFound
@@ -149,7 +149,7 @@ async fn a_server_that_is_closing_says_of_no_name_that_it_is_there() {
     let now = || wait("a", Duration::ZERO);
     assert!(matches!(raw.ask(now()).await.0, Answer::Names(_)));
     let holder = async {
-        assert!(matches!(raw.notice().await, Event::Closing(_)));
+        assert!(matches!(raw.notice().await, Event::Closing { .. }));
         assert_eq!(raw.refusal(now()).await, Refusal::TimedOut);
         assert_eq!(raw.fetch(fetch("a")).await.unwrap_err(), Refusal::Closing);
         raw.release(granted.lease).await;
@@ -228,11 +228,9 @@ async fn an_allocator_makes_memory_and_goes_with_the_server() {
         (&*names.entries[0].name, names.entries[0].memory.len),
         ("local/a", MIB)
     );
-    let delete = |name: &str| {
-        Ask::Delete(Delete {
-            name: name.into(),
-            ms: 0,
-        })
+    let delete = |name: &str| Ask::Delete {
+        name: name.into(),
+        ms: 0,
     };
     assert_eq!(raw.refusal(delete("b")).await, Refusal::NotFound);
     assert_eq!(raw.ask(delete("local/a")).await.0, Answer::Done);
@@ -437,7 +435,7 @@ async fn a_creation_that_is_undone_leaves_newer_memory_of_its_name() {
         until("it is created", || server.stats().names == 1).await;
         if is_renewed {
             let name = NAME.into();
-            let (deleted, _) = raw.ask(Ask::Delete(Delete { name, ms: 0 })).await;
+            let (deleted, _) = raw.ask(Ask::Delete { name, ms: 0 }).await;
             assert_eq!(deleted, Answer::Done);
             let (created, _) = raw.ask(create(NAME, MIB)).await;
             assert!(matches!(created, Answer::Names(_)), "{created:?}");

@@ -17,13 +17,13 @@ async fn a_peer_off_the_list_is_asked_for_the_memory_and_its_lease_ends() {
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
     published.set_who_within(PeerList::nobody(), short());
     match raw.notice().await {
-        Event::Withdrawing(withdrawing) => assert_eq!(withdrawing.lease, granted.lease),
+        Event::Withdrawing { lease, .. } => assert_eq!(lease, granted.lease),
         other => panic!("{other:?}"),
     }
     match raw.notice().await {
-        Event::Ended(ended) => {
-            assert_eq!(ended.lease, granted.lease);
-            assert_eq!(Refusal::from_word(&ended.why.reason), Refusal::Forbidden);
+        Event::Ended { lease, why } => {
+            assert_eq!(lease, granted.lease);
+            assert_eq!(Refusal::from_word(&why.reason), Refusal::Forbidden);
         }
         other => panic!("{other:?}"),
     }
@@ -68,7 +68,7 @@ async fn a_resumed_session_is_asked_again_for_what_was_recalled() {
     let mut again = raw.resume(&server).await;
     assert!(again.held(vec![granted.lease]).await.is_empty());
     match again.notice().await {
-        Event::Withdrawing(withdrawing) => assert_eq!(withdrawing.lease, granted.lease),
+        Event::Withdrawing { lease, .. } => assert_eq!(lease, granted.lease),
         other => panic!("{other:?}"),
     }
     drop((raw, again, published));

@@ -64,13 +64,9 @@ async fn a_session_is_its_own_peers_alone() {
         };
         let mut other = Raw::open_at(at, &Security::Plain, &hello).await;
         assert!(!other.welcome().resumed);
-        let release = Release {
-            lease: granted.lease,
-        };
-        assert_eq!(
-            other.refusal(Ask::Release(release)).await,
-            Refusal::NotFound
-        );
+        let lease = granted.lease;
+        let release = Ask::Release { lease };
+        assert_eq!(other.refusal(release).await, Refusal::NotFound);
     }
     raw.release(granted.lease).await;
     drop((published, raw));

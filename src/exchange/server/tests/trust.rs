@@ -67,11 +67,11 @@ impl Served {
     async fn waiting(&self) -> Raw {
         let tls = load(&self.authority, &issue(&self.authority, "peer.test"));
         let mut raw = self.raw(&tls).await;
-        let wait = Wait {
+        let wait = Ask::Wait {
             name: "b".into(),
             ms: 300_000,
         };
-        raw.send(Ask::Wait(wait)).await;
+        raw.send(wait).await;
         until("it has been read", || self.server.stats().requests == 1).await;
         raw
     }

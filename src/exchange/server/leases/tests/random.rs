@@ -64,8 +64,8 @@ fn notices(sessions: &[Arc<ServerSession>]) -> Vec<(u64, u64)> {
     for session in sessions {
         while let Some(notice) = session.notice() {
             told.push(match notice {
-                Event::Withdrawing(notice) => (session.id, notice.lease),
-                Event::Ended(notice) => (session.id, notice.lease),
+                Event::Withdrawing { lease, .. } => (session.id, lease),
+                Event::Ended { lease, .. } => (session.id, lease),
                 other => panic!("{other:?}"),
             });
         }
