@@ -19,7 +19,7 @@ use super::session::{ClientSession, Link, Reply, Request, SessionUser};
 use crate::limits::deadline;
 use crate::protocol::{Answer, Ask, Event, FromServer, encode};
 use crate::tls::{Credential, WALL_CLOCK, reloaded};
-use crate::transport::{Connection, FrameReader, FrameWriter};
+use crate::transport::{Connection, FrameReader, FrameWriter, together};
 use crate::{Distrust, Error, Refusal, Result, Security};
 
 /// The most requests that are written at once.
@@ -62,12 +62,7 @@ pub(super) async fn run(session: Arc<ClientSession>, first: (Connection, Terms))
 
 /// Serves one connection until it breaks; `Ok` when it is no longer needed.
 async fn serve(session: &Arc<ClientSession>, connection: Connection, terms: &Terms) -> Result<()> {
-    let Connection {
-        mut reader,
-        mut writer,
-        credential,
-        ..
-    } = connection;
+    let (mut reader, mut writer) = (connection.reader, connection.writer);
     let mut reading = pin!(read(session, &mut reader));
     let done = tokio::select! {
         // Biased: received data is read before the server counts as silent.
@@ -80,7 +75,7 @@ async fn serve(session: &Arc<ClientSession>, connection: Connection, terms: &Ter
             done => done,
         },
         silent = keep_time(session, terms.heartbeat, terms.lease) => silent,
-        changed = watch_trust(session, credential) => Err(changed),
+        changed = watch_trust(session, connection.credential) => Err(changed),
     };
     if done.is_ok() {
         writer.finish().await;
@@ -132,7 +127,7 @@ async fn write(session: &ClientSession, writer: &mut FrameWriter, limit: usize) 
         let next = || session.next_frame(limit);
         let frames: Vec<_> = std::iter::from_fn(next).take(BATCH).collect();
         if !frames.is_empty() {
-            writer.write_together(&frames).await?;
+            writer.send(&together(&frames)?, &[]).await?;
         } else if session.may_end(session.timeout()) {
             return Ok(());
         } else {

@@ -35,15 +35,16 @@ pub fn from_env(deadline: Duration) -> Result<Box<dyn AllGather + Send>> {
         let value = std::env::var_os(name).filter(|value| !value.is_empty());
         value.map(|value| value.to_string_lossy().into_owned())
     };
-    let World {
-        launcher,
-        rank,
-        size,
-        address,
-    } = World::read(&get)?;
+    let world = World::read(&get)?;
     let secret = secret(&get)?;
-    tracing::debug!(launcher, rank, size, %address, "ranks meet");
-    rendezvous(&address, rank, size, secret.as_ref(), deadline)
+    tracing::debug!(?world, "ranks meet");
+    rendezvous(
+        &world.address,
+        world.rank,
+        world.size,
+        secret.as_ref(),
+        deadline,
+    )
 }
 
 /// The sets of variables, in the order in which they are tried: launcher, rank, size.

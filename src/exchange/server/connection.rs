@@ -35,14 +35,12 @@ struct Conversation {
 
 /// Serves a connection to its end.
 pub(super) async fn serve(connection: Connection, attached: Attached) {
-    let Connection {
-        mut reader, writer, ..
-    } = connection;
+    let mut reader = connection.reader;
     let (core, link) = (Arc::clone(&attached.core), Arc::clone(&attached.link));
     let mut conversation = Conversation {
         core: Arc::clone(&core),
         link: Arc::clone(&link),
-        writer,
+        writer: connection.writer,
         jobs: JoinSet::new(),
         attached,
     };
@@ -72,16 +70,10 @@ pub(super) async fn serve(connection: Connection, attached: Attached) {
         }
         _ => {}
     }
-    let Conversation {
-        writer,
-        mut jobs,
-        attached,
-        ..
-    } = conversation;
     // The socket closes at once: a job may take long to end.
-    drop((reader, writer));
-    jobs.shutdown().await;
-    drop(attached);
+    drop((reader, conversation.writer));
+    conversation.jobs.shutdown().await;
+    drop(conversation.attached);
 }
 
 impl Conversation {
@@ -232,17 +224,12 @@ impl Conversation {
 
     /// Sends the answer to a request, which is counted until then.
     async fn answer(&mut self, answered: Answered) -> Result<()> {
-        let Answered {
-            id,
-            reply: Reply { build, _large },
-            requester,
-            subject,
-        } = answered;
+        let Reply { build, _large } = answered.reply;
         let (answer, fds) = build().unwrap_or_else(|refused| {
-            let answer = requester.refused(&subject, refused);
+            let answer = answered.requester.refused(&answered.subject, refused);
             (answer, CountedFds::default())
         });
-        let bytes = encode(&FromServer::Reply(id, answer));
+        let bytes = encode(&FromServer::Reply(answered.id, answer));
         self.writer.write(&bytes, &fds.borrowed()).await
     }
 

@@ -103,10 +103,7 @@ impl ServerCore {
 
     /// Returns after how much silence a connection is closed.
     pub(super) fn silence(&self) -> Duration {
-        let ServerOptions {
-            lease, heartbeat, ..
-        } = self.options;
-        lease.min(heartbeat.saturating_mul(3))
+        (self.options.lease).min(self.options.heartbeat.saturating_mul(3))
     }
 
     /// Returns the most bytes of a frame that it reads.

@@ -40,9 +40,8 @@ pub(super) struct ServerState {
     pub audit: Arc<Audit>,
     pub quota: Arc<Quota>,
     last: u64,
-    /// Those of new leases.
+    /// Those of new leases, and of sessions, which are part of their tokens.
     pub numbers: Numbers,
-    session_numbers: Numbers,
 }
 
 impl ServerState {
@@ -63,7 +62,6 @@ impl ServerState {
             quota,
             last: 0,
             numbers: Numbers::default(),
-            session_numbers: Numbers::default(),
         }
     }
 
@@ -71,11 +69,6 @@ impl ServerState {
     pub fn next_number(&mut self) -> u64 {
         self.last += 1;
         self.last
-    }
-
-    /// Returns the number of a new session, which is part of its token.
-    pub fn next_session(&self) -> u64 {
-        self.session_numbers.next()
     }
 
     /// Returns the session that a hello names, and whose token it has. Knowing its number, with which a token begins, does

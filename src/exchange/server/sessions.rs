@@ -152,7 +152,7 @@ impl ServerCore {
             return Err((Refusal::Closing, "the server is ending".into()));
         }
         let counted = self.quota.count(peer, What::Session, 1)?;
-        let number = state.next_session();
+        let number = state.numbers.next();
         let session = Arc::new(ServerSession::new(number, peer.clone(), counted)?);
         state.open(Arc::clone(&session));
         Ok(session)

@@ -236,13 +236,8 @@ impl FrameWriter {
         self.send(&together(&[bytes])?, fds).await
     }
 
-    /// Writes short frames in one piece: a peer gets all of them even if this end closes right afterwards. Errors and
-    /// cancel safety are those of [`write`](Self::write).
-    pub(crate) async fn write_together(&mut self, frames: &[Zeroizing<Vec<u8>>]) -> Result<()> {
-        self.send(&together(frames)?, &[]).await
-    }
-
-    /// Writes whole frames, in one write: one segment, one TLS record, one wakeup at the other end.
+    /// Writes whole frames, of [`together`], in one write: one segment, one TLS record, one wakeup at the other end, and a peer
+    /// gets all of them even if this end closes right afterwards. Errors and cancel safety are those of [`write`](Self::write).
     pub(crate) async fn send(&mut self, whole: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         if std::mem::replace(&mut self.broken, true) {
             return Err(Error::peer_lost(

@@ -190,22 +190,18 @@ impl Incoming {
     /// [`NotTrusted`](crate::ShareError::NotTrusted), [`Protocol`](crate::ShareError::Protocol),
     /// [`PeerLost`](crate::ShareError::PeerLost): the connection is closed.
     pub(crate) async fn handshake(self) -> Result<Connection> {
-        let Self {
-            stream,
-            remote,
-            terms,
-        } = self;
+        let (remote, terms) = (&self.remote, &self.terms);
         let limits = &terms.limits;
-        let stream = match stream {
+        let stream = match self.stream {
             Stream::Unix(stream) => {
                 let peers = lock(&terms.peers).clone();
-                return Connection::unix(stream, &peers, &remote, limits);
+                return Connection::unix(stream, &peers, remote, limits);
             }
             Stream::Tcp(stream) => stream,
         };
         net::tune(&stream, limits);
         let Security::Tls(tls) = &terms.security else {
-            return Ok(Connection::tcp(stream, &remote, limits));
+            return Ok(Connection::tcp(stream, remote, limits));
         };
         let loaded = tls.loaded();
         let acceptor = TlsAcceptor::from(loaded.server.clone()?);
@@ -213,10 +209,10 @@ impl Incoming {
             Ok(stream) => stream,
             Err((error, stream)) => {
                 linger(stream).await;
-                return Err(tls::explain(&remote, "TLS handshake", &error));
+                return Err(tls::explain(remote, "TLS handshake", &error));
             }
         };
-        Connection::tls(stream.into(), (tls::End::Client, &loaded), &remote, limits)
+        Connection::tls(stream.into(), (tls::End::Client, &loaded), remote, limits)
     }
 }
 
