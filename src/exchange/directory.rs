@@ -112,12 +112,9 @@ impl Registration {
     /// # Cancel safety
     /// Nothing is lost.
     pub async fn wait_for(&self, registered: bool) {
+        let mut state = self.registered.subscribe();
         // The sender lasts as long as this registration.
-        let _ = (self
-            .registered
-            .subscribe()
-            .wait_for(|now| *now == registered))
-        .await;
+        let _ = state.wait_for(|now| *now == registered).await;
     }
 
     /// Removes the exporter and its names from the directory now.

@@ -167,10 +167,10 @@ impl GroupSecret {
         let bytes = bytes.as_ref();
         match bytes.len() {
             LEAST_SECRET..=MAX_SECRET => Ok(Self(Zeroizing::new(bytes.to_vec()))),
-            count => Err(Error::invalid(
-                "group secret",
-                format!("it has {count} bytes, not {LEAST_SECRET} to {MAX_SECRET}"),
-            )),
+            count => {
+                let why = format!("it has {count} bytes, not {LEAST_SECRET} to {MAX_SECRET}");
+                Err(Error::invalid("group secret", why))
+            }
         }
     }
 
@@ -238,9 +238,8 @@ impl<G: AllGather> Sealed<G> {
             && all.iter().all(|one| one.len() == DRAWN)
             && all.get(own).is_some_and(|one| *one == drawn);
         if !complete {
-            return Err(Error::all_gather(
-                "it did not return a number of each rank, and this rank's own",
-            ));
+            let why = "it did not return a number of each rank, and this rank's own";
+            return Err(Error::all_gather(why));
         }
         let size = inner.size().to_be_bytes();
         let info: Vec<&[u8]> = std::iter::once(&size[..])

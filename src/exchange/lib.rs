@@ -45,9 +45,9 @@
 //!                  requests.rs      handle, answer: counts it, and calls the function for its kind
 //!                  fetch.rs         fetch: rights and terms (registry.rs: names, and who sees them), handles
 //!                                   (publication.rs exports them off the runtime)
-//!                  requests.rs      permit: waits for the permit of a large answer
+//!                  requests.rs      permit_for: waits for the permit of a large answer
+//!                  connection.rs    answer: builds and writes it, as the lease begins; recalls of it follow
 //!                  fetch.rs         grant: a lease (leases.rs)
-//!                  connection.rs    answer: builds and writes it; only then recalls of this lease may follow
 //! client           actor.rs         read, handle_reply: the lease becomes a value (buffer.rs), and the caller wakes
 //!                  fetch.rs         checked: the grant is what was asked for
 //!                  buffer.rs        import (share/import.rs), prove: a word each way, by a request of its own

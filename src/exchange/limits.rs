@@ -111,8 +111,9 @@ impl Limits {
         let wrong = |why: String| Err(Error::invalid("limits", why));
         let bytes = self.frame_bytes;
         if bytes < LEAST_FRAME {
+            let key = "frame_bytes";
             return wrong(format!(
-                "`frame_bytes` is {bytes}; set it to {LEAST_FRAME} or more"
+                "`{key}` is {bytes}; set it to {LEAST_FRAME} or more"
             ));
         }
         match self.zero() {

@@ -315,9 +315,9 @@ fn check(memory: &Description, probe: Option<u64>) -> Result<(), String> {
         // The bytes around a window belong to other memory, and those in it to the user.
         Some(_) if memory.is_window() => Err("a place for a probe of a window".into()),
         Some(at) if !at.is_multiple_of(8) || at < memory.len || at > memory.padded() - 8 => {
-            let (len, padded) = (memory.len, memory.padded());
+            let (len, end) = (memory.len, memory.padded());
             Err(format!(
-                "a place for a probe at {at}, not between {len} and {padded} bytes"
+                "a place for a probe at {at}, not between {len} and {end} bytes"
             ))
         }
         _ => Ok(()),

@@ -150,14 +150,10 @@ impl Client {
     /// # Cancel safety
     /// As [`create`](Self::create).
     pub async fn delete(&self, name: impl Into<String>, timeout: Duration) -> Result<()> {
-        let ask = Ask::Delete {
-            name: name.into(),
-            ms: millis(timeout),
-        };
-        match self
-            .call(ask, timeout.saturating_add(self.timeout()))
-            .await?
-        {
+        let (name, ms) = (name.into(), millis(timeout));
+        let ask = Ask::Delete { name, ms };
+        let within = timeout.saturating_add(self.timeout());
+        match self.call(ask, within).await? {
             Answer::Done => Ok(()),
             _ => Err(self.broken("unexpected answer to a deletion")),
         }

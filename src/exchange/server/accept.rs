@@ -106,13 +106,8 @@ async fn greet(
 fn made_room(core: &ServerCore) -> Error {
     core.count(|stats| &mut stats.dropped_handshakes);
     let limit = core.options.limits.handshakes;
-    Error::peer_lost(
-        "a connection without a hello",
-        format!(
-            "closed to make room for newer connections (limit `handshakes` {limit}, fewer where file descriptors \
-             run out)"
-        ),
-    )
+    let why = format!("closed to make room for newer connections (limit `handshakes` {limit})");
+    Error::peer_lost("a connection without a hello", why)
 }
 
 /// Reads a hello of a supported version.
@@ -164,10 +159,6 @@ async fn refuse(
     let refused = encode(&Greeting::Refused(Refused::new(&reason, &detail)));
     // Best effort: the connection is being closed.
     let _ = connection.writer.write(&refused, &[]).await;
-    Error::refused(
-        "the server",
-        format!("a session with {}", connection.peer),
-        reason,
-        detail,
-    )
+    let what = format!("a session with {}", connection.peer);
+    Error::refused("the server", what, reason, detail)
 }

@@ -242,10 +242,8 @@ impl Server {
             .await
             .is_err()
         {
-            return Err(Error::timed_out(
-                format!("ending {} tasks of the server", inner.tasks.len()),
-                grace,
-            ));
+            let what = format!("ending {} tasks of the server", inner.tasks.len());
+            return Err(Error::timed_out(what, grace));
         }
         let sessions = inner.state().clear();
         for session in sessions {
@@ -257,9 +255,7 @@ impl Server {
         if held.is_empty() {
             return Ok(());
         }
-        Err(Error::from(MemoryError::StillHeld {
-            name: "memory of this server".into(),
-            holders: held,
-        }))
+        let (name, holders) = ("memory of this server".into(), held);
+        Err(MemoryError::StillHeld { name, holders }.into())
     }
 }

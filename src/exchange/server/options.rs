@@ -120,10 +120,8 @@ impl ServerOptions {
             transport::check_literal(address, &self.security)?;
             let chosen_by_kernel = matches!(address, Address::Tcp { port: 0, .. });
             if !chosen_by_kernel && self.addresses[..index].contains(address) {
-                return Err(Error::invalid(
-                    "addresses",
-                    format!("{address} is given twice"),
-                ));
+                let why = format!("{address} is given twice");
+                return Err(Error::invalid("addresses", why));
             }
         }
         Ok(())

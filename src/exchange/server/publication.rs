@@ -170,10 +170,8 @@ pub(crate) fn made_without_fabric(memory: &Shared) -> String {
 }
 
 fn withdrawn() -> Error {
-    Error::invalid(
-        "publication",
-        "it was withdrawn, which gave its memory back",
-    )
+    let why = "it was withdrawn, which gave its memory back";
+    Error::invalid("publication", why)
 }
 
 /// The most slots of one memory: the rest of its padding is not used.

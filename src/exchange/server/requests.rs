@@ -185,10 +185,8 @@ impl Requester {
     async fn permit(&self) -> Result<Permit, Refused> {
         let permit = self.link.large.clone().permit();
         let why = "this peer's other connections do not read their large answers";
-        let late = |_| (Refusal::TimedOut, why.into());
-        timeout(self.core.options.limits.write, permit)
-            .await
-            .map_err(late)
+        let permit = timeout(self.core.options.limits.write, permit).await;
+        permit.map_err(|_| (Refusal::TimedOut, why.into()))
     }
 
     /// Waits for the permit of an answer about this memory, if it may be large.

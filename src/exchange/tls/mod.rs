@@ -239,11 +239,8 @@ const MAX_FILE: u64 = 4 << 20;
 fn load_files(files: &TlsFiles) -> Result<Loaded> {
     let (ca, cert) = (read(&files.ca, false)?, read(&files.cert, false)?);
     let key = read(&files.key, true)?;
-    let crl = files
-        .crl
-        .as_ref()
-        .map(|path| read(path, false))
-        .transpose()?;
+    let lists = files.crl.as_deref().map(|path| read(path, false));
+    let crl = lists.transpose()?;
     let crl_path = files.crl.as_ref().unwrap_or(&files.ca);
     let names =
         [&files.ca, &files.cert, &files.key, crl_path].map(|path| path.display().to_string());
@@ -358,10 +355,10 @@ fn certified(
     let certified = CertifiedKey::new(chain, signing);
     match certified.keys_match() {
         Ok(()) => Ok(certified),
-        Err(Tls::InconsistentKeys(InconsistentKeys::KeyMismatch)) => Err(Error::tls(
-            key,
-            format!("the key is not that of the certificate in {cert}"),
-        )),
+        Err(Tls::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
+            let why = format!("the key is not that of the certificate in {cert}");
+            Err(Error::tls(key, why))
+        }
         Err(error) => Err(Error::tls(cert, error)),
     }
 }

@@ -151,14 +151,14 @@ impl FrameReader {
             };
             let (count, fds) = result.map_err(|error| match error.kind() {
                 std::io::ErrorKind::InvalidData if matches!(self.stream, Reading::Unix(_)) => {
-                    Error::protocol(self.peer.to_string(), error.to_string())
+                    Error::protocol(&*self.peer, error.to_string())
                 }
                 _ => tls::explain(&self.peer, "reading", &error),
             })?;
             self.fds.extend(fds);
             if self.fds.len() > self.max_fds {
                 let why = "more file descriptors than expected";
-                return Err(Error::protocol(self.peer.to_string(), why));
+                return Err(Error::protocol(&*self.peer, why));
             }
             if count == 0 {
                 return match self.assembly.have {
@@ -196,7 +196,7 @@ impl FrameReader {
     }
 
     pub(crate) fn lost(&self, why: &str) -> Error {
-        Error::peer_lost(self.peer.to_string(), why)
+        Error::peer_lost(&*self.peer, why)
     }
 }
 
@@ -240,10 +240,7 @@ impl FrameWriter {
     /// gets all of them even if this end closes right afterwards. Errors and cancel safety are those of [`write`](Self::write).
     pub(crate) async fn send(&mut self, whole: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         if std::mem::replace(&mut self.broken, true) {
-            return Err(Error::peer_lost(
-                self.peer.to_string(),
-                "its connection was given up",
-            ));
+            return Err(Error::peer_lost(&*self.peer, "its connection was given up"));
         }
         let written = timeout(self.within, self.stream.write(whole, fds)).await;
         written
