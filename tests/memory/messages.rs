@@ -45,7 +45,7 @@ const ANSWERED: &[Message] = &[
     ("list after much", 0, |_| {
         Ask::List(List {
             prefix: String::new(),
-            after: Some("x".repeat(EACH)),
+            after: Some("x".repeat(NULS)),
         })
     }),
     ("release", 0, |lease| Ask::Release { lease: lease << 40 }),
@@ -120,7 +120,8 @@ fn all_messages(transport: Transport) {
     ];
     let unknown = framed(&unknown.concat());
     setting.flood("a request with an unknown field", &unknown.repeat(2), 2, 0);
-    let unfinished = [&(4_u32 << 20).to_be_bytes()[..], &vec![0; EACH]].concat();
+    let most = vec![0; MAX_REQUEST as usize - 1];
+    let unfinished = [&MAX_REQUEST.to_be_bytes()[..], &most].concat();
     setting.flood("an unfinished frame", &unfinished, 0, 0);
     // Closed at the first.
     let short = [&4_u32.to_be_bytes()[..], b"\x83\x01\x02\x03"].concat();
