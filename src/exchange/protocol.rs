@@ -53,6 +53,9 @@ pub struct Hello {
     /// name and the rights of that connection.
     #[serde(default, skip_serializing_if = "is_false")]
     pub moves: bool,
+    /// For a server of version 1, which reads no hello without this, and could not say that the client is too new.
+    #[serde(default)]
+    pub fabric: bool,
 }
 
 /// The server's answer to a hello: `welcome` or `refused`.

@@ -40,6 +40,7 @@ pub fn hello(resume: Option<Secret>) -> Vec<u8> {
         resume,
         agent: String::new(),
         moves: false,
+        fabric: false,
     }))
 }
 

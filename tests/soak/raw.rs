@@ -95,6 +95,7 @@ pub fn hello_of(resume: Option<Secret>, moves: bool) -> Vec<u8> {
         resume,
         agent: "hostile".into(),
         moves,
+        fabric: false,
     })
     .to_vec()
 }

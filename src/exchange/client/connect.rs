@@ -300,6 +300,7 @@ async fn greet(
         resume: resume.map(|before| before.welcome.session.clone()),
         agent: options.agent.clone(),
         moves: to.is_some(),
+        fabric: false,
     });
     connection.writer.write(&hello, &[]).await?;
     let Some(frame) = connection.reader.read(options.limits.frame_bytes).await? else {

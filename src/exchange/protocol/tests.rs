@@ -128,6 +128,35 @@ fn a_secret_is_not_in_the_error_about_its_message() {
     );
 }
 
+/// Otherwise a server of the first version would hang up without a word.
+#[test]
+fn a_hello_has_the_fields_that_the_first_version_requires() {
+    #[derive(Deserialize)]
+    struct First {
+        magic: String,
+        oldest: u16,
+        newest: u16,
+        boot: BootId,
+        fabric: bool,
+        #[serde(default)]
+        resume: Option<Secret>,
+    }
+    let hello = Hello {
+        magic: MAGIC.into(),
+        oldest: OLDEST,
+        newest: VERSION,
+        boot: BootId::from_bytes([7; 16]),
+        resume: Secret::new(&[1; 40]),
+        agent: String::new(),
+        moves: true,
+        fabric: false,
+    };
+    let first: First = decode(&encode(&hello)).unwrap();
+    assert_eq!((first.magic, first.boot), (hello.magic, hello.boot));
+    assert_eq!((first.oldest, first.newest), (OLDEST, VERSION));
+    assert_eq!((first.resume, first.fabric), (hello.resume, false));
+}
+
 #[test]
 fn names_are_checked() {
     let longest = "x".repeat(MAX_NAME);

@@ -84,6 +84,7 @@ impl Raw {
             resume,
             agent: String::new(),
             moves,
+            fabric: false,
         };
         self.write(&encode(&hello))?;
         decode(&self.read()?).map_err(io::Error::other)

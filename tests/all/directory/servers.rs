@@ -161,6 +161,7 @@ fn session(address: &str) -> Vec<u8> {
         resume: None,
         agent: String::new(),
         moves: false,
+        fabric: false,
     };
     write_frame(&mut stream, &encode(&hello));
     let Greeting::Welcome(welcome) = decode(&read_frame(&mut stream)).unwrap() else {

@@ -168,6 +168,7 @@ pub fn hello(resume: Option<Secret>) -> Vec<u8> {
         resume,
         agent: "a test".into(),
         moves: false,
+        fabric: false,
     })
     .to_vec()
 }

@@ -136,6 +136,7 @@ pub fn hello() -> impl Strategy<Value = Hello> {
             resume,
             agent,
             moves,
+            fabric: false,
         },
     )
 }

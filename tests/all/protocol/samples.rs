@@ -48,6 +48,7 @@ pub fn hellos() -> Vec<(&'static str, Hello)> {
         resume: None,
         agent: "sample".into(),
         moves: false,
+        fabric: false,
     };
     let again = Hello {
         resume: Some(secret(1)),

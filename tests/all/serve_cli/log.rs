@@ -69,6 +69,7 @@ fn come_and_go(service: &Service) {
         resume: None,
         agent: "x".repeat(255),
         moves: false,
+        fabric: false,
     };
     let bytes = encode(&hello);
     let mut stream = UnixStream::connect(service.path("egmem.sock")).unwrap();

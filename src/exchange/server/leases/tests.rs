@@ -94,6 +94,7 @@ fn tokens_differ_and_name_their_session() {
             resume: Secret::new(token),
             agent: String::new(),
             moves: false,
+            fabric: false,
         };
         state.session_of(&hello).map(|session| session.id)
     };

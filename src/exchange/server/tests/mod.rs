@@ -119,6 +119,7 @@ fn hello() -> Hello {
         resume: None,
         agent: "test".into(),
         moves: false,
+        fabric: false,
     }
 }
 
