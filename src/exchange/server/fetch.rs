@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use tokio::time::timeout_at;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::ServerCore;
 use super::audit::audit;
@@ -40,7 +41,7 @@ type Export = Result<Exported, String>;
 impl Requester {
     /// Grants memory. Does not wait if the driver need not be asked.
     pub async fn fetch(&self, ask: Fetch) -> Result<Reply, Refused> {
-        let publication = self.check(&ask)?;
+        let (publication, exporting) = self.check(&ask)?;
         let (mut no_fabric, mut reasons) = (None, Vec::new());
         for (at, wanted) in ask.accept.iter().enumerate() {
             if ask.accept[..at].contains(wanted) {
@@ -48,10 +49,12 @@ impl Requester {
             }
             let exported = match wanted {
                 HandleType::Fabric => self.export_fabric(&publication).await?,
-                HandleType::PosixFd => self.export_fds(&publication).await?,
+                HandleType::PosixFd => self.export_fds(&publication, &exporting).await?,
             };
             match (exported, wanted) {
                 (Ok(exported), _) => {
+                    // Fds have one of their own.
+                    drop(exporting);
                     // Before the lease, and before a long answer is built.
                     let _large = self.permit_for(&publication).await?;
                     // An fd names memory of this machine.
@@ -70,8 +73,8 @@ impl Requester {
         Err((Refusal::NoCommonHandle, reasons.join("; ")))
     }
 
-    /// Checks whether the peer may have the memory at all.
-    fn check(&self, ask: &Fetch) -> Result<Arc<Publication>, Refused> {
+    /// Checks whether the peer may have the memory at all. A withdrawal waits for the token.
+    fn check(&self, ask: &Fetch) -> Result<(Arc<Publication>, TaskTrackerToken), Refused> {
         let (core, peer) = (&self.core, self.peer());
         check_name(&ask.name)?;
         if ask.accept.len() > MAX_ACCEPT || ask.access == Some(Access::None) {
@@ -87,6 +90,8 @@ impl Requester {
             return Err((Refusal::Closing, String::new()));
         }
         let publication = Arc::clone(&found.publication);
+        // Under the lock: from its withdrawal on there is no new one.
+        let exporting = publication.events.exports.token();
         drop(state);
         let owner = &publication.owner;
         if ask.owner.as_ref().is_some_and(|expected| expected != owner) {
@@ -102,7 +107,7 @@ impl Requester {
             let detail = format!("{most} is the most that there is");
             return Err((Refusal::ReadOnly, detail));
         }
-        Ok(publication)
+        Ok((publication, exporting))
     }
 
     /// Returns fabric handles, or why there are none.
@@ -121,7 +126,11 @@ impl Requester {
     }
 
     /// Exports fds, or starts to send them through a queue; returns why there are none otherwise.
-    async fn export_fds(&self, publication: &Arc<Publication>) -> Result<Export, Refused> {
+    async fn export_fds(
+        &self,
+        publication: &Arc<Publication>,
+        exporting: &TaskTrackerToken,
+    ) -> Result<Export, Refused> {
         let (link, quota) = (&self.link, &self.core.quota);
         let parts = publication.description.parts.len();
         let is_queued = queue::is_needed(parts);
@@ -138,16 +147,20 @@ impl Requester {
             // Of fds that come through a queue, one tells whether the driver exports them.
             let count = if is_queued { 1 } else { parts };
             let room = quota.count(self.peer(), What::Fd, count)?;
-            let exporting = Arc::clone(publication);
+            let (of, token) = (Arc::clone(publication), exporting.clone());
             let export = move || {
-                let fds = exporting.export_fds(count).map_err(|e| e.to_string());
-                let _count = Some(room);
-                Ok(fds.map(|fds| CountedFds { fds, _count }))
+                let fds = of.export_fds(count).map_err(|e| e.to_string());
+                let (_count, _exported) = (Some(room), Some(token));
+                Ok(fds.map(|fds| CountedFds {
+                    fds,
+                    _count,
+                    _exported,
+                }))
             };
             return Ok(match self.driver_call(export).await? {
                 Ok(one) if is_queued => {
                     drop(one);
-                    let queue = self.feed(publication)?;
+                    let queue = self.feed(publication, exporting.clone())?;
                     Ok(Box::new(|| (Handles::Queue, queue)))
                 }
                 Ok(fds) => Ok(Box::new(move || (Handles::Fds(parts as u32), fds))),
@@ -159,10 +172,15 @@ impl Requester {
 
     /// Starts to send the memory's fds through a [`queue`], a few at a time, and returns the client's end of it. The fds of one
     /// batch are counted until all were sent, or the client has closed its end.
-    fn feed(&self, publication: &Arc<Publication>) -> Result<CountedFds, Refused> {
+    fn feed(
+        &self,
+        publication: &Arc<Publication>,
+        exporting: TaskTrackerToken,
+    ) -> Result<CountedFds, Refused> {
         let core = &self.core;
         let ours_counted = core.quota.count(self.peer(), What::Fd, BATCH + 1)?;
         let _count = Some(core.quota.count(self.peer(), What::Fd, 1)?);
+        let _exported = Some(exporting.clone());
         let (ours, theirs) = pair()?;
         let (publication, counted) = (Arc::clone(publication), self.counted.clone());
         let (write, ended, tasks) = (
@@ -179,10 +197,14 @@ impl Requester {
                 let name = &*publication.name;
                 tracing::info!(name, %error, "not all handles were sent");
             }
-            drop((ours, ours_counted, counted));
+            drop((ours, ours_counted, counted, exporting));
         });
         let fds = vec![theirs];
-        Ok(CountedFds { fds, _count })
+        Ok(CountedFds {
+            fds,
+            _count,
+            _exported,
+        })
     }
 }
 

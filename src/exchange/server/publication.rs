@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use tokio::sync::Notify;
+use tokio_util::task::TaskTracker;
 
 use super::quota::Counted;
 use crate::driver::{HandleType, HandleTypes, ShareableHandle};
@@ -32,12 +33,22 @@ pub(super) struct Publication {
 /// What happens to the holders of a publication.
 #[derive(Debug, Default)]
 pub(super) struct HolderEvents {
+    /// Fetches that are not decided yet, and handles of this process that pin the memory until they are closed.
+    pub exports: TaskTracker,
     /// Woken when a holder is gone.
     pub changed: Notify,
     /// Whether a process that held it has ended without releasing it: it may have passed the memory on.
     pub left_by_dead: AtomicBool,
     /// The holders when the server ended, if any: the server no longer tracks them.
     pub left_held: OnceLock<Vec<String>>,
+}
+
+impl HolderEvents {
+    /// Waits for the exports of a publication that grants nothing any more.
+    pub async fn exports_end(&self) {
+        self.exports.close();
+        self.exports.wait().await;
+    }
 }
 
 /// Memory, and handles of it.

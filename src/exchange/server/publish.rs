@@ -251,7 +251,8 @@ impl Published {
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) if it was withdrawn before.
     /// [`StillHeld`](crate::MemoryError::StillHeld) with the holders, at the deadline or when only silent
     /// holders are left that may still have it mapped. The name stays closed then: withdraw again, or drop the
-    /// publication. If the server has ended while there were holders, these are the holders of that moment: the
+    /// publication. Fetches that are not decided yet, and handles that the server still has open, are waited for up to
+    /// [`Limits::write`](crate::Limits::write) longer. If the server has ended while there were holders, these are the holders of that moment: the
     /// server no longer hears of them.
     ///
     /// # Cancel safety
@@ -265,22 +266,22 @@ impl Published {
     pub async fn vacate(&self, within: Duration) -> Result<()> {
         let publication = &self.publication;
         let until = deadline(within);
+        let late = deadline(within.saturating_add(self.inner.options.limits.write));
+        let still_held = |holders| {
+            let name = self.name().into();
+            Error::from(MemoryError::StillHeld { name, holders })
+        };
         self.inner.state().withdraw(publication.id, within);
         tracing::info!(name = self.name(), "withdrawing");
         loop {
             let changed = publication.events.changed.notified();
-            let still_held = |holders| {
-                let name = self.name().into();
-                Error::from(MemoryError::StillHeld { name, holders })
-            };
             {
-                let mut state = self.inner.state();
+                let state = self.inner.state();
                 if let Some(holders) = publication.events.left_held.get() {
                     return Err(still_held(holders.clone()));
                 }
                 if !state.is_held(publication.id) {
-                    state.unpublish(publication.id, "");
-                    return Ok(());
+                    break;
                 }
                 let only_silent = state.count(publication.id) == 0;
                 // Listed at the end alone: each release wakes this, and there may be many holders.
@@ -291,6 +292,13 @@ impl Published {
             }
             let _ = tokio::time::timeout_at(until, changed).await;
         }
+        // Nothing is granted any more, and most handles are just being closed.
+        let closed = publication.events.exports_end();
+        if tokio::time::timeout_at(late, closed).await.is_err() {
+            return Err(still_held(vec![UNDECIDED.into()]));
+        }
+        self.inner.state().unpublish(publication.id, "");
+        Ok(())
     }
 }
 
@@ -310,6 +318,9 @@ impl Drop for Published {
     }
 }
 
+/// What keeps memory without holders.
+const UNDECIDED: &str = "a fetch that is not decided yet, or handles that are being sent";
+
 /// Why leases end at once.
 const WITHDRAWN: &str = "the exporter has withdrawn it";
 
@@ -328,17 +339,22 @@ impl UnconfirmedRelease {
     /// # Cancel safety
     /// It may be dropped and called again.
     pub async fn resolved(&self) -> bool {
-        loop {
-            let changed = self.publication.events.changed.notified();
-            if !self.inner.state().is_held(self.publication.id) {
-                // A server that has ended knows of no holders.
-                return !self.inner.ended.is_cancelled();
+        let events = &self.publication.events;
+        let resolved = async {
+            loop {
+                let changed = events.changed.notified();
+                if !self.inner.state().is_held(self.publication.id) {
+                    break;
+                }
+                changed.await;
             }
-            tokio::select! {
-                biased;
-                () = self.inner.ended.cancelled() => return false,
-                () = changed => {}
-            }
+            events.exports_end().await;
+        };
+        // A server that has ended knows of no holders.
+        tokio::select! {
+            biased;
+            () = self.inner.ended.cancelled() => false,
+            () = resolved => true,
         }
     }
 

@@ -27,6 +27,7 @@ use crate::per_driver::lock;
 use crate::{Error, Limits, MemoryError, PeerName, Refusal, Result, ShareError};
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// The most bytes of an answer that needs no permit.
 pub(super) const SMALL: usize = 64 << 10;
@@ -242,6 +243,8 @@ pub(super) struct CountedFds {
     // Dropped first.
     pub fds: Vec<OwnedFd>,
     pub _count: Option<Counted>,
+    /// A withdrawal of the memory waits for this.
+    pub _exported: Option<TaskTrackerToken>,
 }
 
 impl CountedFds {

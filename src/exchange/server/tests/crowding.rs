@@ -302,6 +302,61 @@ async fn no_lease_begins_before_its_grant_is_written() {
     close(server, &driver).await;
 }
 
+/// Otherwise the exporter would get memory back that fds of this process pin.
+#[tokio::test]
+async fn a_withdrawal_waits_for_the_handles_of_a_fetch_that_is_not_granted() {
+    let driver = driver();
+    let (_directory, address, server) = start_at_unix(options().limits(limits())).await;
+    let buffer = Buffer::on(NodeId(0)).bytes(300 * 2 * MIB).shareable();
+    let buffer = buffer.chunk(2 * MIB).allocate(&driver).unwrap();
+    let published = server.publish("a", buffer).now().unwrap();
+    let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
+    let peer = PeerName::User(rustix::process::geteuid().as_raw());
+    let mut permits = Vec::new();
+    for _ in 0..4 {
+        let writes = server.handle.inner.quota.large(&peer);
+        permits.push(writes.permit().await);
+    }
+    // Nobody reads the queue, and the fetch waits for its permit.
+    let id = raw.send(Ask::Fetch(fetch_fds("a"))).await;
+    until("fds are open", || server.stats().fds > 1).await;
+    let mut withdrawal = Box::pin(published.withdraw(LONG));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(withdrawal.as_mut().poll(&mut context).is_pending());
+    drop(permits);
+    let (memory, answer) = tokio::join!(withdrawal, raw.answer(id));
+    assert_eq!(server.stats().fds, 0);
+    drop(memory.unwrap());
+    let (Answer::Refused(why), _) = answer else {
+        panic!("{answer:?}")
+    };
+    assert_eq!(why.reason, Refusal::Closing.word());
+    drop((published, raw));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn handles_that_stay_open_keep_the_memory() {
+    let driver = driver();
+    let limits = Limits {
+        write: ms(10),
+        ..limits()
+    };
+    let server = loopback().limits(limits).start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let open = published.publication.events.exports.token();
+    let error = published.withdraw(Duration::ZERO).await.unwrap_err();
+    assert!(error.to_string().contains("handles that are being sent"));
+    let left = published.leave();
+    let mut resolved = Box::pin(left.resolved());
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(resolved.as_mut().poll(&mut context).is_pending());
+    drop(open);
+    assert!(resolved.await);
+    drop((published, left));
+    close(server, &driver).await;
+}
+
 /// No request is so long, so that the frames of many connections take little memory.
 #[tokio::test]
 async fn a_frame_that_is_longer_than_any_request_is_not_read() {
