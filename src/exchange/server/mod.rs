@@ -37,9 +37,9 @@ pub use process::{Holder, HolderProcess, HolderState};
 pub(crate) use publication::made_without_fabric;
 pub use publish::{PublishOptions, Published, UnconfirmedRelease};
 
-use crate::limits::{LONGEST, deadline, millis};
+use crate::limits::{LONGEST, deadline};
 use crate::per_driver::lock;
-use crate::protocol::{Event, fault_of_path};
+use crate::protocol::fault_of_path;
 use crate::share::{InstanceId, Peers};
 use crate::transport::Listening;
 use crate::{Address, Error, MemoryError, PeerName, Refusal, Result};
@@ -228,8 +228,7 @@ impl Server {
         {
             let mut state = inner.state();
             state.closing = true;
-            let ms = millis(within);
-            state.notify_closing(&Event::Closing { ms });
+            state.notify_closing(until.into_std());
         }
         tracing::info!(instance = %inner.instance, "closing");
         inner.wait_for_releases(until).await;

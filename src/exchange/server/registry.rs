@@ -13,7 +13,7 @@ use super::quota::{Quota, shrink};
 use super::session::ServerSession;
 use crate::driver::Numbers;
 use crate::limits::LONGEST;
-use crate::protocol::{Entry, Event, Hello};
+use crate::protocol::{Entry, Hello};
 use crate::{PeerList, PeerName};
 
 #[derive(Debug)]
@@ -192,9 +192,9 @@ impl ServerState {
     }
 
     /// Tells all peers that the server ends.
-    pub fn notify_closing(&self, closing: &Event) {
+    pub fn notify_closing(&self, until: Instant) {
         for SessionRecord { session, .. } in self.sessions.values() {
-            session.notify_closing(closing.clone());
+            session.notify_closing(until);
         }
     }
 }

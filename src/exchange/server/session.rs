@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Instant;
 
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -10,6 +11,7 @@ use zeroize::Zeroizing;
 use super::process::HolderProcess;
 use super::quota::{Counted, LargeAnswers};
 use crate::driver::random;
+use crate::limits::millis;
 use crate::per_driver::lock;
 use crate::protocol::{Event, Refused, Secret};
 use crate::share::BootId;
@@ -67,8 +69,9 @@ struct Outbox {
     /// The newest notice about each lease. The count of a live lease covers its notice; the notice of an ended lease has
     /// its own count.
     notices: BTreeMap<u64, (Event, Option<Counted>)>,
-    /// The server's end, if the peer is to be told of it.
-    closing: Option<Event>,
+    /// The server's end, and whether the connection was told of it.
+    closing: Option<Instant>,
+    told: bool,
     /// Set when the session has ended, with the reason.
     dismissed: Option<Refused>,
 }
@@ -80,8 +83,11 @@ impl Outbox {
 
     /// Takes the first notice.
     fn pop(&mut self) -> Option<Event> {
-        if let Some(closing) = self.closing.take() {
-            return Some(closing);
+        if let Some(until) = self.closing
+            && !std::mem::replace(&mut self.told, true)
+        {
+            let ms = millis(until.saturating_duration_since(Instant::now()));
+            return Some(Event::Closing { ms });
         }
         self.notices.pop_first().map(|(_, (notice, _))| notice)
     }
@@ -109,6 +115,7 @@ impl ServerSession {
                 link: Weak::new(),
                 notices: BTreeMap::new(),
                 closing: None,
+                told: false,
                 dismissed: None,
             }),
             wake: Notify::new(),
@@ -124,7 +131,9 @@ impl ServerSession {
     /// Gives the session to a connection; the previous one ends. Notices are kept or repeated.
     pub fn take_over(&self, link: &Arc<Link>) {
         self.cut();
-        self.outbox().link = Arc::downgrade(link);
+        let mut outbox = self.outbox();
+        outbox.link = Arc::downgrade(link);
+        outbox.told = false;
     }
 
     /// Returns its connection, if it has one.
@@ -166,9 +175,11 @@ impl ServerSession {
         self.outbox().notices.remove(&lease);
     }
 
-    /// Tells the peer that the server ends.
-    pub fn notify_closing(&self, closing: Event) {
-        self.outbox().closing = Some(closing);
+    /// Tells the peer that the server ends by then; each later connection of it too.
+    pub fn notify_closing(&self, until: Instant) {
+        let mut outbox = self.outbox();
+        (outbox.closing, outbox.told) = (Some(until), false);
+        drop(outbox);
         self.wake.notify_one();
     }
 
@@ -199,6 +210,8 @@ impl ServerSession {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::Limits;
     use crate::server::quota::{Quota, What};
@@ -243,14 +256,19 @@ mod tests {
         let link = take_over(&session);
         session.notify(2, withdrawing(2, 1), None);
         session.notify(1, withdrawing(1, 1), None);
-        session.notify_closing(Event::Closing { ms: 1 });
+        let now = Instant::now();
+        session.notify_closing(now + Duration::from_secs(300));
         session.notify(2, withdrawing(2, 9), None);
-        session.notify_closing(Event::Closing { ms: 2 });
-        let closing = Event::Closing { ms: 2 };
-        for notice in [closing, withdrawing(1, 1), withdrawing(2, 9)] {
+        session.notify_closing(now);
+        let closing = Event::Closing { ms: 0 };
+        for notice in [closing.clone(), withdrawing(1, 1), withdrawing(2, 9)] {
             assert_eq!(session.next(&link), Some(notice));
         }
         assert_eq!(session.next(&link), None);
+        // The notice may have been lost with the connection.
+        let other = take_over(&session);
+        assert_eq!(session.next(&other), Some(closing));
+        assert_eq!(session.next(&other), None);
     }
 
     #[test]
