@@ -442,11 +442,11 @@ impl ServerState {
         match self.quota.count(&session.peer, What::Record, 1) {
             Ok(counted) => session.notify(lease, Event::Ended { lease, why }, Some(counted)),
             // The client asks which of its leases have ended when it connects again.
-            Err(_) => {
+            Err(_) if session.cut() => {
                 tracing::warn!(peer = %session.peer, session = session.id, "{TOO_MANY_ENDED}");
-                session.cut();
                 self.dropped += 1;
             }
+            Err(_) => {}
         }
     }
 

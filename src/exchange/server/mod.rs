@@ -201,7 +201,9 @@ impl Server {
                     && user.is_some_and(|uid| !peers.admits_user(uid))
             });
             // They may go on over TCP.
-            moved.for_each(|session| session.cut());
+            for session in moved {
+                session.cut();
+            }
         }
         let refused = |session: &ServerSession| matches!(session.peer, PeerName::User(uid) if !peers.admits_user(uid));
         inner.dismiss(refused, &Refusal::Forbidden, sessions::NO_USER);

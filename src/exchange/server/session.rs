@@ -141,11 +141,10 @@ impl ServerSession {
         self.outbox().link.upgrade()
     }
 
-    /// Ends the connection. The peer may resume the session.
-    pub fn cut(&self) {
-        if let Some(link) = self.link() {
-            link.lost.cancel();
-        }
+    /// Ends the connection; returns whether it had one that had not ended. The peer may resume the session.
+    pub fn cut(&self) -> bool {
+        let link = self.link().filter(|link| !link.lost.is_cancelled());
+        link.inspect(|link| link.lost.cancel()).is_some()
     }
 
     /// Ends the session. Its connection sends the peer the reason, and nothing after that.

@@ -109,12 +109,17 @@ async fn a_dismissed_or_recalled_holder_is_gone_when_its_process_has_ended() {
 }
 
 #[tokio::test]
-async fn a_peer_without_room_for_the_notice_of_an_ended_lease_is_dropped_and_counted() {
+async fn a_peer_without_room_for_the_notices_of_ended_leases_is_dropped_and_counted_once() {
     let driver = driver();
     let server = loopback().start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();
-    let mut raw = Raw::open(&server).await;
-    raw.fetch(fetch("a")).await.unwrap();
+    let [mut raw, mut away] = [Raw::open(&server).await, Raw::open(&server).await];
+    for raw in [&mut raw, &mut away] {
+        raw.fetch(fetch("a")).await.unwrap();
+        raw.fetch(fetch("a")).await.unwrap();
+    }
+    drop(away);
+    until("it is gone", || server.stats().connections == 1).await;
     let quota = server.handle.inner.quota.clone();
     let mut counts = Vec::new();
     for amount in (0..20).rev().map(|bits| 1 << bits) {
@@ -122,9 +127,10 @@ async fn a_peer_without_room_for_the_notice_of_an_ended_lease_is_dropped_and_cou
             counts.push(counted);
         }
     }
-    drop(published);
+    published.set_who_within(PeerList::nobody(), Duration::ZERO);
     raw.hung_up().await;
-    until("it is counted", || server.stats().dropped_peers == 1).await;
-    drop((raw, counts));
+    until("all are ended", || server.stats().expired == 4).await;
+    assert_eq!(server.stats().dropped_peers, 1);
+    drop((published, raw, counts));
     close(server, &driver).await;
 }
