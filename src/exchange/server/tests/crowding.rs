@@ -297,7 +297,28 @@ async fn no_lease_begins_before_its_grant_is_written() {
         "{refused:?}"
     );
     assert_eq!(server.stats().fetches, 0);
-    drop((published, client));
+    // A recall while the grant is being written comes after it.
+    let buffer = Buffer::on(NodeId(0)).bytes(300 * 2 * MIB).shareable();
+    let buffer = buffer.chunk(2 * MIB).allocate(&driver).unwrap();
+    let other = server.publish("b", buffer).now().unwrap();
+    let request = encode(&(3, Ask::Fetch(fetch("b"))));
+    client.writer.write(&request, &[]).await.unwrap();
+    until("the lease begins", || server.stats().leases == 1).await;
+    other.set_who_within(PeerList::nobody(), LONG);
+    let mut messages = Vec::new();
+    for _ in 0..2 {
+        let frame = client.reader.read(1 << 20).await.unwrap().unwrap();
+        messages.push(decode::<FromServer>(&frame.bytes).unwrap());
+    }
+    let [
+        FromServer::Reply(3, Answer::Granted(granted)),
+        FromServer::Event(Event::Withdrawing { lease, .. }),
+    ] = &messages[..]
+    else {
+        panic!("{messages:?}")
+    };
+    assert_eq!(granted.lease, *lease);
+    drop((published, other, client));
     serving.await.unwrap();
     close(server, &driver).await;
 }
