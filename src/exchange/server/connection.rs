@@ -11,8 +11,9 @@ use tokio::time::{sleep, sleep_until, timeout};
 
 use super::ServerCore;
 use super::quota::CountedFds;
+use super::registry::ServerState;
 use super::requests::{Answered, Reply, handle};
-use super::session::{Link, ServerSession};
+use super::session::Link;
 use super::sessions::Attached;
 use crate::per_driver::lock;
 use crate::protocol::{Ask, Event, FromServer, Request, decode, encode};
@@ -169,10 +170,13 @@ impl Conversation {
             None => Ok(()),
         };
         if let Err(why) = verified {
+            let session = &self.link.session;
             // Unless another connection has taken the session over.
-            let (id, link) = (self.link.session.id, &self.link);
-            let is_own = |session: &ServerSession| session.id == id && session.is_of(link);
-            self.core.dismiss(is_own, &Refusal::NotTrusted, &why);
+            let own = |state: &ServerState| {
+                let is_own = state.sessions.contains_key(&session.id) && session.is_of(&self.link);
+                Vec::from_iter(is_own.then(|| Arc::clone(session)))
+            };
+            self.core.dismiss(own, &Refusal::NotTrusted, &why);
         }
     }
 

@@ -45,6 +45,7 @@ use crate::transport::Listening;
 use crate::{Address, Error, MemoryError, PeerName, Refusal, Result};
 use inner::ServerCore;
 use quota::{fds_of_process, lower_for_fds};
+use registry::ServerState;
 use session::ServerSession;
 
 /// Publishes memory for others to import. Clones are the same server, which ends with the last one,
@@ -176,7 +177,8 @@ impl Server {
     /// As [`end_sessions`](Self::end_sessions), for several peers.
     pub fn end_sessions_if(&self, of: impl Fn(&PeerName) -> bool) -> usize {
         let (reason, detail) = (Refusal::Forbidden, "this peer is no longer admitted");
-        (self.handle.inner).dismiss(|session| of(&session.peer), &reason, detail)
+        let theirs = |state: &ServerState| state.sessions_if(|session| of(&session.peer));
+        (self.handle.inner).dismiss(theirs, &reason, detail)
     }
 
     /// Changes the users that may connect to Unix sockets, and ends the sessions of those that no longer may. Sessions
@@ -194,8 +196,7 @@ impl Server {
         lock(&inner.peers).clone_from(&peers);
         {
             let state = inner.state();
-            let sessions = state.sessions.values().map(|record| &record.session);
-            let moved = sessions.filter(|session| {
+            let moved = state.sessions_if(|session| {
                 let user = session.link().and_then(|link| link.user);
                 !matches!(session.peer, PeerName::User(_))
                     && user.is_some_and(|uid| !peers.admits_user(uid))
@@ -206,6 +207,7 @@ impl Server {
             }
         }
         let refused = |session: &ServerSession| matches!(session.peer, PeerName::User(uid) if !peers.admits_user(uid));
+        let refused = |state: &ServerState| state.sessions_if(refused);
         inner.dismiss(refused, &Refusal::Forbidden, sessions::NO_USER);
         Ok(())
     }

@@ -80,6 +80,12 @@ impl ServerState {
         (found.token == *token).then_some(found)
     }
 
+    /// Returns all sessions for which this holds.
+    pub fn sessions_if(&self, is_so: impl Fn(&ServerSession) -> bool) -> Vec<Arc<ServerSession>> {
+        let sessions = self.sessions.values().map(|record| &record.session);
+        sessions.filter(|session| is_so(session)).cloned().collect()
+    }
+
     /// Returns the publication under a name, for a peer that may fetch it.
     pub fn find(&self, name: &str, peer: &PeerName) -> Option<&Registered> {
         let registered = self.publications.get(self.names.get(name)?)?;

@@ -193,19 +193,17 @@ impl ServerCore {
         }
     }
 
-    /// Ends these sessions at once. Their connections send the reason and end; their leases expire, because the
+    /// Ends sessions at once. Their connections send the reason and end; their leases expire, because the
     /// peers may still have the memory mapped. Returns how many there were.
     pub(super) fn dismiss(
         &self,
-        which: impl Fn(&ServerSession) -> bool,
+        which: impl FnOnce(&ServerState) -> Vec<Arc<ServerSession>>,
         reason: &Refusal,
         detail: &str,
     ) -> usize {
         let mut state = self.state();
-        let sessions = state.sessions.values().map(|record| &record.session);
-        let theirs: Vec<_> = sessions.filter(|session| which(session)).cloned().collect();
         let mut ended = Vec::new();
-        for session in theirs {
+        for session in which(&state) {
             session.dismiss(protocol::Refused::new(reason, detail));
             let (peer, session) = (&session.peer, session.id);
             tracing::warn!(%peer, session, %reason, detail, "session dismissed");
