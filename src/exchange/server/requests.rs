@@ -200,9 +200,14 @@ impl Requester {
     /// Answers with the entry of a name.
     async fn one_entry(&self, publication: Arc<Publication>) -> Result<Reply, Refused> {
         let _large = self.permit_for(&publication).await?;
-        let core = Arc::clone(&self.core);
+        let (core, link) = (Arc::clone(&self.core), Arc::clone(&self.link));
         let build = Box::new(move || {
-            let (entries, more) = (vec![core.state().entry(&publication)], false);
+            let state = core.state();
+            let found = state.visible(&publication.name, &link.session.peer);
+            // It may have been withdrawn meanwhile, or be another peer's now.
+            let found = found.filter(|found| found.publication.id == publication.id);
+            let found = found.ok_or_else(not_found)?;
+            let (entries, more) = (vec![state.entry(&found.publication)], false);
             let names = Answer::Names(Names { entries, more });
             Ok((names, CountedFds::default()))
         });

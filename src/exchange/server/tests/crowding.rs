@@ -248,6 +248,30 @@ async fn a_large_answer_waits_for_its_permit_for_the_time_of_a_write_and_nothing
     close(server, &driver).await;
 }
 
+#[tokio::test]
+async fn an_entry_that_waited_for_its_permit_is_only_for_peers_that_may_still_see_it() {
+    let driver = driver();
+    let server = loopback().limits(limits()).start().await.unwrap();
+    let buffer = Buffer::on(NodeId(0)).bytes(300 * 2 * MIB).shareable();
+    let buffer = buffer.chunk(2 * MIB).allocate(&driver).unwrap();
+    let published = server.publish("a", buffer).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let mut permits = Vec::new();
+    for _ in 0..4 {
+        let writes = server.handle.inner.quota.large(&PeerName::Local);
+        permits.push(writes.permit().await);
+    }
+    let name = "a".into();
+    let id = raw.send(Ask::Wait { name, ms: 0 }).await;
+    assert!(raw.is_answered().await);
+    published.set_who(PeerList::nobody());
+    drop(permits);
+    let (answer, _) = raw.answer(id).await;
+    assert!(matches!(&answer, Answer::Refused(why) if why.reason == Refusal::NotFound.word()));
+    drop((published, raw));
+    close(server, &driver).await;
+}
+
 /// A lease begins as its grant is written: no recall can overtake the grant, and nothing is held that the client may never
 /// hear of.
 #[tokio::test]
