@@ -62,7 +62,8 @@ async fn serve(
     own: bool,
 ) {
     let limit = core.options.limits.handshake;
-    let late = Error::timed_out(format!("the greeting of {}", incoming.remote), limit);
+    let what = format!("the handshake or the hello of {}", incoming.remote);
+    let late = Error::timed_out(what, limit);
     let greeted = tokio::select! {
         () = core.ended.cancelled() => return,
         Ok(()) = closing => Err(made_room(&core)),
@@ -106,7 +107,9 @@ async fn greet(
 fn made_room(core: &ServerCore) -> Error {
     core.count(|stats| &mut stats.dropped_handshakes);
     let limit = core.options.limits.handshakes;
-    let why = format!("closed to make room for newer connections (limit `handshakes` {limit})");
+    let why = format!(
+        "closed to make room for newer connections (limit `handshakes` {limit}, or no file descriptor left)"
+    );
     Error::peer_lost("a connection without a hello", why)
 }
 

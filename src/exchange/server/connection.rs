@@ -52,10 +52,12 @@ pub(super) async fn serve(connection: Connection, attached: Attached) {
         () = link.lost.cancelled() => Ok(()),
         ended = conversation.run(&mut reader) => ended,
     };
-    if let Err(error) = &ended {
-        tracing::info!(%peer, session, %error, "connection lost");
-    } else {
-        tracing::debug!(%peer, session, "disconnected");
+    match &ended {
+        Err(error) if error.is_timed_out() => {
+            tracing::warn!(%peer, session, %error, "connection dropped");
+        }
+        Err(error) => tracing::info!(%peer, session, %error, "connection lost"),
+        Ok(()) => tracing::debug!(%peer, session, "disconnected"),
     }
     match ended {
         Err(Error::Share(ShareError::PeerLost { .. })) => {
