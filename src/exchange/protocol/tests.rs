@@ -51,6 +51,30 @@ fn unknown_fields_are_skipped() {
     );
 }
 
+/// The order of fields is no part of the protocol: a reader that takes an array of them reads nothing else than a map has.
+#[test]
+fn fields_without_keys_are_errors_or_the_same() {
+    // [7, {"release": [9]}], [7, {"probe": [9]}]
+    for (bytes, ask) in [
+        (
+            &b"\x82\x07\xa1\x67release\x81\x09"[..],
+            Ask::Release { lease: 9 },
+        ),
+        (b"\x82\x07\xa1\x65probe\x81\x09", Ask::Probe { lease: 9 }),
+    ] {
+        let is_other = decode::<Request>(bytes).is_ok_and(|found| found != (7, ask));
+        assert!(!is_other, "{bytes:02x?}");
+    }
+    // [7, {"list": ["a"]}], [7, {"release": []}], [7, {"release": [9, 9]}]
+    for bytes in [
+        &b"\x82\x07\xa1\x64list\x81\x61a"[..],
+        b"\x82\x07\xa1\x67release\x80",
+        b"\x82\x07\xa1\x67release\x82\x09\x09",
+    ] {
+        assert!(decode::<Request>(bytes).is_err(), "{bytes:02x?}");
+    }
+}
+
 #[test]
 fn other_forms_are_errors() {
     for bytes in [
