@@ -296,8 +296,8 @@ impl ClientSession {
 
     /// Records that an attempt to reconnect has failed.
     ///
-    /// If [nobody listens](Error::nobody_listens) after the time of a heartbeat, the server is gone, and its leases with it: there is no need to wait
-    /// for their expiry.
+    /// If [nobody listens](Error::nobody_listens) after the time of a heartbeat, the next [`tick`](Self::tick) gives up the server, and
+    /// its leases: there is no need to wait for their expiry.
     pub(super) fn still_down(&self, why: Error) {
         let mut state = self.lock();
         state.nobody = why.nobody_listens();

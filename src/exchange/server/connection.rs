@@ -229,6 +229,9 @@ impl Conversation {
     }
 
     /// Sends the answer to a request, which is counted until then.
+    ///
+    /// A lease stays if writing its grant fails: the grant may have arrived. A client without it says so when it resumes the
+    /// session (`held`).
     async fn answer(&mut self, answered: Answered) -> Result<()> {
         let Reply { build, _large } = answered.reply;
         let (answer, fds) = build().unwrap_or_else(|refused| {

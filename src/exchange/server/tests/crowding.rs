@@ -272,8 +272,8 @@ async fn an_entry_that_waited_for_its_permit_is_only_for_peers_that_may_still_se
     close(server, &driver).await;
 }
 
-/// A lease begins as its grant is written: no recall can overtake the grant, and nothing is held that the client may never
-/// hear of.
+/// A lease begins as its grant is written: no recall can overtake the grant, and no lease begins whose grant is not written
+/// at once.
 #[tokio::test]
 async fn no_lease_begins_before_its_grant_is_written() {
     let driver = driver();
