@@ -70,10 +70,20 @@ macro_rules! setters {
     )*};
 }
 
-/// Defines an error's messages, for a `Display` that escapes them, and its remedies: `pattern => (message), remedy;`.
+/// Defines an error's messages, which its `Display` escapes, and its remedies: `pattern => (message), remedy;`. The text of one
+/// variant is shown as it is: `pattern => text`.
 #[macro_export]
 macro_rules! error_texts {
-    ($error:ty { $($pattern:pat => ($($message:tt)+), $remedy:expr;)* }) => {
+    ($error:ty, $own:pat => $text:expr, { $($pattern:pat => ($($message:tt)+), $remedy:expr;)* }) => {
+        impl std::fmt::Display for $error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                match self {
+                    $own => std::fmt::Display::fmt($text, f),
+                    other => other.describe(&mut $crate::text::Escaping(f)),
+                }
+            }
+        }
+
         impl $error {
             fn describe(&self, f: &mut $crate::text::Escaping<'_, '_>) -> std::fmt::Result {
                 match self {

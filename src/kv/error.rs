@@ -1,11 +1,8 @@
 //! Errors of a tier.
 
-use std::fmt;
-
 use crate::driver::{DriverError, Explain, error_texts};
 use crate::page::Evicted;
 use crate::{Key, MemoryError};
-use egmem_core::text::Escaping;
 
 /// A result with the tier's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -106,18 +103,8 @@ pub enum Error {
     },
 }
 
-/// One line without control characters.
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            // It escapes its own text.
-            Self::Memory(error) => error.fmt(f),
-            other => other.describe(&mut Escaping(f)),
-        }
-    }
-}
-
-error_texts! { Error {
+// One line without control characters; memory's errors escape their own text.
+error_texts! { Error, Self::Memory(error) => error, {
     Self::Memory(error) => ("{error}"), error.remedy();
     Self::Full { needed, pages, available, pinned, writing, missing, is_growing, .. } =>
         ("a store needs {needed} pages and {available} of {pages} are free or evictable: {pinned} are pinned, {writing} are being \

@@ -1,11 +1,9 @@
 //! Sharing's error: what failed, why, and what to do.
 
-use std::fmt;
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
 use crate::driver::{Explain, error_texts};
-use crate::text::Escaping;
 use crate::{DriverError, MemoryError};
 
 /// A result with sharing's [`Error`].
@@ -60,17 +58,8 @@ pub enum Error {
     },
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            // It escapes its own text.
-            Self::Memory(error) => error.fmt(f),
-            other => other.describe(&mut Escaping(f)),
-        }
-    }
-}
-
-error_texts! { Error {
+// That of memory escapes its own text.
+error_texts! { Error, Self::Memory(error) => error, {
     Self::Memory(error) => ("{error}"), error.remedy();
     Self::NotTrusted { peer, cause: _cause, why } => ("{peer} is not trusted: {why}"), _cause.remedy();
     Self::Unreachable { peer, cause: _cause, why } => ("cannot connect to {peer}: {why}"), _cause.remedy();

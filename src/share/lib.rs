@@ -84,7 +84,7 @@ pub use egmem_core::vmm::identity::{BootId, Identity, InstanceId};
 use egmem_core::{
     Buffer, Driver, DriverError, Error as MemoryError, Event, Memory, Pool, PoolBuffer,
     Result as MemoryResult, Stream, buffer, capability, driver, fork, guard, ledger, memory,
-    per_driver, pool, size, text, vmm,
+    per_driver, pool, size, vmm,
 };
 #[cfg(test)]
 use egmem_core::{Machine, proof, topology};

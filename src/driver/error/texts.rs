@@ -6,18 +6,8 @@ use std::io::ErrorKind;
 
 use super::Error;
 use super::heap::asked;
-use crate::text::{Bytes, Escaping};
+use crate::text::Bytes;
 use crate::{Access, Code, DriverError, NodeId};
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            // This crate's own text, with several lines.
-            Self::HeapDamaged { report } => write!(f, "{report}"),
-            other => other.describe(&mut Escaping(f)),
-        }
-    }
-}
 
 const CHOOSE: &str = "choose one that `egmem topo` lists";
 const LESS: &str = "ask for less, free memory on the node, choose another node, or allow it with \
@@ -26,7 +16,8 @@ const GRANT: &str = "grant the access when the memory, its heap or its pool is m
 /// The text says what is wrong, and the valid values where they are short.
 const IN_TEXT: &str = "";
 
-error_texts! { Error {
+// A report of damage is this crate's own text, with several lines.
+error_texts! { Error, Self::HeapDamaged { report } => report, {
     Error::NoDriver { detail } => ("no CUDA driver: {detail}"),
         "install the NVIDIA driver (libcuda.so.1), or simulate one (`Driver::simulated`, `--sim`)";
     Error::DriverTooOld { what, have, need } =>
