@@ -172,7 +172,7 @@ impl HostFacts {
             cap_sys_nice: capability(&status, 23),
             cap_ipc_lock: capability(&status, 14),
             numa_balancing: line("/proc/sys/kernel/numa_balancing").map(|text| text != "0"),
-            gpu_memory_nodes: kernel.gpu_memory_nodes().into_iter().collect(),
+            gpu_memory_nodes: kernel.gpu_memory_nodes(),
             ld_so_preload: preloaded_libraries(&preloaded),
             ..Self::default()
         }

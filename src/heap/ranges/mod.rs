@@ -28,7 +28,6 @@ pub(super) use stripes::{HeldSlabs, OwnStripe, Stripes};
 pub(super) use table::Ahead;
 
 use self::extents::Ranges;
-use self::nodes::Node;
 use self::refusals::Refusals;
 use super::classes::{Class, PAGE};
 use crate::{Error, Result};
@@ -309,12 +308,12 @@ impl Core {
     }
 
     /// Returns the part of the table of ranges to populate, without the core's lock, so that `more` ranges have memory there.
-    pub(super) fn table_ahead(&self, more: usize) -> Option<Ahead<Node>> {
+    pub(super) fn table_ahead(&self, more: usize) -> Option<Ahead> {
         self.ranges.nodes.ahead(more)
     }
 
     /// Notes that the part is populated.
-    pub(super) fn table_populated(&mut self, ahead: &Ahead<Node>) {
+    pub(super) fn table_populated(&mut self, ahead: &Ahead) {
         self.ranges.nodes.populated(ahead);
     }
 

@@ -74,7 +74,7 @@ pub(super) enum NodeState {
 /// A range. Two nodes share a cache line, and none lies in two.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
-pub(crate) struct Node {
+pub(super) struct Node {
     /// In granules from the heap's start.
     pub(super) start: u64,
     /// In granules.
@@ -230,12 +230,12 @@ impl Nodes {
     }
 
     /// Returns the part of the table to populate so that `more` nodes can be added.
-    pub(super) fn ahead(&self, more: usize) -> Option<Ahead<Node>> {
+    pub(super) fn ahead(&self, more: usize) -> Option<Ahead> {
         self.nodes.ahead(more.saturating_sub(self.vacancies()))
     }
 
     /// Notes that a part is populated.
-    pub(super) fn populated(&mut self, ahead: &Ahead<Node>) {
+    pub(super) fn populated(&mut self, ahead: &Ahead) {
         self.nodes.populated(ahead);
     }
 

@@ -17,22 +17,26 @@ const READY: usize = 64 << 10;
 /// [`split`](Self::split) says how they come to it. The first view alone adds elements.
 pub(super) struct View<T> {
     cells: Cells<T>,
-    mapping: Arc<Mapping<T>>,
+    mapping: Arc<Mapping>,
     /// How many bytes are writable and have memory; `None` in all views but the first.
     ready: Option<usize>,
 }
 
-/// The addresses, and the elements there.
-struct Mapping<T> {
-    start: NonNull<T>,
+/// The addresses. What lies there is the views'.
+struct Mapping {
+    start: NonNull<u8>,
     /// This many bytes are reserved.
     room: usize,
-    owns: PhantomData<T>,
 }
 
+// SAFETY: through it bytes become writable and get memory, which any thread may have the kernel do, and the last owner unmaps them.
+unsafe impl Send for Mapping {}
+// SAFETY: the same.
+unsafe impl Sync for Mapping {}
+
 /// A part of a table that [`populate`](Self::populate) gives memory, while elements may be added to it.
-pub(crate) struct Ahead<T> {
-    mapping: Arc<Mapping<T>>,
+pub(crate) struct Ahead {
+    mapping: Arc<Mapping>,
     bytes: Range<usize>,
 }
 
@@ -75,11 +79,13 @@ impl<T: Copy> View<T> {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let owns = PhantomData;
+        let start = NonNull::<u8>::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self {
-            cells: Cells { start, len: 0 },
-            mapping: Arc::new(Mapping { start, room, owns }),
+            cells: Cells {
+                start: start.cast(),
+                len: 0,
+            },
+            mapping: Arc::new(Mapping { start, room }),
             ready: Some(0),
         })
     }
@@ -124,7 +130,7 @@ impl<T: Copy> View<T> {
 
     /// Returns the part to populate before `more` elements are added. `None` if they have memory or there is no room for them,
     /// and for all views but the first.
-    pub(super) fn ahead(&self, more: usize) -> Option<Ahead<T>> {
+    pub(super) fn ahead(&self, more: usize) -> Option<Ahead> {
         let ready = self.ready?;
         let end = self.cells.len.saturating_add(more);
         let end = end.checked_mul(size_of::<T>())?;
@@ -136,7 +142,7 @@ impl<T: Copy> View<T> {
     }
 
     /// Notes that a part of this table is populated. Other parts may have been since it was [taken](Self::ahead).
-    pub(super) fn populated(&mut self, ahead: &Ahead<T>) {
+    pub(super) fn populated(&mut self, ahead: &Ahead) {
         debug_assert!(Arc::ptr_eq(&self.mapping, &ahead.mapping));
         self.ready = self.ready.map(|ready| ready.max(ahead.bytes.end));
     }
@@ -224,13 +230,13 @@ impl<T: Copy> IndexMut<usize> for Elements<'_, T> {
     }
 }
 
-impl<T> Ahead<T> {
+impl Ahead {
     /// Makes the bytes writable, and the kernel provide memory for them: one call takes less than the faults would. Returns
     /// whether they are writable.
     pub(crate) fn populate(&self) -> bool {
         let (start, bytes) = (self.bytes.start, self.bytes.len());
         // SAFETY: the bytes are within the mapping, as `ahead` has checked, and it lives as long as `self`.
-        let from = unsafe { self.mapping.start.as_ptr().cast::<u8>().add(start) };
+        let from = unsafe { self.mapping.start.as_ptr().add(start) };
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: as above. Only the table uses the mapping, and it never takes access away: bytes that another thread has
         // made writable meanwhile, and writes, stay so.
@@ -244,7 +250,7 @@ impl<T> Ahead<T> {
     }
 }
 
-impl<T> Drop for Mapping<T> {
+impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the mapping belongs to this table alone; its elements are Copy, so none needs dropping.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.room) };
