@@ -78,9 +78,24 @@ async fn serve(session: &Arc<ClientSession>, connection: Connection, terms: &Ter
         changed = watch_trust(session, connection.credential) => Err(changed),
     };
     if done.is_ok() {
+        say_what_is_held(session, &mut writer).await;
         writer.finish().await;
     }
     done
+}
+
+/// Lists the leases of this end if a grant may be on its way: nobody would release it. Best effort: the connection is being
+/// closed.
+async fn say_what_is_held(session: &ClientSession, writer: &mut FrameWriter) {
+    let is_fetch = |request: &Request| matches!(request.ask, Ask::Fetch(_));
+    let held = {
+        let state = session.lock();
+        let fetches = state.pending.values().any(is_fetch);
+        if fetches { state.held() } else { Vec::new() }
+    };
+    for part in held {
+        let _ = writer.write(&encode(&(UNASKED, Ask::Held(part))), &[]).await;
+    }
 }
 
 /// Reads what the server sent before it closed the connection, because that may say why. `lost` is the error of the write that

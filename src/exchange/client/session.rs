@@ -406,7 +406,7 @@ impl SessionState {
     }
 
     /// Returns the leases that this end has, in parts that the server reads.
-    fn held(&self) -> Vec<Held> {
+    pub(super) fn held(&self) -> Vec<Held> {
         // Each number takes 9 bytes at most.
         let most = (self.terms.welcome.frame_bytes as usize).saturating_sub(64) / 9;
         let most = most.clamp(1, MAX_LISTED);

@@ -267,18 +267,24 @@ impl Conversation {
     }
 }
 
-/// Records the releases that a client sent before it closed the connection. A client that ends does not wait for the
-/// answers, so writing one may fail before all releases were read.
+/// Records the releases that a client sent before it closed the connection, and the leases that it had. A client that ends does
+/// not wait for the answers, so writing one may fail before all releases were read.
 async fn last_releases(core: &Arc<ServerCore>, reader: &mut FrameReader, link: &Link) {
     while let Ok(Some(frame)) = reader.read(core.frame_bytes()).await {
         let Ok::<Request, _>((_, ask)) = decode(&frame.bytes) else {
             return;
         };
-        if let Ask::Release { lease } = ask
-            && !link.session.is_dismissed()
-        {
-            core.count(|stats| &mut stats.requests);
-            let _unanswered = core.release(link, lease);
+        if link.session.is_dismissed() {
+            continue;
+        }
+        match ask {
+            Ask::Release { lease } => {
+                core.count(|stats| &mut stats.requests);
+                let _unanswered = core.release(link, lease);
+            }
+            // Of a client that closes while a grant is on its way.
+            Ask::Held(held) => drop(core.held(link, &held)),
+            _ => {}
         }
     }
 }

@@ -76,6 +76,27 @@ async fn a_fetch_that_is_given_up_leaves_no_lease() {
     nothing_held(&driver).await;
 }
 
+#[tokio::test]
+async fn a_client_that_ends_while_a_grant_is_on_its_way_says_what_it_holds() {
+    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer, _kept) = leased(&fake, &driver, &memory).await;
+    let (_, fetch) = tokio::select! {
+        biased;
+        asked = peer.request() => asked.unwrap(),
+        fetched = client.fetch("y").go() => panic!("{fetched:?}"),
+    };
+    assert!(matches!(fetch, Ask::Fetch(_)), "{fetch:?}");
+    let held = async { peer.request().await.unwrap() };
+    let (held, ()) = within(async { tokio::join!(held, client.close()) }).await;
+    let leases = vec![5];
+    let expected = Held {
+        leases,
+        ..Held::default()
+    };
+    assert_eq!(held.1, Ask::Held(expected));
+    assert_eq!(peer.request().await, None);
+}
+
 /// The exporter must not take memory for free whose fds are still open here.
 #[tokio::test]
 async fn handles_that_are_given_up_are_closed_before_the_release() {
