@@ -25,7 +25,7 @@ use crate::guard::on_gpu;
 use crate::ledger::{AllocPath, Entry, Grants, NewEntry, Site};
 use crate::memory::{AccessChecks, Engine, Memory, impl_memory};
 use crate::size::not_empty;
-use crate::teardown::give_back_or_log;
+use crate::teardown::{give_back_or_log, unregister};
 use crate::{Error, Result};
 use registered::Pages;
 
@@ -97,7 +97,7 @@ impl Owned {
         unsafe {
             match self.path {
                 AllocPath::Pinned => driver.mem_free_host(device, start),
-                AllocPath::Registered => driver.mem_host_unregister(device, start),
+                AllocPath::Registered => unregister(driver, device, start),
                 AllocPath::System => Ok(()),
                 _ => driver.mem_free(device, start),
             }

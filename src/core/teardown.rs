@@ -1,6 +1,6 @@
 //! Releases resources when no caller can handle a failure.
 
-use crate::driver::{Code, Driver};
+use crate::driver::{Code, DevicePtr, Driver};
 use crate::{Error, Result};
 
 /// Releases a resource: calls `call` a second time if the driver refuses for a temporary reason.
@@ -44,13 +44,36 @@ pub fn give_back_or_log(
     true
 }
 
-/// Waits for the work of all GPUs that are not lost. A lost one runs nothing any more, but work of its streams may have
+/// Ends the registration of pages. A call in a lost context reports the loss even where it has ended the registration: the next
+/// one tells.
+///
+/// # Errors
+/// The driver's: the pages are registered as before.
+///
+/// # Safety
+/// That of [`Driver::mem_host_unregister`].
+pub unsafe fn unregister(driver: &Driver, device: i32, start: DevicePtr) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let call = || unsafe { driver.mem_host_unregister(device, start) };
+    match call() {
+        Err(lost @ Error::ContextLost { .. }) => match call() {
+            Err(error) if error.code() != Some(Code::HOST_MEMORY_NOT_REGISTERED) => Err(lost),
+            _ => Ok(()),
+        },
+        ended => ended,
+    }
+}
+
+/// Waits for the work of all GPUs that have a context in this process and are not lost. A lost one runs nothing any more, but work of its streams may have
 /// waited for another GPU's, which goes on.
 ///
 /// # Errors
 /// The driver's: a GPU may still run its work.
 pub fn wait_for_all_gpus(driver: &Driver) -> Result<()> {
     for device in 0..driver.device_count()? {
+        if driver.has_context(device) == Some(false) {
+            continue; // waiting would create one
+        }
         match driver.ctx_synchronize(device) {
             Ok(()) | Err(Error::ContextLost { .. }) => {}
             Err(error) => return Err(error),
@@ -86,8 +109,49 @@ pub fn may_pass(code: Option<Code>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
-    use crate::driver::Call;
+    use crate::driver::{Backend, Call, PoolCalls};
+
+    /// A driver of three GPUs, which this process uses, does not use, and may use. Has a bit for each that was waited for.
+    #[derive(Debug, Default)]
+    struct SomeUsed(AtomicU32);
+
+    // SAFETY: it maps no memory.
+    unsafe impl PoolCalls for SomeUsed {
+        fn api(&self) -> &'static str {
+            "none"
+        }
+    }
+
+    // SAFETY: as above.
+    unsafe impl Backend for SomeUsed {
+        fn name(&self) -> &'static str {
+            "some-used"
+        }
+        fn driver_pools(&self) -> &dyn PoolCalls {
+            self
+        }
+        fn device_count(&self) -> Result<i32> {
+            Ok(3)
+        }
+        fn has_context(&self, device: i32) -> Option<bool> {
+            [Some(true), Some(false), None][device as usize]
+        }
+        fn ctx_synchronize(&self, device: i32) -> Result<()> {
+            self.0.fetch_or(1 << device, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn gpus_without_a_context_are_not_waited_for() {
+        let used = Arc::new(SomeUsed::default());
+        wait_for_all_gpus(&Driver::from_backend(used.clone())).unwrap();
+        assert_eq!(used.0.load(Ordering::Relaxed), 0b101);
+    }
 
     fn tries(code: Code) -> (u32, bool) {
         let driver = Driver::simulated(crate::Machine::gh200()).unwrap();

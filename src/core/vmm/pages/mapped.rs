@@ -12,6 +12,7 @@ use super::pool::Job;
 use super::{Fork, GRANULARITY, Pages, advise, expect_whole, map, map_anonymous, place};
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location, NodeId, Relaxed};
 use crate::guard::name_missing;
+use crate::teardown::unregister;
 use crate::{Error, Result};
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
@@ -106,7 +107,7 @@ impl PagesMapping {
         addresses.give_back(&self.range);
     }
 
-    /// Grants access. The first GPU that is named has the driver register the pages, which opens them to all. The CPU keeps the
+    /// Grants access. If a GPU is named, the driver registers the pages, which opens them to all GPUs. The CPU keeps the
     /// access that it had if none is given for it, or if the registration fails.
     ///
     /// # Errors
@@ -128,16 +129,16 @@ impl PagesMapping {
                 return Err(Error::invalid_of("access", why, valid));
             }
         }
-        let mut gpus = access.iter().filter(is_of_gpu);
-        let first = gpus.find(|desc| desc.access != Access::None);
+        let named = access.iter().filter_map(|desc| match desc.location {
+            Location::Device(gpu) if desc.access != Access::None => Some(gpu),
+            _ => None,
+        });
         let before = self.protection();
         let mut registered = Ok(());
-        if let Some(Location::Device(first)) = first.map(|desc| desc.location)
-            && !is_registered
-        {
+        if named.clone().next().is_some() && !is_registered {
             // The driver pins what the CPU may write.
             self.protect(Access::ReadWrite)?;
-            registered = self.register(driver, driver.active_device().unwrap_or(first));
+            registered = self.register_by_one(driver, named);
         }
         let host = access.iter().rfind(|desc| desc.location.is_host());
         let host = host.filter(|_| registered.is_ok());
@@ -148,6 +149,18 @@ impl PagesMapping {
     /// Waits until all pages exist.
     fn wait(&self) -> Result<()> {
         self.job.as_ref().map_or(Ok(()), |job| job.wait())
+    }
+
+    /// Registers the pages by the first GPU that has a context, or else by the first that is named. If that one is lost, by the next.
+    fn register_by_one(&self, driver: &Driver, named: impl Iterator<Item = i32>) -> Result<()> {
+        let mut lost = Ok(());
+        for device in driver.active_device().into_iter().chain(named) {
+            match self.register(driver, device) {
+                Err(error @ Error::ContextLost { .. }) => lost = lost.and(Err(error)),
+                registered => return registered,
+            }
+        }
+        lost
     }
 
     fn register(&self, driver: &Driver, device: i32) -> Result<()> {
@@ -185,7 +198,7 @@ impl PagesMapping {
         }
         let _relaxed = Relaxed::new(driver);
         // SAFETY: registered by `self`; the owner of the mapping makes sure that nothing uses it.
-        unsafe { driver.mem_host_unregister(device, DevicePtr(self.range.start)) }?;
+        unsafe { unregister(driver, device, DevicePtr(self.range.start)) }?;
         self.registered_by.store(NONE, Ordering::Relaxed);
         Ok(())
     }
@@ -273,7 +286,9 @@ fn refused(range: &Range<u64>, error: &std::io::Error) -> Error {
     let what = format!("mapping {} bytes", range.end - range.start);
     match error.raw_os_error() {
         Some(libc::ENOMEM) => {
-            let why = format!("{error}: vm.max_map_count limits the mappings of a process");
+            let why = format!(
+                "{error}: vm.max_map_count, RLIMIT_AS and vm.overcommit_memory limit a process's mappings"
+            );
             Error::failed(what, why)
         }
         _ => Error::system(what, error),
@@ -328,6 +343,34 @@ mod tests {
             is_inside.then(|| rest[..2].to_owned())
         });
         found.unwrap()
+    }
+
+    #[test]
+    fn a_lost_gpu_keeps_no_pages_and_takes_none_from_the_others() {
+        let driver = Driver::simulated(Machine::gh200x4()).unwrap();
+        let size = GRANULARITY.bytes();
+        let addresses = Addresses::reserve(2 * size, size, 0).unwrap();
+        let start = addresses.start();
+        let pages = [0, 1].map(|_| Pages::private(NodeId(0), Fork::Zeros));
+        let map = |pages, at| PagesMapping::new(&driver, &addresses, pages, at..at + size).unwrap();
+        let gpus = [0, 1].map(|gpu| AccessDesc::read_write(Location::Device(gpu)));
+        let before = map(&pages[0], start);
+        before.grant(&driver, &gpus).unwrap();
+        let read_only = crate::Buffer::on(NodeId(0)).access(Location::Device(0), Access::Read);
+        let read_only = read_only.bytes(8).allocate(&driver).unwrap();
+        let stream = crate::Stream::new(&driver, 0).unwrap();
+        // SAFETY: the memory outlives the work, which faults.
+        unsafe { stream.memset_async(read_only.device_ptr(), 1, 8) }.unwrap();
+        stream.synchronize().unwrap_err();
+        let after = map(&pages[1], start + size);
+        after.grant(&driver, &gpus).unwrap();
+        assert_eq!(after.registered_by.load(Ordering::Relaxed), 1);
+        let alone = after.register(&driver, 0).unwrap_err();
+        assert!(matches!(alone, Error::ContextLost { .. }), "{alone}");
+        for (mapping, pages) in [before, after].iter().zip(&pages) {
+            mapping.unmap(&driver, &addresses, pages).unwrap();
+            assert_eq!(permissions(mapping.range.start), "--");
+        }
     }
 
     #[test]
