@@ -71,6 +71,17 @@ pub fn is_shortage(error: &Error) -> bool {
     }
 }
 
+/// Returns whether an error says nothing about what the machine and the driver can do: it may pass.
+pub fn is_passing(error: &Error) -> bool {
+    use ErrorKind::{NotFound, PermissionDenied, Unsupported};
+    match error {
+        Error::ContextLost { .. } => true,
+        // Of file descriptors, for instance.
+        Error::System { kind, .. } => !matches!(kind, NotFound | PermissionDenied | Unsupported),
+        other => is_shortage(other),
+    }
+}
+
 /// Explains why `cuMemCreate` (or an export from its handle) with `props` failed.
 pub fn explain_create(driver: &Driver, error: Error, props: &AllocationProps, bytes: u64) -> Error {
     let what = match props.location {

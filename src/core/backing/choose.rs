@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use super::{Backing, Chosen, Why};
 use crate::driver::{Access, AccessDesc, Code, DeviceAttribute, Driver, HandleTypes, Location};
-use crate::guard::is_shortage;
+use crate::guard::is_passing;
 use crate::per_driver::{PerDriver, lock};
 use crate::topology::Topology;
 use crate::vmm::PhysicalMemory;
@@ -142,7 +142,7 @@ fn tried(driver: &Driver, site: (Location, HandleTypes), with_gpus: bool) -> Cho
         // The kernel may have huge pages once its memory is less fragmented, or its settings have changed.
         Ok(false) => (Chosen::driver(Why::Trial(SMALL_PAGES.into())), true),
         Err(error) => {
-            let may_pass = is_shortage(&error);
+            let may_pass = is_passing(&error);
             (Chosen::driver(Why::Trial(error.to_string())), may_pass)
         }
     };

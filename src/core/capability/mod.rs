@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex};
 use serde::{Deserialize, Serialize};
 
 use crate::backing::Backing;
-use crate::driver::{Access, AccessDesc, Code, DeviceAttribute, HandleType, HandleTypes, Location};
+use crate::driver::{Access, AccessDesc, DeviceAttribute, HandleType, HandleTypes, Location};
+use crate::guard::is_passing;
 use crate::memory::CpuView;
 use crate::per_driver::{PerDriver, lock};
 use crate::vmm::PhysicalMemory;
@@ -118,14 +119,6 @@ impl Support {
             Err(error) if is_passing(&error) => Self::Unknown(error),
             Err(error) => Self::No(error),
         }
-    }
-}
-
-/// Returns whether an error says nothing about the machine's abilities.
-fn is_passing(error: &Error) -> bool {
-    match error {
-        Error::OutOfMemory { .. } | Error::NodeTooFull { .. } | Error::ContextLost { .. } => true,
-        other => other.code() == Some(Code::OUT_OF_MEMORY),
     }
 }
 

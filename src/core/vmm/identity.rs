@@ -103,16 +103,16 @@ impl BootId {
     /// # Errors
     /// [`Error::System`] if the kernel does not report it.
     pub fn current() -> Result<Self> {
-        static CURRENT: PerProcess<OnceLock<Result<BootId>>> = PerProcess::new();
-        CURRENT
-            .get(|_| OnceLock::new())
-            .get_or_init(|| {
-                let path = "/proc/sys/kernel/random/boot_id";
-                std::fs::read_to_string(path)
-                    .map_err(|error| Error::system(format!("reading {path}"), &error))?
-                    .parse()
-            })
-            .clone()
+        static CURRENT: PerProcess<OnceLock<BootId>> = PerProcess::new();
+        let current = CURRENT.get(|_| OnceLock::new());
+        if let Some(known) = current.get() {
+            return Ok(*known);
+        }
+        let path = "/proc/sys/kernel/random/boot_id";
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Error::system(format!("reading {path}"), &error))?;
+        let id = text.parse()?;
+        Ok(*current.get_or_init(|| id))
     }
 }
 
