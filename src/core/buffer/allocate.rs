@@ -249,6 +249,16 @@ pub(super) struct Chunk {
     begins: bool,
 }
 
+/// A chunk that is mapped and not granted yet.
+#[derive(Debug)]
+struct Made {
+    /// The index of its site.
+    site: usize,
+    part: MappedPart,
+    /// Whether its entry in the ledger is that of the chunks before it.
+    is_further: bool,
+}
+
 /// The memory of a buffer that is to be created, and how far it has come.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -272,7 +282,7 @@ pub(super) struct Plan {
     /// The ledger's entry of the chunks of one part.
     entry: Option<Arc<Entry>>,
     /// Chunks that are mapped and not granted yet, and behind them why the next one was not made.
-    ahead: VecDeque<Result<(usize, MappedPart)>>,
+    ahead: VecDeque<Result<Made>>,
 }
 
 impl Plan {
@@ -321,10 +331,15 @@ impl Plan {
                 Backing::Registered => self.make_ahead(driver)?,
                 _ => self.make(driver)?,
             };
-            let Some((site, mut part)) = made else { break };
-            part.mapping_mut().set_access(&self.sites[site].access)?;
-            self.done += part.memory().size().padded();
-            push(part);
+            let Some(mut made) = made else { break };
+            let access = &self.sites[made.site].access;
+            made.part.mapping_mut().set_access(access)?;
+            let bytes = made.part.memory().size().padded();
+            if made.is_further {
+                made.part.memory().entry().add_chunk(bytes);
+            }
+            self.done += bytes;
+            push(made.part);
             let (done, total) = (self.done, self.padded);
             let took = began.map_or(Duration::ZERO, |began| began.elapsed());
             let rest = (done < total).then(|| self.growth.rest_after(took));
@@ -337,7 +352,7 @@ impl Plan {
 
     /// Creates and maps a chunk; `None` after the last.
     #[inline]
-    fn make(&mut self, driver: &Driver) -> Result<Option<(usize, MappedPart)>> {
+    fn make(&mut self, driver: &Driver) -> Result<Option<Made>> {
         let Some(chunk) = self.chunks.get(self.next) else {
             return Ok(None);
         };
@@ -350,6 +365,7 @@ impl Plan {
             self.entry = None;
         }
         let entry = self.entry.as_ref();
+        let is_further = entry.is_some();
         let memory = site.memory.create_chunk(driver, chunk.size, check, entry)?;
         let site = chunk.site;
         if self
@@ -366,14 +382,19 @@ impl Plan {
         let mapping = addresses.map(self.begun, &memory)?;
         self.next += 1;
         self.begun += bytes;
-        Ok(Some((site, MappedPart::new(mapping, memory))))
+        let part = MappedPart::new(mapping, memory);
+        Ok(Some(Made {
+            site,
+            part,
+            is_further,
+        }))
     }
 
     /// As [`make`](Self::make), for registered memory: also begins the chunks behind that one.
     ///
     /// # Errors
     /// Those of creating and mapping, after the chunks before.
-    fn make_ahead(&mut self, driver: &Driver) -> Result<Option<(usize, MappedPart)>> {
+    fn make_ahead(&mut self, driver: &Driver) -> Result<Option<Made>> {
         while self.ahead.len() < AHEAD && !matches!(self.ahead.back(), Some(Err(_))) {
             let Some(made) = self.make(driver).transpose() else {
                 break;

@@ -3,7 +3,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use super::*;
 use crate::driver::{Call, Code, NodeId};
 use crate::memory::Memory;
-use crate::{Buffer, Growth, Machine};
+use crate::{Backing, Buffer, Growth, Machine};
 
 const MIB: u64 = 1 << 20;
 const CHUNKS: u64 = 5;
@@ -300,6 +300,26 @@ fn a_panic_in_the_progress_function_stops_the_growth() {
     );
     drop(buffer);
     assert!(driver.sim().unwrap().held().is_empty());
+}
+
+#[test]
+fn the_ledger_has_the_chunks_that_came_to_be() {
+    for backing in [Backing::Driver, Backing::Registered] {
+        let driver = driver();
+        let options = options().backing(backing).label("five chunks");
+        let buffer = options.allocate_in_background(&driver, 1, |progress| {
+            if progress.done < 4 * MIB {
+                return ControlFlow::Continue(());
+            }
+            ControlFlow::Break(())
+        });
+        let buffer = buffer.unwrap();
+        buffer.wait().unwrap_err();
+        let entries = ledger::allocations(&driver).into_iter();
+        let of_label = |entry: &ledger::Allocation| entry.label.as_deref() == Some("five chunks");
+        let bytes: Vec<u64> = entries.filter(of_label).map(|entry| entry.bytes).collect();
+        assert_eq!(bytes, [buffer.len()], "{backing:?}");
+    }
 }
 
 #[test]

@@ -101,7 +101,7 @@ impl PhysicalOptions {
     }
 
     /// As [`create`](Self::create), with all decisions made. A further chunk of one allocation has the ledger's entry of
-    /// the first.
+    /// the first, which the caller [adds](Entry::add_chunk) it to.
     pub(crate) fn create_chunk(
         &self,
         driver: &Driver,
@@ -128,10 +128,7 @@ impl PhysicalOptions {
             handle = Some(created.map_err(explain)?);
         }
         let entry = match first {
-            Some(entry) => {
-                entry.add_chunk(bytes);
-                Arc::clone(entry)
-            }
+            Some(entry) => Arc::clone(entry),
             None => Arc::new(Entry::new(NewEntry {
                 driver,
                 bytes,
