@@ -136,7 +136,8 @@ impl Pool {
         let topology = Topology::of(driver)?;
         let workers = Workers {
             threads: ParallelCopy::on(&topology, node)?,
-            is_only_node: topology.nodes().len() == 1,
+            is_only_node: topology.nodes().len() == 1
+                && topology.gpus().iter().all(|gpu| gpu.memory_node.is_none()),
         };
         Ok(self.workers.get_or_init(|| workers))
     }
@@ -148,17 +149,25 @@ impl Pool {
     /// [`Error::NoSuchNode`]; those of the topology.
     pub(super) fn start(self: &Arc<Self>, driver: &Driver, node: NodeId, bytes: u64) -> Result<()> {
         let threads = &self.workers(driver, node)?.threads;
+        self.start_missing(&mut lock(&self.state), (node, threads), bytes);
+        Ok(())
+    }
+
+    fn start_missing(
+        self: &Arc<Self>,
+        state: &mut State,
+        (node, threads): (NodeId, &ParallelCopy),
+        bytes: u64,
+    ) {
         let pieces = usize::try_from(bytes.div_ceil(PIECE)).unwrap_or(usize::MAX);
         let wanted = threads.most_threads().min(pieces);
-        let mut state = lock(&self.state);
         while state.threads < wanted && self.start_one(node, threads) {
             state.threads += 1;
             state.starting += 1;
         }
-        Ok(())
     }
 
-    /// Begins to create the pages of a range, by the threads of [`start`](Self::start).
+    /// Begins to create the pages of a range, by as many threads as [`start`](Self::start) starts.
     ///
     /// # Errors
     /// As `start`.
@@ -170,11 +179,11 @@ impl Pool {
         shmem: bool,
     ) -> Result<Arc<Job>> {
         let bytes = range.end - range.start;
-        self.start(driver, node, bytes)?;
+        let workers = self.workers(driver, node)?;
         let job = Arc::new(Job {
             node,
             shmem,
-            is_only_node: self.workers(driver, node)?.is_only_node,
+            is_only_node: workers.is_only_node,
             progress: Mutex::new(Progress {
                 next: range.start,
                 left: bytes,
@@ -186,8 +195,12 @@ impl Pool {
         });
         let mut state = lock(&self.state);
         // A thread that starts changes mappings, for which it would wait for those that create pages, and the driver,
-        // which has its lock meanwhile, for that thread.
-        while state.starting > 0 {
+        // which has its lock meanwhile, for that thread. Others may end meanwhile.
+        loop {
+            self.start_missing(&mut state, (node, &workers.threads), bytes);
+            if state.starting == 0 {
+                break;
+            }
             let woken = self.started.wait(state);
             state = woken.unwrap_or_else(PoisonError::into_inner);
         }
