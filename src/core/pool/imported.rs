@@ -179,8 +179,7 @@ impl ImportedPool {
     /// Source: `cuMemPoolImportPointer`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another driver's stream, an impossible size, and an allocation that this
-    /// process has imported and not freed; the driver's INVALID_VALUE for data that is not an allocation of the
+    /// [`Error::InvalidArgument`] for another driver's stream, and for an allocation that this process has imported and not freed; the driver's INVALID_VALUE for data that is not an allocation of the
     /// pool.
     ///
     /// # Safety

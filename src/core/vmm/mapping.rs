@@ -105,15 +105,16 @@ pub struct Mapping {
 impl Mapping {
     /// Changes the access of the given locations for the whole mapping.
     ///
-    /// Source: `cuMemSetAccess`, in one call; for registered memory `cuMemHostRegister` and `mprotect`. The host is [`Location::Host`] or any host node. The driver refuses a GPU
-    /// that cannot reach the memory.
+    /// Source: `cuMemSetAccess`, in one call; for registered memory `cuMemHostRegister` and `mprotect`. The host is
+    /// [`Location::Host`] or any host node. The driver refuses a GPU that cannot reach the memory.
     ///
     /// # Errors
     /// [`Error::NoSuchGpu`]; [`Error::NoPeerAccess`] for a GPU that cannot access the memory of another one;
     /// [`Error::TooManyReferences`] if the host is refused because the memory is shared too often;
     /// [`Error::TooManyMappings`] if the kernel allows the process no more mappings;
-    /// [`Error::InvalidArgument`] in a forked child, whose memory it is not; or the driver's: NOT_SUPPORTED for the
-    /// host if it cannot reach a GPU's memory.
+    /// [`Error::InvalidArgument`] in a forked child, whose memory it is not, and for a GPU that is to have less than read-write
+    /// access to registered memory; [`Error::System`] if the kernel refuses the CPU's access to registered memory; or the
+    /// driver's: NOT_SUPPORTED for the host if it cannot reach a GPU's memory.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
         let before = self.host;
         Self::set_access_together(&mut [self], access).map_err(|error| {

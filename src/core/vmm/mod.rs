@@ -59,7 +59,8 @@ impl ReservationOptions {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 bytes or an alignment that is not a power of two;
-    /// [`Error::OutOfAddresses`] if the address space has no such hole; the driver's errors.
+    /// [`Error::OutOfAddresses`] if the address space has no such hole; the driver's errors; for registered memory
+    /// [`Error::System`] if the kernel refuses.
     #[inline]
     pub fn reserve(self, driver: &Driver, bytes: u64) -> Result<Reservation> {
         if self.alignment != 0 {

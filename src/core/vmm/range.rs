@@ -183,8 +183,8 @@ fn up_to(mapping: &Mapping, offset: u64) -> u64 {
 
 /// Physical memories mapped side by side in one reservation, unmapped and released when dropped.
 ///
-/// `P` owns a physical memory, or shares one with others. When dropped, the first part is unmapped and its memory released,
-/// then the second, and so on: other processes wait longer for releases that follow one another without a pause
+/// `P` owns a physical memory, or shares one with others. When dropped, the last part is unmapped and its memory released,
+/// then the one before it, and so on: other processes wait longer for releases that follow one another without a pause
 /// (docs/driver-behaviour.md).
 ///
 /// ```

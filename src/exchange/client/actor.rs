@@ -94,7 +94,9 @@ async fn say_what_is_held(session: &ClientSession, writer: &mut FrameWriter) {
         if fetches { state.held() } else { Vec::new() }
     };
     for part in held {
-        let _ = writer.write(&encode(&(UNASKED, Ask::Held(part))), &[]).await;
+        let _ = writer
+            .write(&encode(&(UNASKED, Ask::Held(part))), &[])
+            .await;
     }
 }
 
