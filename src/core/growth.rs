@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::size::Granularity;
-use crate::{Error, Result};
+use crate::{Backing, Error, Result};
 
 /// How far an allocation has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +69,9 @@ const LONGEST_REST: Duration = Duration::from_secs(1);
 /// each add a chunk.
 const MAX_SHAREABLE_CHUNKS: u64 = 2048;
 
+/// The same for registered memory, each chunk of which is a file that stays open: the usual limit on a process's files is 1024.
+const MAX_FILES: u64 = 256;
+
 impl Growth {
     /// The largest chunk: 4 GiB − 2 MiB. Drivers from 590.44 on were reported to fault below each 4 GiB boundary of one
     /// allocation, on arm64 kernels with pages of 64 KiB (NVIDIA/open-gpu-kernel-modules #1269).
@@ -77,7 +80,8 @@ impl Growth {
     /// Returns the default: chunks of 64 MiB without a rest. They grew at 0.97 to 1.01 of the speed of one piece by turns,
     /// and 0.81 to 1.10 in single runs (docs/driver-behaviour.md), and 99.9 % of the calls of other processes took at
     /// most 28.3 ms. Memory that can be shared has a handle for each chunk, and at most 2048 of them: beyond 128 GiB its
-    /// chunks are larger, such as 96 MiB for 192 GiB.
+    /// chunks are larger, such as 96 MiB for 192 GiB. Of registered memory the handle is a file that stays open, hence at most
+    /// 256: beyond 16 GiB its chunks are larger.
     pub const fn steady() -> Self {
         Self {
             chunk: 64 << 20,
@@ -118,8 +122,17 @@ impl Growth {
 
     /// Returns the size of the chunks of memory in units of `granularity`, of which `shareable` bytes can be shared: all
     /// of the buffer that can. The growth [was checked](Self::checked_chunk).
-    pub(crate) fn chunk_for(self, granularity: Granularity, shareable: Option<u64>) -> u64 {
-        let least = shareable.unwrap_or(0).div_ceil(MAX_SHAREABLE_CHUNKS);
+    pub(crate) fn chunk_for(
+        self,
+        granularity: Granularity,
+        shareable: Option<u64>,
+        backing: Backing,
+    ) -> u64 {
+        let most = match backing {
+            Backing::Registered => MAX_FILES,
+            _ => MAX_SHAREABLE_CHUNKS,
+        };
+        let least = shareable.unwrap_or(0).div_ceil(most);
         Self::chunk_in(granularity, self.chunk.max(least.min(Self::MAX_CHUNK)))
     }
 
@@ -218,8 +231,15 @@ mod tests {
                 8 * gib,
             ),
         ] {
-            let chunk = growth.chunk_for(granularity, is_shareable.then_some(bytes));
+            let shareable = is_shareable.then_some(bytes);
+            let chunk = growth.chunk_for(granularity, shareable, Backing::Driver);
             assert_eq!(chunk, expected, "{growth:?} {bytes} {is_shareable}");
+        }
+        for (gib_of_files, expected) in [(16, 64 * MIB), (80, 320 * MIB), (1024, Growth::MAX_CHUNK)]
+        {
+            let shareable = Some(gib_of_files * gib);
+            let chunk = Growth::steady().chunk_for(two, shareable, Backing::Registered);
+            assert_eq!(chunk, expected, "{gib_of_files} GiB");
         }
         let largest = Granularity::new(1 << 63).unwrap();
         assert_eq!(Growth::chunk_in(largest, u64::MAX), 1 << 63);

@@ -64,7 +64,8 @@ impl BufferOptions {
             // Memory of GPUs is not divided.
             if site.location().is_host() {
                 let shareable = site.is_shareable().then_some(shareable);
-                site.chunk = self.growth.chunk_for(site.granularity, shareable);
+                let growth = self.growth;
+                site.chunk = growth.chunk_for(site.granularity, shareable, chosen.backing);
             }
         }
         let chunks = self.chunks(&sites, pieces)?;

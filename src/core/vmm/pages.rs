@@ -199,8 +199,15 @@ impl Pages {
 
 /// Creates a sealed file of `bytes`.
 fn create_file(node: NodeId, bytes: u64) -> Result<File> {
-    let failed =
-        |error: io::Error| Error::system(format!("creating a memfd of {bytes} bytes"), &error);
+    let failed = |error: io::Error| {
+        let what = format!("creating a memfd of {bytes} bytes");
+        if error.raw_os_error() != Some(libc::EMFILE) {
+            return Error::system(what, &error);
+        }
+        let why = "each chunk of registered memory that can be shared is a file that stays open: raise RLIMIT_NOFILE \
+                   (ulimit -n), or set larger chunks";
+        Error::failed(what, format!("{error}: {why}"))
+    };
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = memfd_create(format!("{NAME}{node}"), flags);
     let file = File::from(fd.map_err(|error| failed(error.into()))?);
