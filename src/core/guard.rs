@@ -16,7 +16,7 @@ use crate::{Driver, DriverError, Error, Result};
 /// creating them, and the kernel keeps as much in reserve.
 pub const WORTH_ASKING: u64 = 64 << 20;
 
-/// Refuses `bytes` at `location` if the node has less free.
+/// Refuses `bytes` at `location` if the node has less free; where the kernel chooses the nodes, if all have less.
 ///
 /// Pinned memory cannot be swapped out: beyond a node's free memory the kernel starts to kill processes.
 /// `idle` returns how many bytes exist already for the request, and is called only if they matter.
@@ -32,33 +32,50 @@ pub fn check_free(
     check_free_now(driver, location, bytes, idle).map(drop)
 }
 
-/// As [`check_free`], for any number of bytes; returns the free bytes, if the location is a node and the number
-/// is known.
+/// As [`check_free`], for any number of bytes; returns the free bytes, if the location is on the host and the number is known.
 pub fn check_free_now(
     driver: &Driver,
     location: Location,
     bytes: u64,
     idle: impl FnOnce() -> u64,
 ) -> Result<Option<u64>> {
-    let Location::HostNuma(id) = location else {
-        return Ok(None);
+    let (nodes, free) = match location {
+        Location::Device(_) => return Ok(None),
+        Location::HostNuma(id) => (vec![NodeId(id)], topology::free_now(driver, NodeId(id))),
+        Location::Host | Location::HostNumaCurrent => free_of_all(driver)?,
     };
-    let node = NodeId(id);
-    match topology::free_now(driver, node) {
-        // The override is for machines that report less memory than they can provide.
-        Some(free)
-            if free < bytes
-                && free.saturating_add(idle()) < bytes
-                && Overcommit::from_env() == Overcommit::Refuse =>
-        {
-            Err(Error::NodeTooFull {
-                node,
-                requested: bytes,
-                free,
-            })
-        }
-        free => Ok(free),
+    let Some(free) = free else { return Ok(None) };
+    // The override is for machines that report less memory than they can provide.
+    if free >= bytes
+        || free.saturating_add(idle()) >= bytes
+        || Overcommit::from_env() == Overcommit::Allow
+    {
+        return Ok(Some(free));
     }
+    let requested = bytes;
+    Err(match nodes[..] {
+        [node] => Error::NodeTooFull {
+            node,
+            requested,
+            free,
+        },
+        _ => Error::NodesTooFull {
+            nodes,
+            requested,
+            free,
+        },
+    })
+}
+
+/// Returns all nodes of the machine, and what they have free within the control groups' limit; `None` if that is not known for
+/// each.
+fn free_of_all(driver: &Driver) -> Result<(Vec<NodeId>, Option<u64>)> {
+    let topology = Topology::of(driver)?;
+    let nodes: Vec<NodeId> = topology.nodes().iter().map(|node| node.id).collect();
+    let mut free = nodes.iter().map(|&node| topology::free_now(driver, node));
+    let sum = free.try_fold(0_u64, |sum, free| Some(sum.saturating_add(free?)));
+    let room = topology::cgroup_room(driver).unwrap_or(u64::MAX);
+    Ok((nodes, sum.map(|sum| sum.min(room))))
 }
 
 /// Returns whether an error says that there was too little memory: less of it, or later, or on another node, there may be.

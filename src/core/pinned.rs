@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::driver::{Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, Location};
-use crate::guard::on_gpu;
+use crate::guard::{check_free, on_gpu};
 use crate::ledger::{AllocPath, Entry, Grants, NewEntry, Site};
 use crate::memory::{AccessChecks, Engine, Memory, impl_memory};
 use crate::size::not_empty;
@@ -212,10 +212,12 @@ impl PinnedHost {
     /// Allocates `bytes` in the primary context of GPU `device`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NoSuchGpu`], or the driver's error.
+    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NoSuchGpu`]; [`Error::NodesTooFull`] or [`Error::NodeTooFull`] if the
+    /// machine has less free; or the driver's error.
     #[track_caller]
     pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
         not_empty(bytes)?;
+        check_free(driver, Location::Host, bytes, || 0)?;
         // Every GPU may access it; asked first, so that nothing is allocated if the driver does not say.
         let gpus = 0..driver.device_count()?;
         let start = on_gpu(driver, device, driver.mem_host_alloc(device, bytes))?;

@@ -231,6 +231,32 @@ fn more_than_a_node_has_free_is_refused_with_the_numbers() {
 fn only_host_nodes_are_guarded() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
     check_free(&driver, Location::Device(0), 1 << 50, || 0).unwrap();
-    check_free(&driver, Location::Host, 1 << 50, || 0).unwrap();
     check_free(&driver, Location::HostNuma(99), 1 << 50, || 0).unwrap();
+}
+
+#[test]
+fn where_the_kernel_chooses_the_node_all_of_them_count() {
+    let driver = Driver::simulated(Machine::gh200x4()).unwrap();
+    let nodes = driver.sim().unwrap().machine().nodes.clone();
+    let total: u64 = nodes.iter().map(|node| node.memory).sum();
+    let sim = driver.sim().unwrap();
+    for location in [Location::Host, Location::HostNumaCurrent] {
+        check_free(&driver, location, total, || 0).unwrap();
+        check_free(&driver, location, total + 10, || 10).unwrap();
+        let refused = |error: Error| match error {
+            Error::NodesTooFull {
+                nodes: all, free, ..
+            } => assert_eq!((all.len(), free), (nodes.len(), total)),
+            other => panic!("{other:?}"),
+        };
+        refused(check_free(&driver, location, total + 1, || 0).unwrap_err());
+        let options = Buffer::on(location).bytes(total + (2 << 20));
+        refused(options.allocate(&driver).unwrap_err());
+    }
+    let pages = crate::pinned::PageSize::Base;
+    crate::pinned::RegisteredHost::new(&driver, 0, total + 1, pages).unwrap_err();
+    crate::pinned::PinnedHost::new(&driver, 0, total + 1).unwrap_err();
+    for call in [Call::MemCreate, Call::MemHostAlloc, Call::MemHostRegister] {
+        assert_eq!(sim.count(call), 0, "{call:?}");
+    }
 }

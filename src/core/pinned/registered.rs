@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::fs::{SealFlags, fcntl_get_seals};
 
 use super::{Owned, is_supported, owned};
-use crate::driver::{DeviceAttribute, DevicePtr, Driver};
-use crate::guard::on_gpu;
+use crate::driver::{DeviceAttribute, DevicePtr, Driver, Location};
+use crate::guard::{check_free, on_gpu};
 use crate::ledger::AllocPath;
 use crate::memory::check_range;
 use crate::size::not_empty;
@@ -36,12 +36,16 @@ impl RegisteredHost {
     /// Maps `bytes` of zeros and registers them in the primary context of GPU `device`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes; [`Error::NoSuchGpu`]; [`Error::System`] if there are no such pages;
+    /// [`Error::InvalidArgument`] for 0 bytes; [`Error::NoSuchGpu`]; [`Error::NodesTooFull`] or [`Error::NodeTooFull`] if the
+    /// machine has less free; [`Error::System`] if there are no such pages;
     /// [`Error::PlatformUnsupported`] where memory cannot be registered, or not at the CPU's address; the driver's
     /// error.
     #[track_caller]
     pub fn new(driver: &Driver, device: i32, bytes: u64, size: PageSize) -> Result<Self> {
         not_empty(bytes)?;
+        if size != PageSize::Reserved {
+            check_free(driver, Location::Host, bytes, || 0)?;
+        }
         let pages = Pages::anonymous(bytes, size)?;
         Self::register(driver, device, pages, bytes, true)
     }
