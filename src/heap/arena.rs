@@ -99,6 +99,8 @@ impl Arena {
             return Err(no_bytes());
         }
         let inner = self.heap.inner();
+        // A forked child must get no bytes that its parent may get too.
+        inner.expect_this_process()?;
         let mut state = self.state.borrow_mut();
         let padded = bytes.next_multiple_of(UNIT); // a layout has less than 2^63
         let offset = match state.bump(inner.facts.start, padded, align) {

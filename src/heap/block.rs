@@ -225,7 +225,7 @@ unsafe impl AccessChecks for Block {
     /// Waits while the heap creates a chunk.
     fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
         let at = self.piece.offset + offset;
-        let end = self.heap().supply.at_chunk(at, |chunk| chunk.range().end);
+        let end = self.heap().at_chunk(at, |chunk| chunk.range().end);
         Some(len.min(end? - at))
     }
 
@@ -245,12 +245,12 @@ impl Memory for Block {
         self.piece.bytes
     }
     /// Returns the location of the block's first byte. In a heap on several nodes this waits while the heap
-    /// is growing.
+    /// is growing, and a forked child gets [`Location::Host`].
     fn location(&self) -> Location {
         let heap = self.heap();
         heap.facts.location.unwrap_or_else(|| {
             // Every block has a chunk behind it.
-            let location = heap.supply.at_chunk(self.piece.offset, Chunk::location);
+            let location = heap.at_chunk(self.piece.offset, Chunk::location);
             location.unwrap_or(Location::Host)
         })
     }

@@ -64,7 +64,7 @@ impl ByteAccess {
         let (stream, _) = self.stream()?;
         // SAFETY: the caller's promise; the work ends before this returns.
         let put = unsafe { stream.memset_async(start, byte, bytes) };
-        put.and(stream.synchronize())
+        put.and(stream.finish())
     }
 
     /// Reads bytes: at most [`STEP`].
@@ -90,7 +90,7 @@ impl ByteAccess {
         // SAFETY: both have this many bytes; the staging memory belongs to this value alone, and the work ends
         // before this returns.
         let put = unsafe { stream.copy_async(staging.device_ptr(), start, bytes) };
-        put.and(stream.synchronize())?;
+        put.and(stream.finish())?;
         self.staging.insert(staging).cpu().read_at(0, buffer)
     }
 

@@ -155,6 +155,10 @@ impl Decay {
         match heap.trim(keep) {
             Ok(0) => {}
             Ok(bytes) => tracing::debug!(bytes, "memory that was idle went back"),
+            // The heap may have ended meanwhile.
+            Err(error) if *lock(&heap.grower.ended) => {
+                tracing::debug!(%error, "the heap has ended")
+            }
             Err(error) => tracing::warn!(%error, "idle memory does not go back"),
         }
         heap.tell();

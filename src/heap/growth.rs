@@ -90,7 +90,7 @@ impl HeapInner {
             if let Some(found) = self.after_caches_of_use(bytes, align, attempt) {
                 return Ok(found);
             }
-            asked += 1;
+            asked = asked.saturating_add(1);
             match (soft.relieve.0)(&pressure) {
                 Relief::Retry => {
                     self.collect_or_log();

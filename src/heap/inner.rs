@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
 
-use super::backing::{Backing, Supply};
+use super::backing::{Backing, Chunk, Supply};
 use super::cache::{Front, Inside, Reserved, Visitor, member};
 use super::debug::Watch;
 use super::deferred::Deferral;
@@ -86,6 +86,15 @@ impl HeapInner {
         }
         // The driver is no younger than the heap.
         self.facts.driver.expect_this_process("heap")
+    }
+
+    /// Calls `f` with the chunk at `offset`, if there is one. Waits while a chunk is created; not in a forked child, where nobody
+    /// may be left to release the lock.
+    pub(super) fn at_chunk<R>(&self, offset: u64, f: impl FnOnce(&Chunk) -> R) -> Option<R> {
+        if !self.facts.born.is_current() {
+            return None;
+        }
+        self.supply.backing().as_ref()?.chunk_at(offset).map(f)
     }
 
     /// Enters the core, after applying the frees in the inbox. Not allowed while a driver call runs. Allowed

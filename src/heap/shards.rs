@@ -44,7 +44,7 @@ impl HeapInner {
     #[cold]
     #[inline(never)]
     pub(super) fn note_crowd(&self, local: &mut Local) {
-        local.crowded += 1;
+        local.crowded = local.crowded.saturating_add(1);
         if local.crowded >= OFTEN && local.shard.is_none() {
             local.crowded = 0; // if all numbers are taken, the next try is later
             self.open_shard(local);

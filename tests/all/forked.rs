@@ -210,10 +210,13 @@ fn a_forked_child_gets_no_memory_of_its_parents_heap() {
             let mut blocks = Some([64, 3000, 1 << 20].map(|n| heap.allocate(layout(n)).unwrap()));
             let on_stream = heap.on_stream(&stream).unwrap();
             drop(on_stream.allocate(layout(64)).unwrap());
+            let arena = heap.arena();
+            arena.allocate(layout(64)).unwrap();
             beside_busy_threads(&heap, || {
                 for _ in 0..CHILDREN / 4 {
                     let in_child = || {
                         told(on_stream.allocate(layout(64)).unwrap_err());
+                        told(arena.allocate(layout(64)).unwrap_err());
                         for bytes in [64, 3000, 1 << 20, 8 << 20] {
                             told(heap.allocate(layout(bytes)).unwrap_err());
                             told(heap.allocate_zeroed(layout(bytes)).unwrap_err());
@@ -225,6 +228,7 @@ fn a_forked_child_gets_no_memory_of_its_parents_heap() {
                         told(heap.check().unwrap_err());
                         let [mut small, medium, large] = blocks.take().unwrap();
                         assert!(!small.resize_in_place(60));
+                        stream.copy(&medium, 0, &large, 0, 3000).unwrap_err();
                         told(*medium.free_after(&stream).unwrap_err().error);
                         told(
                             *heap
@@ -238,7 +242,7 @@ fn a_forked_child_gets_no_memory_of_its_parents_heap() {
                     in_a_child(in_child, libc::_exit);
                 }
             });
-            drop((blocks, on_stream));
+            drop((blocks, on_stream, arena));
             assert_eq!(heap.stats().live_blocks, 0);
         }
     });

@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Backing, Chunk, Order, Want};
+use super::{Backing, Order, Want};
 use crate::per_driver::lock;
 use crate::{Error, Growth, Result};
 
@@ -91,11 +91,6 @@ impl Supply {
         let guard = lock(&self.backing);
         self.waiting.fetch_sub(1, Relaxed);
         guard
-    }
-
-    /// Calls `f` with the chunk at `offset`, if there is one. Waits while a chunk is created.
-    pub(crate) fn at_chunk<R>(&self, offset: u64, f: impl FnOnce(&Chunk) -> R) -> Option<R> {
-        self.backing().as_ref()?.chunk_at(offset).map(f)
     }
 
     /// Locks the backing, to add memory or give it back.

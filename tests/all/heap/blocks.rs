@@ -1,6 +1,6 @@
 //! Blocks: where they lie, and that none touches another.
 
-use egmem::driver::{Access, Call, Location};
+use egmem::driver::{Access, Call, Code, Location};
 use egmem::proof::Prover;
 use egmem::{Block, Error, Stream};
 
@@ -95,6 +95,19 @@ fn cpu_and_gpu_see_the_same_bytes_in_every_chunk() {
             prover.write(block, 5).unwrap();
         }
     }
+}
+
+#[test]
+fn a_refused_wait_for_a_gpus_zeros_is_made_up_for() {
+    let driver = simulated();
+    let heap = on(&driver).access(Location::Host, Access::None);
+    let heap = heap.build(&driver).unwrap();
+    let sim = driver.sim().unwrap();
+    drop(heap.allocate_zeroed(layout(5000)).unwrap());
+    assert_eq!(sim.count(Call::StreamQuery), 0);
+    sim.fail(Call::StreamSynchronize, 1, Code::UNKNOWN);
+    heap.allocate_zeroed(layout(5000)).unwrap_err();
+    assert_eq!(sim.count(Call::StreamQuery), 1);
 }
 
 #[test]
