@@ -132,31 +132,42 @@ impl AttachOptions {
         let view = memory.cpu()?;
         let words = Words::new(&view)?;
         view.slice(0, crate::geometry::HEADER)?;
-        // Refused before anything is written.
-        self.plan(&view)?;
+        // Read before the header: a process that begins a tier in other data writes this word first.
+        let opener = words.get(OPENER);
+        let found = header::read(&view);
+        let has_other_data = found.is_err() && !header::is_begun(&view)?;
+        // Refused before anything is written. Where there is no tier yet, another process may begin one, or write one at this moment.
+        if !matches!(found, Ok(None)) {
+            self.plan(&view, found)?;
+        }
         // One process opens it at a time, so nobody sees a tier that is being written, and all know who is a member.
-        let own = self.claim(&words, &view)?;
+        let own = self.claim(&words, has_other_data.then_some(opener))?;
         // Another process may have had it in between.
-        let opened = self.plan(&view).and_then(|(geometry, is_new)| {
-            if is_new {
-                // The words of members of other data than a whole tier mean nothing.
-                let elsewhere_has_ended = self.take_over || !header::is_of_a_tier(&view)?;
-                Members::of(&words).expect_none(elsewhere_has_ended)?;
-                header::format(&view, &geometry, &self.tag)?;
-            }
-            self.join(geometry, is_new, None)
-        });
+        let opened = self
+            .plan(&view, header::read(&view))
+            .and_then(|(geometry, is_new)| {
+                if is_new {
+                    // The words of members of other data than a whole tier mean nothing.
+                    let elsewhere_has_ended = self.take_over || !header::is_of_a_tier(&view)?;
+                    Members::of(&words).expect_none(elsewhere_has_ended)?;
+                    header::format(&view, &geometry, &self.tag)?;
+                }
+                self.join(geometry, is_new, None)
+            });
         members::release(&words, OPENER, own);
         opened
     }
 
-    /// Waits until no other process opens the tier.
-    fn claim(&self, words: &Words<'_>, view: &CpuView<'_>) -> Result<u64> {
-        // Also of memory that becomes one at this moment.
-        let is_a_tier = header::read(view).is_ok() || header::is_of_a_tier(view)?;
+    /// Waits until no other process opens the tier. A word that other data had there means nothing, unless it is that of a living
+    /// process of this namespace: that one begins a tier at this moment.
+    fn claim(&self, words: &Words<'_>, in_other_data: Option<u64>) -> Result<u64> {
         let mut wait = Wait::new(words, PATIENCE);
         loop {
-            match members::claim(words, OPENER, self.take_over, is_a_tier) {
+            let found = words.get(OPENER);
+            let elsewhere_has_ended = self.take_over || in_other_data == Some(found);
+            match members::claim(words, OPENER, found, elsewhere_has_ended) {
+                Ok(Some(own)) => return Ok(own),
+                Ok(None) => {} // it has another word by now
                 Err(Error::InUse {
                     pid,
                     is_elsewhere: false,
@@ -166,25 +177,28 @@ impl AttachOptions {
                     }
                     std::thread::sleep(PAUSE);
                 }
-                claimed => return claimed,
+                Err(error) => return Err(error),
             }
         }
     }
 
-    /// Returns where everything lies, and whether the memory is formatted first.
-    fn plan(&self, view: &CpuView<'_>) -> Result<(Geometry, bool)> {
-        let found = header::read(view).and_then(|found| {
+    /// Returns where everything lies, and whether the memory is formatted first: `found` is what [`header::read`] returned.
+    fn plan(
+        &self,
+        view: &CpuView<'_>,
+        found: Result<Option<(Geometry, Tag)>>,
+    ) -> Result<(Geometry, bool)> {
+        let found = found.and_then(|found| {
             let wanted = |(geometry, tag)| self.expect_wanted(&geometry, &tag).map(|()| geometry);
             found.map(wanted).transpose()
         });
-        let found = match found {
-            Err(Error::NotATier { .. } | Error::OtherTier { .. }) if self.reset => None,
-            found => found?,
-        };
         match found {
-            Some(geometry) => Ok((geometry, false)),
-            None => Ok((self.new_geometry(view)?, true)),
+            Err(Error::NotATier { .. } | Error::OtherTier { .. }) if self.reset => {}
+            Err(error) => return Err(error),
+            Ok(Some(geometry)) => return Ok((geometry, false)),
+            Ok(None) => {}
         }
+        Ok((self.new_geometry(view)?, true))
     }
 
     fn expect_wanted(&self, geometry: &Geometry, tag: &Tag) -> Result<()> {
@@ -363,6 +377,39 @@ mod tests {
         assert!(tier.found().is_new);
         // Of a tier that is there, the number is compared.
         attach().pages(tier.pages().into()).open().unwrap();
+    }
+
+    /// The tier that another process writes at this moment may have that many pages.
+    #[test]
+    fn a_number_of_pages_of_several_sizes_waits_for_the_tier_that_is_being_written() {
+        let memory = memory();
+        memory.put(0, header::UNFINISHED).unwrap();
+        memory.put(OPENER, members::own().unwrap()).unwrap();
+        let attach = Tier::attach(memory).page_sizes([4096, 1024]).pages(8);
+        let pid = std::process::id();
+        assert_eq!(attach.open().unwrap_err(), Error::Busy { pid });
+    }
+
+    #[test]
+    fn a_process_elsewhere_that_begins_in_other_data_is_not_overwritten() {
+        let memory = memory();
+        let view = memory.cpu().unwrap();
+        let words = Words::new(&view).unwrap();
+        let elsewhere = members::own().unwrap() ^ 1 << 22;
+        let attach = Tier::attach(memory.clone()).page_bytes(4096).reset(true);
+        words.put(OPENER, elsewhere);
+        for (data, word) in [(header::UNFINISHED, elsewhere), (7, 5)] {
+            words.put(0, data);
+            let has_other_data = !header::is_begun(&view).unwrap();
+            let refused = attach.claim(&words, has_other_data.then_some(word));
+            let in_use = Error::InUse {
+                pid: std::process::id(),
+                is_elsewhere: true,
+            };
+            assert_eq!(refused, Err(in_use), "{data}");
+        }
+        // Its word is a part of the data.
+        attach.claim(&words, Some(elsewhere)).unwrap();
     }
 
     #[test]

@@ -134,6 +134,14 @@ pub(crate) fn is_of_a_tier(view: &CpuView<'_>) -> Result<bool, MemoryError> {
     Ok(view.get::<u64>(0)? == MAGIC)
 }
 
+/// As [`is_of_a_tier`], also of a tier that is being written, or was not written completely: the word of its opener is such a word.
+///
+/// # Errors
+/// Those of the view.
+pub(crate) fn is_begun(view: &CpuView<'_>) -> Result<bool, MemoryError> {
+    Ok(is_of_a_tier(view)? || view.get::<u64>(0)? == UNFINISHED)
+}
+
 /// Writes the header, and zeros up to the pages of the first extent, where a tier of one group has its slots. The table is to be
 /// repaired then. Killed within, it leaves no tier.
 ///

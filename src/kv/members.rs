@@ -289,29 +289,21 @@ fn judge_by(found: u64, proc: &Path) -> Result<Owner, MemoryError> {
     })
 }
 
-/// Claims a place in the memory for this process. Returns the word, for [`release`]. Without `is_a_tier` the memory has other
-/// data, and the word there means nothing, unless it is that of a living process of this namespace: that one formats the
-/// memory at this moment.
+/// Claims a place in the memory, which had the word `found`, for this process. Returns this process's word, for [`release`]; `None` if
+/// the place has another word by now.
 ///
 /// # Errors
-/// [`Error::InUse`] if a process has it that may live, unless it is elsewhere and `take_over` says that it has ended;
+/// [`Error::InUse`] if a process has it that may live, unless it is elsewhere and has ended;
 /// [`System`](crate::MemoryError::System) without `/proc`.
 pub(crate) fn claim(
     words: &Words<'_>,
     at: u64,
-    take_over: bool,
-    mut is_a_tier: bool,
-) -> Result<u64> {
+    found: u64,
+    elsewhere_has_ended: bool,
+) -> Result<Option<u64>> {
     let own = own()?;
-    loop {
-        let found = words.get(at);
-        expect_no_other(judge(found)?, take_over || !is_a_tier)?;
-        if words.swap(at, found, own) {
-            return Ok(own);
-        }
-        // Another process has it by now, which formats it: judge that one.
-        is_a_tier = true;
-    }
+    expect_no_other(judge(found)?, elsewhere_has_ended)?;
+    Ok(words.swap(at, found, own).then_some(own))
 }
 
 /// Refuses a place of a process that may live, unless it is elsewhere and that one is said to have ended.
@@ -383,7 +375,7 @@ mod tests {
     fn a_process_gives_up_its_own_place_alone() {
         let memory = [AtomicU64::new(0)];
         let words = Words::over(&memory);
-        let own = claim(&words, 0, false, true).unwrap();
+        let own = claim(&words, 0, 0, false).unwrap().unwrap();
         // Another process was told to take the place over.
         words.put(0, own ^ 1);
         release(&words, 0, own);
