@@ -43,7 +43,7 @@ impl<T: Clone + Default + Send> Default for PerDriver<T> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::Arc;
 
     use super::*;
@@ -64,26 +64,30 @@ mod tests {
         assert_eq!(registry.registry().len(), 1);
     }
 
-    #[test]
+    /// Returns whether `check` holds in a forked child, which has a minute.
     #[cfg(not(miri))]
-    fn a_child_that_is_forked_while_the_registry_is_locked_has_its_own() {
-        let registry = PerDriver::<Arc<()>>::new();
-        let driver = Driver::simulated(Machine::gh200()).unwrap();
-        let locked = registry.registry();
-        // SAFETY: the child uses nothing of other threads, and ends at once.
+    pub(crate) fn in_a_child(check: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child runs `check` alone, which uses nothing of other threads, and ends at once.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: ends a child that waits for ever, or else without running the parent's exit handlers.
             unsafe {
                 libc::alarm(60);
-                registry.of(&driver);
-                libc::_exit(0)
+                libc::_exit(i32::from(!check()))
             }
         }
         let mut status = -1;
         // SAFETY: `status` is a local variable, and no other thread waits for the child.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0);
-        drop(locked);
+        status == 0
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn a_child_that_is_forked_while_the_registry_is_locked_has_its_own() {
+        let registry = PerDriver::<Arc<()>>::new();
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let _locked = registry.registry();
+        assert!(in_a_child(|| registry.of(&driver) == Arc::default()));
     }
 }

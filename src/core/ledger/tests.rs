@@ -8,6 +8,8 @@ use crate::driver::{
     PoolApi, PoolProps,
 };
 use crate::per_driver::lock;
+#[cfg(not(miri))]
+use crate::per_driver::tests::in_a_child;
 use crate::pinned::{DeviceMemory, PinnedHost};
 use crate::vmm::{PhysicalMemory, Reservation};
 use crate::{Buffer, Machine, Pool, Stream};
@@ -389,12 +391,11 @@ fn a_reservation_alone_is_no_memory() {
 fn a_forked_child_has_a_ledger_of_its_own() {
     let driver = machine();
     let buffer = Buffer::on(NODE).bytes(1).allocate(&driver).unwrap();
-    // SAFETY: the child drops values and ends at once.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
+    let mut buffer = Some(buffer);
+    assert!(in_a_child(|| {
         let none = count() == 0 && allocations(&driver).is_empty();
-        let refused = locate(&driver, buffer.device_ptr()).is_err();
-        drop(buffer);
+        let buffer = buffer.take();
+        let refused = buffer.is_some_and(|buffer| locate(&driver, buffer.device_ptr()).is_err());
         let entry = Entry::new(NewEntry {
             driver: &driver,
             bytes: 1,
@@ -405,14 +406,8 @@ fn a_forked_child_has_a_ledger_of_its_own() {
         });
         let own = count() == 1;
         drop(entry);
-        let ok = none && refused && own && count() == 0;
-        // SAFETY: ends the child without running the parent's exit handlers.
-        unsafe { libc::_exit(i32::from(!ok)) }
-    }
-    let mut status = -1;
-    // SAFETY: `status` is a local variable, and no other thread waits for the child.
-    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert_eq!(status, 0);
+        none && refused && own && count() == 0
+    }));
     assert_eq!(only(&driver).bytes, 2 * MIB);
     drop(buffer);
     assert!(allocations(&driver).is_empty());
@@ -489,17 +484,9 @@ fn a_forked_child_has_no_tier_and_waits_for_none() {
     let tier = fake(&driver, 1);
     // As a thread that the child does not have.
     let held = lock(&tier.lock);
-    // SAFETY: the child looks at the ledger and ends at once.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let none = tiers(&driver).is_empty() && all_tiers().is_empty();
-        // SAFETY: ends the child without running the parent's exit handlers.
-        unsafe { libc::_exit(i32::from(!none)) }
-    }
-    let mut status = -1;
-    // SAFETY: `status` is a local variable, and no other thread waits for the child.
-    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert_eq!(status, 0);
+    assert!(in_a_child(
+        || tiers(&driver).is_empty() && all_tiers().is_empty()
+    ));
     drop(held);
     assert_eq!(addresses(&driver), [1]);
 }

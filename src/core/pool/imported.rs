@@ -6,7 +6,7 @@ mod tests;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use super::buffer::Allocation;
 use super::{Inner, Pool, PoolBuffer};
@@ -14,6 +14,7 @@ use crate::driver::{
     self, Access, AccessDesc, Code, DevicePtr, Driver, HandleType, HandleTypes, Location,
     PointerAttribute, PoolApi, PoolHandle, PoolProps, PoolPtrExport, ShareableHandle,
 };
+use crate::fork::PerProcess;
 use crate::ledger::{AllocPath, Imported as From, Party, Site};
 use crate::memory::{CpuView, Memory, impl_cpu_memory, memory_through};
 use crate::per_driver::lock;
@@ -77,8 +78,8 @@ pub struct ImportedPool(Pool);
 /// the count of their uses.
 fn imported() -> MutexGuard<'static, HashMap<(usize, PoolHandle), Weak<Inner>>> {
     type All = Mutex<HashMap<(usize, PoolHandle), Weak<Inner>>>;
-    static IMPORTED: LazyLock<All> = LazyLock::new(Mutex::default);
-    lock(&IMPORTED)
+    static IMPORTED: PerProcess<All> = PerProcess::new();
+    lock(IMPORTED.get(|_| Mutex::default()))
 }
 
 impl ImportedPool {
@@ -227,6 +228,7 @@ impl ImportedPool {
 
     /// Imports an allocation that this process does not have, and notes that it has it now.
     fn import_once(&self, pointer: &PoolPtrExport) -> Result<DevicePtr> {
+        self.driver().expect_this_process("memory pool")?;
         let mut live = live();
         // SAFETY: `self` keeps the handle alive; the driver checks the 64 bytes.
         let start = unsafe {
@@ -255,8 +257,8 @@ impl ImportedPool {
 /// The imported allocations of this process, by driver and address: a peer that sends one twice must not
 /// create two owners.
 fn live() -> MutexGuard<'static, HashSet<(usize, DevicePtr)>> {
-    static LIVE: LazyLock<Mutex<HashSet<(usize, DevicePtr)>>> = LazyLock::new(Mutex::default);
-    lock(&LIVE)
+    static LIVE: PerProcess<Mutex<HashSet<(usize, DevicePtr)>>> = PerProcess::new();
+    lock(LIVE.get(|_| Mutex::default()))
 }
 
 /// An allocation of another process's pool.

@@ -30,6 +30,7 @@ use crate::driver::{
     Access, AccessDesc, Code, Driver, Location, PoolApi, PoolAttribute, PoolCalls, PoolHandle,
     PoolProps, refuse,
 };
+use crate::fork::PerProcess;
 use crate::guard::{explain_access, on_gpu};
 use crate::ledger::{Grants, Label};
 use crate::memory::GrantUses;
@@ -272,10 +273,9 @@ impl Pool {
 /// The devices whose current pool belongs to a guard, each with its driver's address. The lock is held over
 /// every change and every allocation from the current pool, so that an allocation cannot come from another
 /// pool.
-static CURRENT: Mutex<Vec<(usize, i32)>> = Mutex::new(Vec::new());
-
 fn current() -> MutexGuard<'static, Vec<(usize, i32)>> {
-    lock(&CURRENT)
+    static CURRENT: PerProcess<Mutex<Vec<(usize, i32)>>> = PerProcess::new();
+    lock(CURRENT.get(|_| Mutex::default()))
 }
 
 /// While it lives, the pool is the device's current one, for the whole process.
@@ -300,6 +300,7 @@ impl Pool {
     /// 13.0: allocate from the pool itself there. [`Error::InvalidArgument`] while another guard lives for
     /// the device; [`Error::NoSuchGpu`].
     pub fn make_current(&self, device: i32) -> Result<DevicePoolGuard> {
+        self.driver().expect_this_process("memory pool")?;
         let calls = self.calls()?;
         let mut current = current();
         let key = (self.driver().address(), device);

@@ -173,6 +173,8 @@ mod tests {
     use super::*;
     use crate::Machine;
     use crate::driver::{Call, Code};
+    #[cfg(not(miri))]
+    use crate::per_driver::tests::in_a_child;
 
     fn driver() -> Driver {
         Driver::simulated(Machine::gh200()).unwrap()
@@ -206,31 +208,15 @@ mod tests {
         assert_eq!(sim.count(Call::EventDestroy), 2);
     }
 
-    /// Has a forked child, which has a minute, make a call.
-    #[cfg(not(miri))]
-    fn in_a_child(call: impl FnOnce()) {
-        // SAFETY: the child uses nothing of other threads, and ends at once.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: ends a child that waits for ever, or else without running the parent's exit handlers.
-            unsafe {
-                libc::alarm(60);
-                call();
-                libc::_exit(0)
-            }
-        }
-        let mut status = -1;
-        // SAFETY: `status` is a local variable, and no other thread waits for the child.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0);
-    }
-
     /// The child's own events are kept in a list of its own.
     #[test]
     #[cfg(not(miri))]
     fn a_child_that_is_forked_while_the_list_is_locked_looks_at_its_own() {
         let _locked = super::super::event::kept();
-        in_a_child(sweep);
+        assert!(in_a_child(|| {
+            sweep();
+            true
+        }));
     }
 
     #[test]
@@ -239,7 +225,7 @@ mod tests {
         let event = Arc::new(Event::new(&driver(), 0, false).unwrap());
         let held = Cell::new(Some(Arc::clone(&event).hold()));
         let _recorded = lock(&event.held);
-        in_a_child(|| drop(held.take()));
+        assert!(in_a_child(|| held.take().is_some()));
     }
 
     #[test]

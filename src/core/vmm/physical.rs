@@ -5,7 +5,7 @@ mod options;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, fence};
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 pub use options::PhysicalOptions;
 
@@ -17,6 +17,7 @@ use crate::driver::{
     AllocationProps, Driver, GranularityKind, HandleType, HandleTypes, Location, PhysicalHandle,
     ShareableHandle,
 };
+use crate::fork::PerProcess;
 use crate::ledger::{AllocPath, Entry, Imported, Label, NewEntry, Party, Site};
 use crate::size::{Granularity, PaddedSize};
 use crate::teardown::{give_back, give_back_or_log, may_pass};
@@ -52,7 +53,7 @@ pub struct PhysicalMemory {
 }
 
 /// Numbers for identities, which peers see.
-static NUMBERS: LazyLock<Numbers> = LazyLock::new(Numbers::default);
+static NUMBERS: PerProcess<Numbers> = PerProcess::new();
 
 impl PhysicalMemory {
     /// Imports memory that another process exported; `bytes` is its padded size there.
@@ -231,7 +232,9 @@ impl PhysicalMemory {
         Ok(Identity {
             boot: BootId::current()?,
             instance: InstanceId::current()?,
-            allocation: *self.allocation.get_or_init(|| NUMBERS.next()),
+            allocation: *self
+                .allocation
+                .get_or_init(|| NUMBERS.get(|_| Numbers::default()).next()),
             generation: self.generation.load(Relaxed),
         })
     }

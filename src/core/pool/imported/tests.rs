@@ -3,6 +3,8 @@
 use super::*;
 use crate::driver::sim::Machine;
 use crate::driver::{Call, HandleTypes, NodeId};
+#[cfg(not(miri))]
+use crate::per_driver::tests::in_a_child;
 use crate::stream::Stream;
 
 #[test]
@@ -102,4 +104,30 @@ fn an_imported_allocation_is_freed_after_a_capture_of_its_stream() {
         0,
         "the exporter hears of it"
     );
+}
+
+/// A thread that the child does not have may hold them.
+#[test]
+#[cfg(not(miri))]
+fn a_child_that_is_forked_while_the_lists_of_pools_are_locked_has_its_own() {
+    let create = |driver: &Driver| {
+        let pool = Pool::options(NodeId(0)).handle_types(HandleTypes::POSIX_FD);
+        pool.create(driver).unwrap()
+    };
+    let import = |pool: &Pool| {
+        let fd = pool.export(HandleType::PosixFd)?;
+        ImportedPool::import(pool.driver(), &fd, Location::HostNuma(0)).map(drop)
+    };
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let pool = create(&driver);
+    let guard = std::cell::Cell::new(Some(pool.make_current(0).unwrap()));
+    let _locked = (imported(), live(), crate::pool::current());
+    assert!(in_a_child(|| {
+        drop(guard.take());
+        let is_refused = pool
+            .make_current(0)
+            .is_err_and(|error| error.to_string().contains("forked"));
+        let own = create(&Driver::simulated(Machine::gh200()).unwrap());
+        is_refused && own.make_current(0).is_ok() && import(&own).is_ok()
+    }));
 }

@@ -152,3 +152,19 @@ fn the_legacy_default_stream_gets_each_copy_by_itself() {
         (0, 2)
     );
 }
+
+#[test]
+fn work_of_a_stream_that_tells_nothing_has_ended_before_its_memory_is_given_back() {
+    let (driver, stream, host, device) = place(None);
+    let sim = driver.sim().unwrap();
+    for call in [Call::StreamSynchronize, Call::StreamQuery] {
+        for nth in 1..=100 {
+            sim.fail(call, nth, Code::UNKNOWN);
+        }
+    }
+    let copied = stream.copy(&host, 0, &device, 0, MIB);
+    assert_eq!(copied.unwrap_err().code(), Some(Code::UNKNOWN));
+    drop((host, device));
+    sim.cancel_all();
+    stream.synchronize().unwrap();
+}
