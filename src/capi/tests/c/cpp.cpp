@@ -1,5 +1,6 @@
 // Owners, errors, std::pmr and standard containers on a heap, and the resource for CCCL by its functions.
 #include <deque>
+#include <stdexcept>
 #include <string>
 #include <sys/socket.h>
 #include <unordered_map>
@@ -189,6 +190,32 @@ void leaks()
         expect_word(told, ("cpp.cpp:" + std::to_string(line) + "\n").c_str());
 }
 
+static int32_t throwing(void *, const void *, void *, size_t)
+{
+    throw std::runtime_error("of the program's function");
+}
+
+static void gather()
+{
+    auto driver = egm::driver::simulated("gh200");
+    egm_ranks ranks = {};
+    ranks.size = 2;
+    ranks.all_gather = throwing;
+    egm_buffer *all[2] = {};
+    try {
+        egm_group_gather(driver.get(), nullptr, &ranks, all);
+    } catch (const std::exception &) {
+    }
+}
+
+/// An exception of a function that the library calls ends the process, and does not unwind the library.
+static void thrown()
+{
+    static char told[1 << 16];
+    self child = run_self("throws", "EGMEM_THROWS");
+    CHECK(wait_for_self(&child, told, sizeof told) == SIGABRT);
+}
+
 /// Memory that `egmem serve` creates: see names.c.
 static void names(const char *address)
 {
@@ -213,7 +240,8 @@ static void names(const char *address)
 int main(int count, char **arguments)
 {
     if (count > 1) {
-        std::string("leaves") == arguments[1] ? leave_memory() : names(arguments[1]);
+        std::string role = arguments[1];
+        role == "leaves" ? leave_memory() : role == "throws" ? gather() : names(arguments[1]);
         return 0;
     }
     owners();
@@ -223,4 +251,5 @@ int main(int count, char **arguments)
     channels();
     rings();
     leaks();
+    thrown();
 }

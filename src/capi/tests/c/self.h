@@ -35,8 +35,8 @@ static inline struct self run_self(const char *role, const char *variable)
     return self;
 }
 
-/* Ends the child; `told` gets what it has written to standard error, as a string. */
-static inline void end_self(struct self *self, char *told, size_t size)
+/* Ends the child; `told` gets what it has written to standard error, as a string. Returns its status, as of waitpid(). */
+static inline int wait_for_self(struct self *self, char *told, size_t size)
 {
     size_t have = 0;
     ssize_t got;
@@ -47,6 +47,13 @@ static inline void end_self(struct self *self, char *told, size_t size)
     close(self->errors);
     int status = -1;
     CHECK(waitpid(self->pid, &status, 0) == self->pid);
+    return status;
+}
+
+/* As wait_for_self(), of a child without a failure. */
+static inline void end_self(struct self *self, char *told, size_t size)
+{
+    int status = wait_for_self(self, told, size);
     if (status != 0)
         fprintf(stderr, "%s", told);
     CHECK(status == 0);
