@@ -5,8 +5,8 @@ use std::hash::{Hash, Hasher};
 
 use ring::digest::{Context, SHA256};
 
-/// A page of a tier for one key: the page's number and group, and how often the page has become free before. Once the page is given
-/// to another key, the tier refuses this value.
+/// A page of a tier for one key: the page's number and group, and how often the page has become free before, modulo 2^25. Once the page
+/// is given to another key, the tier refuses this value, until the page has become free 2^25 times more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageId {
     number: u32,

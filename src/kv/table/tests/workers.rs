@@ -108,3 +108,35 @@ fn a_store_whose_worker_was_killed_is_not_committed() {
         assert_eq!(world.with(0, |table| table.stats().free), 2);
     }
 }
+
+/// More pages than are read side by side, and among them numbers that no page has, which a worker may be told.
+#[test]
+fn a_worker_takes_all_of_many_pages_or_none() {
+    for geometry in [
+        Geometry::new(100, 8),
+        Geometry::of_extents(14, 8192, &SIZES),
+    ] {
+        let mut world = World::new(geometry.unwrap(), 2);
+        let keys: Vec<Key> = (0..100).map(world::key).collect();
+        world.store_keys(0, &keys);
+        let pages = world.with(0, |table| table.pin(&keys).unwrap());
+        world.processes[0].pins.push(pages.clone());
+        for wrong in [u32::MAX.into(), u64::MAX >> 1, pages[0].to_bits() | 1 << 38] {
+            for at in [0, 31, 32, 70, 99] {
+                let mut told = pages.clone();
+                told[at] = PageId::from_bits(wrong);
+                let begun = world.with(1, |table| table.begin_copy(&told, Direction::Load));
+                assert!(matches!(begun, Err(Error::WrongState { .. })), "{begun:?}");
+                world.check();
+            }
+        }
+        world.with(1, |table| {
+            table.begin_copy(&pages, Direction::Load).unwrap();
+        });
+        world.with(0, |table| table.unpin(&pages));
+        assert_eq!(world.with(0, |table| table.stats().pinned), 100);
+        world.with(1, |table| table.unpin(&pages));
+        assert_eq!(world.with(0, |table| table.stats().pinned), 0);
+        assert_eq!(world.with(0, |table| table.remove(&keys).len()), 100);
+    }
+}
