@@ -98,7 +98,7 @@ impl<K: Eq + Hash, V> Deref for Cached<K, V> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
     use proptest::prelude::*;
@@ -199,6 +199,24 @@ mod tests {
         assert_eq!((alive.load(SeqCst), lock(&cache).len()), (0, 0));
     }
 
+    /// Returns whether `check` holds in a forked child, which has a minute.
+    #[cfg(not(miri))]
+    pub(crate) fn in_a_child(check: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child runs `check` alone, which uses nothing of other threads, and ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends a child that waits for ever, or else without running the parent's exit handlers.
+            unsafe {
+                libc::alarm(60);
+                libc::_exit(i32::from(!check()))
+            }
+        }
+        let mut status = -1;
+        // SAFETY: `status` is a local variable, and no other thread waits for the child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        status == 0
+    }
+
     /// Its parent's thread would unlock the cache.
     #[test]
     #[cfg(not(miri))]
@@ -206,20 +224,8 @@ mod tests {
         let cache = Cache::<u8, ()>::default();
         let user = Cached::get_or_try(&cache, 1, || Ok(())).unwrap();
         let locked = lock(&cache);
-        // SAFETY: the child uses nothing of other threads, and ends at once.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: ends a child that waits for ever, or else without running the parent's exit handlers.
-            unsafe {
-                libc::alarm(60);
-                drop(user);
-                libc::_exit(0)
-            }
-        }
-        let mut status = -1;
-        // SAFETY: `status` is a local variable, and no other thread waits for the child.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0);
+        let mut user = Some(user);
+        assert!(in_a_child(|| user.take().is_some()));
         drop(locked);
     }
 

@@ -332,19 +332,9 @@ mod tests {
     #[cfg(not(miri))]
     fn a_child_that_is_forked_while_the_list_is_locked_looks_at_its_own() {
         let locked = kept_back();
-        // SAFETY: the child uses nothing of other threads, and ends at once.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: ends a child that waits for ever, or else without running the parent's exit handlers.
-            unsafe {
-                libc::alarm(60);
-                libc::_exit(i32::from(LentPoolBuffer::sweep() > 0))
-            }
-        }
-        let mut status = -1;
-        // SAFETY: `status` is a local variable, and no other thread waits for the child.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0);
+        assert!(crate::cache::tests::in_a_child(
+            || LentPoolBuffer::sweep() == 0
+        ));
         drop(locked);
     }
 }

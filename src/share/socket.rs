@@ -582,27 +582,17 @@ mod tests {
     fn a_process_without_a_free_fd_leaves_no_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        // SAFETY: the child uses nothing of other threads, and ends at once.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
+        assert!(crate::cache::tests::in_a_child(|| {
             // The socket's is the last one.
             let next = new(SocketType::STREAM).map_or(0, |fd| fd.as_raw_fd() as u64 + 1);
             let limit = libc::rlimit {
                 rlim_cur: next,
                 rlim_max: next,
             };
-            // SAFETY: the limit is a local variable; ends a child that waits for ever, or else without running the parent's
-            // exit handlers.
-            unsafe {
-                libc::alarm(60);
-                libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
-                libc::_exit(i32::from(listen(&path, &Peers::same_user()).is_ok()))
-            }
-        }
-        let mut status = -1;
-        // SAFETY: `status` is a local variable, and no other thread waits for the child.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0);
+            // SAFETY: the limit is a local variable.
+            unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+            listen(&path, &Peers::same_user()).is_err()
+        }));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
