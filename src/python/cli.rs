@@ -3,14 +3,18 @@
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 
-use egmem::doctor::{Children, Report as Native, to_text};
-use egmem::{Machine, ledger};
+use egmem::backing::Chosen;
+use egmem::capability::Trial;
+use egmem::doctor::{Answer, Children, Prober, Reason, Report as Native, to_text};
+use egmem::driver::{HandleTypes, Location};
+use egmem::host::Libraries;
+use egmem::{Error, Machine, ledger};
 use pyo3::prelude::*;
 
 use crate::args::timeout_of;
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
-use crate::interpreter::to_python;
+use crate::interpreter::{signals, to_python};
 
 /// A report of `doctor`: the capabilities of this machine, why the others are missing, and how to get them.
 #[pyclass(frozen, module = "egmem", name = "Report")]
@@ -70,7 +74,7 @@ impl Report {
 /// JSON file; by default the one that `EGMEM_SIM` names.
 ///
 /// Each trial runs in a process of its own (`python -m egmem probe`), because drivers have crashed inside such calls.
-/// `timeout` is in seconds, for each step.
+/// `timeout` is in seconds, for each step. Signal handlers run between the steps.
 #[pyfunction]
 #[pyo3(signature = (*, sim=None, timeout=30.0))]
 pub fn doctor(py: Python<'_>, sim: Option<&str>, timeout: f64) -> PyResult<Report> {
@@ -85,12 +89,57 @@ pub fn doctor(py: Python<'_>, sim: Option<&str>, timeout: f64) -> PyResult<Repor
     if let Some(sim) = sim {
         command.extend(["--sim".into(), sim.into()]);
     }
-    let mut children = Children::new(command, timeout);
+    let mut prober = Interruptible {
+        children: Children::new(command, timeout),
+        raised: Ok(()),
+    };
     let inner = py.detach(|| match described {
-        None => Native::gather(&mut children),
-        Some(machine) => Native::gather_simulated(&mut children, &machine),
+        None => Native::gather(&mut prober),
+        Some(machine) => Native::gather_simulated(&mut prober, &machine),
     });
-    Ok(Report { inner })
+    prober.raised.map(|()| Report { inner })
+}
+
+/// Runs signal handlers before each question, and asks nothing more once one has raised.
+struct Interruptible {
+    children: Children,
+    raised: PyResult<()>,
+}
+
+impl Interruptible {
+    fn goes_on(&mut self) -> Result<&mut Children, Reason> {
+        if self.raised.is_ok() {
+            self.raised = signals();
+        }
+        match self.raised {
+            Ok(()) => Ok(&mut self.children),
+            Err(_) => Err(Error::failed("the doctor's questions", "Python broke them off").into()),
+        }
+    }
+}
+
+impl Prober for Interruptible {
+    fn open(&mut self) -> Result<(), Reason> {
+        self.goes_on()?.open()
+    }
+
+    fn libraries(&self) -> Libraries {
+        self.children.libraries()
+    }
+
+    fn try_all(&mut self, trials: &[Trial]) -> Vec<Answer> {
+        match self.goes_on() {
+            Ok(children) => children.try_all(trials),
+            Err(reason) => vec![Answer::Unknown { reason }; trials.len()],
+        }
+    }
+
+    fn choose_all(&mut self, sites: &[(Location, HandleTypes)]) -> Vec<Result<Chosen, Reason>> {
+        match self.goes_on() {
+            Ok(children) => children.choose_all(sites),
+            Err(reason) => vec![Err(reason); sites.len()],
+        }
+    }
 }
 
 /// As the command line: on a terminal, unless `NO_COLOR` is set.

@@ -56,6 +56,18 @@ def test_a_child_that_dies_is_an_answer(monkeypatch, tmp_path):
     assert not report.works and "SIGKILL" in report.to_text()
 
 
+def test_an_interrupt_ends_the_doctor_before_its_next_question(monkeypatch, tmp_path):
+    program, asked = tmp_path / "python", tmp_path / "asked"
+    program.write_text(
+        f'#!/bin/sh\necho >>{asked}\n[ "$(wc -l <{asked})" != 2 ] || kill -INT $PPID\nexec {sys.executable} "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(KeyboardInterrupt):
+        egmem.doctor(sim="gh200x4")
+    assert len(asked.read_text().splitlines()) == 2
+
+
 def test_topo(tmp_path):
     text = run("topo", "--sim", "gh200x4").stdout
     assert text == egmem.simulated("gh200x4").topology().to_text()
