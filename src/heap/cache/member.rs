@@ -2,6 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::DerefMut;
+#[cfg(not(any(loom, miri)))]
+use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -257,16 +259,19 @@ pub(crate) fn forget_members_in_children() {
     extern "C" fn in_child() {
         publish(&[]);
     }
-    static REGISTERED: std::sync::Once = std::sync::Once::new();
-    REGISTERED.call_once(|| {
-        // SAFETY: the handler sets two thread-locals without a destructor. It takes no lock, as required in a child of
-        // a process with several threads.
-        let code = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        if code != 0 {
-            let error = std::io::Error::from_raw_os_error(code);
-            tracing::warn!(%error, "forked children may allocate from their parent's heaps");
-        }
-    });
+    // Not a `Once`: a child that is forked while another thread is inside would wait for that thread. Two threads may register a handler each.
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    if REGISTERED.load(Acquire) {
+        return;
+    }
+    // SAFETY: the handler sets two thread-locals without a destructor. It takes no lock, as required in a child of
+    // a process with several threads.
+    let code = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    if code != 0 {
+        let error = std::io::Error::from_raw_os_error(code);
+        tracing::warn!(%error, "forked children may allocate from their parent's heaps");
+    }
+    REGISTERED.store(true, Release);
 }
 
 /// Neither forks.

@@ -44,8 +44,9 @@ impl Fence {
             if membarrier::was_refused() {
                 return Fence::Mutual;
             }
-            static KNOWN: std::sync::OnceLock<Fence> = std::sync::OnceLock::new();
-            *KNOWN.get_or_init(Self::choose)
+            // Not a `OnceLock`: a child that is forked while another thread asks the kernel would wait for that thread.
+            static KNOWN: crate::fork::PerProcess<Fence> = crate::fork::PerProcess::new();
+            *KNOWN.get(|_| Self::choose())
         }
         #[cfg(any(loom, miri))]
         Fence::Mutual
