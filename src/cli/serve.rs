@@ -76,10 +76,10 @@ impl Serve {
         }
         signals.leaves(Left::Drain);
         for address in service.addresses() {
-            print(&format!("listening at {address}\n"))?;
+            tell(&format!("listening at {address}\n"));
         }
         if let Some(address) = service.metrics_address() {
-            print(&format!("metrics at http://{address}/metrics\n"))?;
+            tell(&format!("metrics at http://{address}/metrics\n"));
         }
         let mut ready = false;
         // Unless there is nothing to fill, or the log has it.
@@ -102,7 +102,7 @@ impl Serve {
                     ready = true;
                     filling = None;
                     let simulated = if driver.is_simulated() { " (simulated)" } else { "" };
-                    print(&format!("ready{simulated}: instance {}\n", service.instance()))?;
+                    tell(&format!("ready{simulated}: instance {}\n", service.instance()));
                     notify(&[NotifyState::Ready, NotifyState::Status("ready")]);
                 }
                 asked = signals.next() => {
@@ -111,7 +111,7 @@ impl Serve {
                         break;
                     }
                     notify_reloading();
-                    reload(path, &service)?;
+                    reload(path, &service);
                     if ready {
                         notify(&[NotifyState::Ready]);
                     }
@@ -123,26 +123,33 @@ impl Serve {
 }
 
 /// Reads the configuration again.
-fn reload(path: &Path, service: &Service) -> Result<()> {
+fn reload(path: &Path, service: &Service) {
     match read(path).and_then(|config| service.reload(config)) {
-        Ok(keys) if keys.is_empty() => Ok(print("reloaded\n")?),
+        Ok(keys) if keys.is_empty() => tell("reloaded\n"),
         Ok(keys) => {
             let keys = keys.join(", ");
-            let text = format!("reloaded; only a restart changes {keys}\n");
-            Ok(print(&text)?)
+            tell(&format!("reloaded; only a restart changes {keys}\n"));
         }
         Err(error) => {
             let why = Explained(&error).advice();
             complain(&format!("error: reload failed: {why}\n"));
-            Ok(())
         }
+    }
+}
+
+/// Prints a line of the running service. A standard output that takes nothing (a closed terminal, a full disk) must not
+/// end it.
+fn tell(line: &str) {
+    if let Err(error) = print(line) {
+        let line = line.trim_end();
+        tracing::warn!(%error, line, "standard output lacks a line");
     }
 }
 
 async fn drain(service: Service, signals: &Signals) -> Result<u8> {
     let deadline = service.drain_deadline();
     notify(&[NotifyState::Stopping, NotifyState::Status("draining")]);
-    print(&format!("draining for up to {deadline:?}\n"))?;
+    tell(&format!("draining for up to {deadline:?}\n"));
     let drained = service.drain(deadline).await;
     signals.leaves(Left::Driver);
     if let Err(error) = &drained
@@ -152,7 +159,7 @@ async fn drain(service: Service, signals: &Signals) -> Result<u8> {
         return Ok(STILL_HELD);
     }
     drained?;
-    print("drained\n")?;
+    tell("drained\n");
     Ok(DONE)
 }
 

@@ -1,5 +1,6 @@
 //! The program, its processes, and a service with a folder of its own.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -224,6 +225,24 @@ impl Service {
         let folder = tempfile::tempdir().unwrap();
         let command = Self::command(&folder, config, options);
         Self::ready(folder, Running::start_with_stderr(command, tell))
+    }
+
+    /// Starts a service that can write nothing to standard output.
+    pub fn start_without_stdout(config: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Self::command(&folder, config, &[]);
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        command.stdin(Stdio::null()).stdout(full);
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let stderr = child.stderr.take().unwrap();
+        let mut running = Running::reading(child, vec![Box::new(stderr)]);
+        running.line_with("ready");
+        Self {
+            running,
+            folder,
+            tcp: None,
+            metrics: None,
+        }
     }
 
     fn command(folder: &TempDir, config: &str, options: &[&str]) -> Command {

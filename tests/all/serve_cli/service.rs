@@ -141,6 +141,21 @@ fn lists_of_peers_are_reloaded_and_mistakes_leave_them() {
 }
 
 #[test]
+fn a_standard_output_that_takes_nothing_ends_no_service() {
+    let short = USUAL.replace("deadline = \"2min\"", "deadline = \"1s\"");
+    let mut service = Service::start_without_stdout(&short);
+    let client = service.hold(&["scratch"]);
+    service.running.signal(Signal::HUP);
+    service.running.line_with("reloaded");
+    assert_eq!(names(&service.ls()), ["scratch", "weights"]);
+    client.stop();
+    service.running.signal(Signal::TERM);
+    let error = service.running.line("error: ");
+    assert!(error.contains("uid:"), "{error}");
+    assert_eq!(service.running.end().code(), Some(3));
+}
+
+#[test]
 fn an_error_message_without_a_reader_does_not_panic() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     drop(theirs);
