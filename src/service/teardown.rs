@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::quota::{Charge, Use};
 use super::reserve::Chunk;
 use super::reuse_policy::Past;
-use super::state::{Named, Phase, Refused, ServiceState};
+use super::state::{Named, Phase, Refused, ServiceState, blocking};
 use crate::Refusal;
 use crate::exchange::PeerName;
 use crate::exchange::server::{Holder, HolderState, UnconfirmedRelease};
@@ -146,7 +146,7 @@ impl ServiceState {
 
     /// Ends a name: waits for its holders, and returns its memory to the reserve or the driver. Afterwards keeps
     /// charging for memory that may still be in use.
-    async fn end(&self, named: &Arc<Named>, wait: Duration) {
+    async fn end(self: &Arc<Self>, named: &Arc<Named>, wait: Duration) {
         let clean = named.wait_for_holders(wait).await;
         // Memory that returns while the server ends is never handed out again, so it need not be kept.
         let clean = clean && !self.draining.load(Relaxed);
@@ -184,7 +184,19 @@ impl ServiceState {
             }
         };
         match memories {
-            Some(memories) => reserve.give_back(Chunk::all(memories, held.pasts), held.charge),
+            Some(memories) => {
+                let (state, node) = (Arc::clone(self), named.wanted.node);
+                let chunks = Chunk::all(memories, held.pasts);
+                // The driver may take seconds for many gigabytes.
+                let given_back = blocking("giving memory back", move || {
+                    if let Some(reserve) = state.nodes.get(&node) {
+                        reserve.give_back(chunks, held.charge);
+                    }
+                    Ok(())
+                });
+                // Where the runtime ends meanwhile, the chunks are dropped.
+                let _ = given_back.await;
+            }
             // Only its count is left.
             None => reserve.lost(held.pinned),
         }

@@ -1,14 +1,39 @@
+use std::sync::Mutex;
+
+use tracing::{Metadata, Subscriber, span};
+
 use super::super::create::Allocator;
 use super::super::state::Wanted;
 use super::super::{Service, ServiceConfig};
 use super::*;
-use crate::driver::{Access, NodeId};
+use crate::driver::{Access, Call, NodeId};
 use crate::exchange::protocol::Create;
 use crate::exchange::server::{Allocate, HolderState};
 use crate::exchange::{Client, PeerList};
 use crate::{Driver, Error, Machine};
 
 const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The driver calls of a thread, by name.
+#[derive(Clone, Default)]
+struct Calls(Arc<Mutex<Vec<&'static str>>>);
+
+impl Subscriber for Calls {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "egmem::driver"
+    }
+
+    fn new_span(&self, span: &span::Attributes<'_>) -> span::Id {
+        lock(&self.0).push(span.metadata().name());
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_that_comes_to_be_while_it_drains_is_asked_back_too() {
@@ -178,4 +203,35 @@ async fn a_drain_ends_a_deletion_that_waits_for_a_holder() {
     named.reach(Phase::Ended).await;
     drop(memory);
     client.close().await;
+}
+
+/// A runtime with one thread must answer heartbeats while gigabytes go back to the driver.
+#[tokio::test]
+async fn memory_goes_back_to_the_driver_in_another_thread_than_the_runtimes() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let text = r#"
+        listen = ["tcp://127.0.0.1:0"]
+        [create]
+        who = ["*"]
+    "#;
+    let config = ServiceConfig::from_toml(text).unwrap();
+    let service = Service::start(config, &driver).await.unwrap();
+    let allocator = Allocator(Arc::clone(&service.state));
+    let ask = Create {
+        name: "local/a".into(),
+        bytes: 1,
+        node: None,
+        peers: "*".into(),
+    };
+    allocator.create(&PeerName::Local, &ask).await.unwrap();
+    let sim = driver.sim().unwrap();
+    let before = sim.count(Call::MemRelease);
+    let calls = Calls::default();
+    let traced = tracing::subscriber::set_default(calls.clone());
+    let deleted = allocator.delete(&PeerName::Local, "local/a", PATIENCE);
+    deleted.await.unwrap();
+    drop(traced);
+    assert!(sim.count(Call::MemRelease) > before, "it was kept");
+    assert_eq!(*lock(&calls.0), [""; 0]);
+    service.drain(PATIENCE).await.unwrap();
 }
