@@ -258,7 +258,8 @@ impl ServiceState {
             taken.chunks = reserve.take_kept(owner, claim.bytes);
             self.reclaim(wanted, charge, client)?;
         }
-        reserve.fill_up(owner, wanted.bytes, &mut taken.chunks)?;
+        let is_wanted = || self.check_wanted(wanted, client);
+        reserve.fill_up(owner, wanted.bytes, &mut taken.chunks, &is_wanted)?;
         if total(&taken.chunks) < claim.bytes {
             taken.chunks.extend(reserve.add_granule(taken.chunks.len()));
         }
@@ -266,7 +267,7 @@ impl ServiceState {
             let pinned = total(&taken.chunks);
             drop(charge.split(charge.bytes().saturating_sub(pinned)));
         }
-        self.check_wanted(wanted, client)?;
+        is_wanted()?;
         let ending = || wanted.refused(Refusal::Closing, ENDING);
         let server = self.server().ok_or_else(ending)?;
         taken.publish(&server, wanted)

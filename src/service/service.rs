@@ -62,7 +62,7 @@ impl Service {
     /// of loading certificates.
     ///
     /// # Cancel safety
-    /// If dropped before completion, everything created is released.
+    /// If dropped before completion, everything created is released, once the chunk that is being created exists.
     pub async fn start(config: ServiceConfig, driver: &Driver) -> Result<Self> {
         config.check()?;
         let tls = config.tls.clone().map(Tls::load).transpose()?;

@@ -1,5 +1,6 @@
 use super::super::{Service, ServiceConfig};
 use super::*;
+use crate::driver::Call;
 use crate::quota::Quota;
 use crate::{Driver, Machine};
 
@@ -92,4 +93,26 @@ async fn a_quota_that_is_too_small_by_now_is_named_with_its_numbers() {
     assert!(detail.contains("of 8 MiB are taken with these"), "{detail}");
     assert_eq!(state.ledger.all().1, 0);
     service.drain(PATIENCE).await.unwrap();
+}
+
+#[tokio::test]
+async fn memory_that_nobody_waits_for_any_more_is_not_created_to_the_end() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let service = start(&driver).await;
+    let state = Arc::clone(&service.state);
+    let wanted = || state.wanted(&PeerName::User(1), &ask("kv", 20 * MIB));
+    let made = || driver.sim().unwrap().count(Call::MemCreate);
+    let before = made();
+    let (named, claim) = state.claim(wanted().unwrap()).unwrap();
+    // The client has gone.
+    let gone = state.publish(&named, claim.unwrap(), &Weak::new());
+    assert_eq!(refusal(gone.unwrap_err()).0, Refusal::Closing);
+    assert_eq!(made(), before);
+    // The service ends: its start was dropped.
+    let (named, claim) = state.claim(wanted().unwrap()).unwrap();
+    drop(service);
+    let client = Arc::new(());
+    let ended = state.publish(&named, claim.unwrap(), &Arc::downgrade(&client));
+    assert_eq!(refusal(ended.unwrap_err()).0, Refusal::Closing);
+    assert_eq!(made(), before);
 }

@@ -28,19 +28,20 @@ impl NodeReserve {
     }
 
     /// Adds chunks to `taken` until they have `bytes` together, rounded up to the granularity: first from the
-    /// reserve, then created now. Blocks while memory is created. After an error `taken` contains the chunks
-    /// taken so far. Their charges end: the caller's counts them.
+    /// reserve, then created now. Blocks while memory is created, and asks before each chunk whether it is still `wanted`.
+    /// After an error `taken` contains the chunks taken so far. Their charges end: the caller's counts them.
     ///
     /// # Errors
     /// [`Error::LimitReached`] beyond the cap or in more than [`MAX_PARTS`] pieces;
-    /// [`NodeTooFull`](MemoryError::NodeTooFull) beyond the node's memory; those of creating memory.
+    /// [`NodeTooFull`](MemoryError::NodeTooFull) beyond the node's memory; those of `wanted` and of creating memory.
     pub fn fill_up(
         &self,
         peer: Option<&PeerName>,
         bytes: u64,
         taken: &mut Vec<Chunk>,
+        wanted: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
-        let wanted = self.padded(bytes)?.saturating_sub(total(taken));
+        let lacking = self.padded(bytes)?.saturating_sub(total(taken));
         let mut state = self.state();
         if state.stop {
             return Err(ended());
@@ -49,14 +50,14 @@ impl NodeReserve {
         let left = MAX_PARTS.saturating_sub(taken.len());
         let may = |owner: Option<&PeerName>| owner.is_none() || owner == peer;
         let (warm, missing) =
-            (state.free_chunks).take(wanted, (left, self.plan.reserve.chunk), may);
+            (state.free_chunks).take(lacking, (left, self.plan.reserve.chunk), may);
         taken.extend(warm);
-        state.counts.taken_warm_bytes += wanted - missing;
+        state.counts.taken_warm_bytes += lacking - missing;
         state.demands += 1;
         drop(state);
         self.changed.notify_all();
         end_charges(taken);
-        let result = self.create_missing(peer, missing, taken);
+        let result = self.create_missing(peer, missing, taken, wanted);
         self.state().demands -= 1;
         self.changed.notify_all();
         result
@@ -94,6 +95,7 @@ impl NodeReserve {
         peer: Option<&PeerName>,
         mut missing: u64,
         taken: &mut Vec<Chunk>,
+        wanted: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
         if missing > 0 {
             self.check_room(missing, taken)?;
@@ -102,7 +104,7 @@ impl NodeReserve {
             if taken.len() >= MAX_PARTS {
                 return Err(too_many_parts());
             }
-            let chunk = self.create_for(peer, missing)?;
+            let chunk = self.create_for(peer, missing, wanted)?;
             missing -= chunk.bytes();
             self.state().counts.taken_cold_bytes += chunk.bytes();
             taken.push(chunk);
@@ -111,10 +113,17 @@ impl NodeReserve {
     }
 
     /// Creates one chunk of at most `missing` bytes. Evicts free chunks and waits for memory on its way if that helps.
-    fn create_for(&self, peer: Option<&PeerName>, missing: u64) -> Result<Chunk> {
+    fn create_for(
+        &self,
+        peer: Option<&PeerName>,
+        missing: u64,
+        wanted: &dyn Fn() -> Result<()>,
+    ) -> Result<Chunk> {
         let (max_bytes, reserve) = (self.plan.limits.max_bytes, &self.plan.reserve);
         let mut bytes = missing.min(reserve.chunk);
         loop {
+            // A client may have gone and the service may end long before all chunks exist.
+            wanted()?;
             let mut state = self.state();
             if state.stop {
                 return Err(ended());

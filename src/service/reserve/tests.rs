@@ -58,7 +58,7 @@ fn start(driver: &Driver, mut plan: Plan) -> (Reserve, Result<()>) {
 /// Takes chunks of `bytes` together; none after an error.
 fn take(reserve: &Reserve, peer: Option<&PeerName>, bytes: u64) -> Result<Vec<Chunk>> {
     let mut taken = Vec::new();
-    match reserve.fill_up(peer, bytes, &mut taken) {
+    match reserve.fill_up(peer, bytes, &mut taken, &|| Ok(())) {
         Ok(()) => Ok(taken),
         Err(error) => {
             reserve.give_back(taken, None);
