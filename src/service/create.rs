@@ -12,6 +12,7 @@ use crate::driver::{Access, NodeId};
 use crate::exchange::protocol::{Create, check_name};
 use crate::exchange::server::{Allocate, Allocation};
 use crate::exchange::{Owner, PeerList, PeerName, Server};
+use crate::guard::is_shortage;
 use crate::per_driver::lock;
 use crate::share::Shared;
 use crate::size::Bytes;
@@ -332,7 +333,7 @@ fn refusal(error: Error) -> Refused {
         Error::LimitReached { .. } => Refusal::Limit,
         Error::Share(ShareError::Memory(memory)) => match memory {
             MemoryError::HeapFull { .. } => Refusal::Limit,
-            MemoryError::OutOfMemory { .. } | MemoryError::NodeTooFull { .. } => Refusal::NoMemory,
+            memory if is_shortage(memory) => Refusal::NoMemory,
             MemoryError::InvalidArgument { .. } | MemoryError::NoSuchNode { .. } => {
                 Refusal::Invalid
             }

@@ -116,3 +116,10 @@ async fn memory_that_nobody_waits_for_any_more_is_not_created_to_the_end() {
     assert_eq!(refusal(ended.unwrap_err()).0, Refusal::Closing);
     assert_eq!(made(), before);
 }
+
+#[test]
+fn pages_that_the_kernel_lacks_are_a_shortage_for_the_client_too() {
+    let none = std::io::ErrorKind::OutOfMemory.into();
+    let error = MemoryError::system("creating pages", &none);
+    assert_eq!(refusal(error.into()).0, Refusal::NoMemory);
+}
