@@ -181,10 +181,7 @@ impl NodeReserve {
         }
         state.pinned += bytes;
         drop(state);
-        let (mut state, made) = self.create(bytes);
-        if made.is_ok() {
-            state.counts.taken_cold_bytes += bytes;
-        }
+        let (state, made) = self.create(bytes);
         drop(state);
         made.inspect_err(|error| tracing::debug!(%error, "memory goes without room for probes"))
             .ok()

@@ -381,6 +381,8 @@ fn a_granule_for_probes_evicts_nothing() {
     assert!(reserve.add_granule(1).is_none());
     let levels = reserve.levels();
     assert_eq!((levels.warm, levels.pinned), (32 * MIB, 36 * MIB));
+    // The reserve was not too small.
+    assert_eq!(reserve.counts().taken_cold_bytes, 0);
     reserve.give_back(Vec::from(granules), None);
     assert!(reserve.add_granule(crate::share::MAX_PARTS).is_none());
     drop(reserve);
