@@ -276,9 +276,16 @@ impl Reserve {
         let reserve = &mut plan.reserve;
         if reserve.bytes > 0 {
             reserve.bytes = PaddedSize::new(reserve.bytes, granule)?.padded();
+            // A small reserve is one small chunk.
+            reserve.min_chunk = reserve.min_chunk.min(reserve.bytes);
         }
         reserve.min_chunk = Growth::chunk_in(granule, reserve.min_chunk);
         reserve.chunk = Growth::chunk_in(granule, reserve.chunk.max(reserve.min_chunk));
+        // The target is what the chunks come to: see `fill`.
+        let rest = reserve.bytes % reserve.chunk;
+        if rest < reserve.min_chunk {
+            reserve.bytes -= rest;
+        }
         let state = ReserveState {
             chunk: reserve.chunk,
             ..ReserveState::default()

@@ -122,6 +122,20 @@ fn a_warm_request_asks_the_driver_for_nothing_and_the_reserve_fills_up_again() {
 }
 
 #[test]
+fn the_target_is_reached_whatever_its_size() {
+    // The remainder of the third is smaller than the smallest chunk.
+    for (bytes, reached) in [(2, 2), (12, 12), (10, 8)] {
+        let mut odd = plan();
+        odd.reserve.bytes = bytes * MIB;
+        odd.reserve.min_chunk = 4 * MIB;
+        let (reserve, filled) = start(&driver(), odd);
+        filled.unwrap();
+        let levels = reserve.levels();
+        assert_eq!((levels.warm, levels.target), (reached * MIB, reached * MIB));
+    }
+}
+
+#[test]
 fn what_the_reserve_lacks_is_made_and_the_rest_is_exact() {
     let driver = driver();
     let (reserve, _) = start(&driver, plan());
