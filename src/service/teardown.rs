@@ -117,15 +117,18 @@ impl ServiceState {
                 return Err((Refusal::NotFound, why.into()));
             }
         };
-        if let Some(directory) = &*lock(&self.directory) {
-            directory.remove(name);
-        }
         let begins = named.phase.send_if_modified(|phase| {
             let begins = *phase == Phase::There;
             *phase = Phase::Ending.max(*phase);
             begins
         });
         if begins {
+            // `publish` adds a name under the same lock, and a new one of this name only after this one has ended.
+            let names = lock(&self.names);
+            if let Some(directory) = &*lock(&self.directory) {
+                directory.remove(name);
+            }
+            drop(names);
             let (state, named) = (Arc::clone(self), Arc::clone(&named));
             tokio::spawn(async move { state.end(&named, wait).await });
         }
