@@ -25,8 +25,10 @@ class FeatureCache:
         if row is None:
             self.misses += 1
             is_full = len(self.row_of) == len(self.rows)
-            row = self.row_of.popitem(last=False)[1] if is_full else len(self.row_of)
-            self.rows[row] = self.compute(key)
+            row = next(iter(self.row_of.values())) if is_full else len(self.row_of)
+            self.rows[row] = self.compute(key)  # if this raises, every other key keeps its row
+            if is_full:
+                self.row_of.popitem(last=False)
         self.row_of[key] = row
         return self.rows[row]
 
