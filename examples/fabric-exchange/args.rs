@@ -57,7 +57,7 @@ pub struct Args {
     pub gpu: i32,
 
     /// How long to wait for the other end, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(..=86_400))]
     pub wait: u64,
 
     /// Simulate a machine: gh200, gb200, h200x8, gh200x4, or a description as a JSON file; or EGMEM_SIM.

@@ -40,7 +40,11 @@ pub struct Rates<'a> {
 impl Rates<'_> {
     /// Returns how often a measurement tells [`Step::Done`].
     pub fn steps(&self) -> u64 {
-        (self.nodes.len() * self.gpus.len()) as u64 * u64::from(self.repeats + WARM_UP)
+        (self.nodes.len() * self.gpus.len()) as u64 * u64::from(self.rounds())
+    }
+
+    fn rounds(&self) -> u32 {
+        WARM_UP.saturating_add(self.repeats)
     }
 
     /// Measures the bandwidth of everything.
@@ -97,7 +101,7 @@ impl Rates<'_> {
             progress(Step::Doing(&format!("bandwidth: node {node}, GPU {gpu}")));
             let bench = Bench::new(self.driver, gpu, self.bytes)?;
             let mut times: Vec<[Vec<f32>; 4]> = vec![Default::default(); memories.len()];
-            for round in 0..WARM_UP + self.repeats {
+            for round in 0..self.rounds() {
                 for operation in [Op::ToHost, Op::ToGpu, Op::Write, Op::Read] {
                     for turn in 0..memories.len() {
                         let which = (turn + round as usize) % memories.len();
@@ -304,5 +308,18 @@ mod tests {
         }
         let none = row(Kind::Vmm, [f64::NAN; 4]);
         assert_eq!(worst_ratio(&[base, none]), None);
+    }
+    #[test]
+    fn any_number_of_repeats_is_counted() {
+        let driver = Driver::simulated(egmem_core::Machine::gh200()).unwrap();
+        let rates = Rates {
+            driver: &driver,
+            topology: &Topology::discover(&driver).unwrap(),
+            nodes: &[NodeId(0)],
+            gpus: &[0],
+            bytes: 8,
+            repeats: u32::MAX,
+        };
+        assert_eq!(rates.steps(), u64::from(u32::MAX));
     }
 }

@@ -204,7 +204,7 @@ impl<R: DeserializeOwned> Section<R> {
 fn limit(part: Part, left: Duration) -> Duration {
     let at = SHARES.iter().position(|(other, _)| *other == part);
     let (_, rest) = SHARES.split_at(at.unwrap_or(0));
-    left * rest[0].1 / rest.iter().map(|(_, share)| share).sum::<u32>()
+    left / rest.iter().map(|(_, share)| share).sum::<u32>() * rest[0].1
 }
 
 /// The most rows of a table that shows all kinds of memory.
@@ -369,5 +369,7 @@ mod tests {
         });
         assert_eq!(limits, [25, 25, 10, 20, 15, 5]);
         assert_eq!(left, Duration::ZERO);
+        let unlimited = SHARES.map(|(part, _)| limit(part, Duration::MAX));
+        assert!(unlimited.iter().all(|limit| *limit > Duration::ZERO));
     }
 }
