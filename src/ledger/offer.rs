@@ -290,7 +290,10 @@ extern "C" fn remove_socket() {
 /// Without a call, the environment variable `EGMEM_LEAKS=1` does the same. The kernel takes all memory of a process
 /// back; a report names the memory that a program that runs for longer would accumulate.
 pub fn report_leaks_at_exit() {
-    if !kept().reports.swap(true, Relaxed) {
+    /// Whether the C library has the function. A forked child inherits both.
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    kept().reports.store(true, Relaxed);
+    if !REGISTERED.swap(true, Relaxed) {
         at_exit(report);
     }
 }

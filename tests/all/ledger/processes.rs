@@ -152,6 +152,24 @@ fn acts_in_its_role() {
             // As a program that loses a value: still there at the exit.
             std::mem::forget(buffer);
         }
+        "parent" => {
+            let hold = |driver| {
+                let buffer = Buffer::on(node(driver)).bytes(MIB).label("held");
+                std::mem::forget(buffer.allocate(driver).unwrap());
+            };
+            hold(&driver);
+            // SAFETY: the child uses a driver of its own and exits.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                hold(&grace());
+                std::process::exit(0);
+            }
+            let mut status = -1;
+            // SAFETY: `status` is this function's own, and nothing else waits for the child.
+            unsafe { libc::waitpid(child, &mut status, 0) };
+            assert_eq!(status, 0);
+            wait();
+        }
         "careful" => {
             let buffer = Buffer::on(node(&driver)).bytes(3 * MIB).label("held");
             let buffer = buffer.allocate(&driver).unwrap();
@@ -327,5 +345,10 @@ pub fn what_is_left_at_the_exit_is_reported(driver: &Driver) {
     for (role, variables) in [("holder", &[(LEAKS, "0")]), ("careful", &[(LEAKS, "1")])] {
         let told = scene.start(role, variables).end();
         assert!(!told.contains("still allocated"), "{role}: {told}");
+    }
+    if driver.is_simulated() {
+        // A forked child reports its own, once.
+        let told = scene.start("parent", &[(LEAKS, "1")]).end();
+        assert_eq!(told.matches("still allocated").count(), 2, "{told}");
     }
 }
