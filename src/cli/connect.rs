@@ -102,7 +102,7 @@ impl Connect {
 /// Returns the address of this machine's service: the user's own below XDG_RUNTIME_DIR, if there is one,
 /// otherwise the system's.
 pub fn default_address() -> Result<Address> {
-    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let own = folder_in("XDG_RUNTIME_DIR");
     let folders = own.into_iter().chain([PathBuf::from("/run")]);
     first_of(folders, SOCKET).map(Address::Unix).map_err(|tried| {
         let why = format!(
@@ -110,6 +110,13 @@ pub fn default_address() -> Result<Address> {
         );
         Error::invalid("ADDRESS", why)
     })
+}
+
+/// Returns the folder that an environment variable names. A relative path, which would be below the working directory, counts
+/// as none.
+pub fn folder_in(variable: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os(variable).map(PathBuf::from);
+    folder.filter(|folder| folder.is_absolute())
 }
 
 /// Returns the first path that exists of those called `name` in the folders; otherwise all that were tried.

@@ -11,7 +11,7 @@ use egmem::{Driver, Error as MemoryError, Explained};
 use sd_notify::NotifyState;
 
 use crate::common::Source;
-use crate::connect::first_of;
+use crate::connect::{first_of, folder_in};
 use crate::log;
 use crate::output::{ByteProgress, DONE, STILL_HELD, complain, print};
 use crate::signals::{Asked, Left, Signals};
@@ -165,12 +165,8 @@ async fn drain(service: Service, signals: &Signals) -> Result<u8> {
 
 /// Returns the default configuration: the user's own if it exists, otherwise the system's.
 fn default_config() -> Result<PathBuf> {
-    let from_env = |name| {
-        let value = std::env::var_os(name).filter(|value| !value.is_empty());
-        value.map(PathBuf::from)
-    };
-    let home = || from_env("HOME").map(|home| home.join(".config"));
-    let own = from_env("XDG_CONFIG_HOME").or_else(home);
+    let home = || folder_in("HOME").map(|home| home.join(".config"));
+    let own = folder_in("XDG_CONFIG_HOME").or_else(home);
     let folders = own.into_iter().chain([PathBuf::from("/etc")]);
     let why = match first_of(folders, CONFIG) {
         // sudo may keep another user's HOME, and that user's file must not configure a service of root.

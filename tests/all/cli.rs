@@ -521,6 +521,11 @@ fn serve_finds_the_users_configuration_and_then_says_where_it_looked() {
     let output = check();
     assert_eq!(status(&output), 2);
     assert!(stderr(&output).contains(own.to_str().unwrap()));
+    // The working directory is none of the places.
+    let mut command = egmem(&["serve", "--check"]);
+    let command = command.env("XDG_CONFIG_HOME", ".");
+    let output = command.current_dir(folder.path()).output().unwrap();
+    assert!(!stderr(&output).contains("./egmem"), "{}", stderr(&output));
 }
 
 #[test]

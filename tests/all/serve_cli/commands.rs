@@ -275,4 +275,14 @@ fn without_an_address_and_a_service_it_says_where_it_looked() {
         assert!(text.contains(&*folder.path().to_string_lossy()), "{text}");
         assert!(text.contains("egmem serve"), "{text}");
     }
+    // The working directory is none of the places.
+    std::fs::create_dir(folder.path().join("egmem")).unwrap();
+    std::fs::write(folder.path().join("egmem/egmem.sock"), "").unwrap();
+    for (relative, address) in [("", "unix:egmem/"), (".", "unix:./egmem/")] {
+        let mut command = egmem(&["ls"]);
+        let command = command.env("XDG_RUNTIME_DIR", relative);
+        let output = command.current_dir(folder.path()).output().unwrap();
+        let text = stderr(&output);
+        assert!(!text.contains(address), "{text}");
+    }
 }
