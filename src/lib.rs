@@ -66,8 +66,8 @@
 //! | `etcd` | no | finding exporters through etcd |
 //!
 //! # Non-goals
-//! Managed (unified) memory beside [`pinned::ManagedMemory`], multicast objects, Windows, and kernels for any purpose
-//! except proving memory.
+//! Managed (unified) memory beside [`pinned::ManagedMemory`], multicast objects, Windows, and kernels beyond those that prove
+//! memory, copy pages of a KV-cache tier, and serve rings and appenders.
 #![deny(missing_docs)]
 
 /// The crate that defines the `Allocator` trait of [`Heap`]: its `Vec` and `Box`, in the matching version.

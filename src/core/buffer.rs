@@ -115,7 +115,8 @@ impl BufferOptions {
         /// Larger parts are created in chunks, which lie side by side: [`physical`](Buffer::physical) and
         /// [`mappings`](Buffer::mappings) have one element for each. Memory that can be shared is exported as a handle for
         /// each chunk. All of its parts together are at most 2048 chunks, and one more for each part: beyond 128
-        /// GiB (32 GiB with [`Growth::gentle`]) chunks are larger than this says. Memory of GPUs is not divided.
+        /// GiB (32 GiB with [`Growth::gentle`]) chunks are larger than this says. Registered memory has at most 256: beyond 16 GiB (4
+        /// GiB). Memory of GPUs is not divided.
         growth(growth: Growth) => growth = growth;
 
         /// Sets what the memory is. The default is [`Backing::Driver`].

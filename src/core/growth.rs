@@ -92,7 +92,7 @@ impl Growth {
     /// Returns growth for machines whose other processes must not wait for it: chunks of 16 MiB, each followed by a rest
     /// of a quarter of its time. On H100 and H200 it grew at 0.60 to 0.80 of the speed of one piece, and other processes
     /// waited 5.0 to 8.1 ms for 99.9 % of their calls, in one of 38 runs 10.6, and 2 to 8.3 ms while it was freed
-    /// (docs/driver-behaviour.md). Memory that can be shared has larger chunks beyond 32 GiB: at most 2048.
+    /// (docs/driver-behaviour.md). Memory that can be shared has larger chunks beyond 32 GiB, registered memory beyond 4 GiB.
     pub const fn gentle() -> Self {
         Self {
             rest: 25,

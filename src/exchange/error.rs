@@ -452,8 +452,8 @@ refusals! {
     /// The peer's certificate is no longer trusted.
     NotTrusted = "not_trusted", "the certificate is no longer trusted",
         "renew this process's certificate and load it again";
-    /// The peer does not know the request.
-    Unsupported = "unsupported", "it does not know the request", "update the older of the two";
+    /// The peer does not serve the request.
+    Unsupported = "unsupported", "it does not serve the request", "have memory created and deleted by `egmem serve`";
     /// The two ends have no protocol version in common.
     Version = "version", "no common protocol version", "update the older of the two";
     /// The request is invalid.

@@ -33,7 +33,7 @@ use crate::stream::given;
 /// Copies of other libraries fail if they reach over a border of two chunks of registered memory. With `one_copy`, `"auto"` is
 /// `"driver"` where there would be such a border.
 ///
-/// Host memory is allocated in chunks of 64 MiB, of a 2048th if it can be shared and has more than 128 GiB; `gentle`
+/// Host memory is allocated in chunks of 64 MiB, of a 2048th if it can be shared and has more than 128 GiB (registered memory: of a 256th, 16 GiB); `gentle`
 /// takes chunks of 16 MiB with rests between them, so that other processes' driver calls wait less. `progress(done,
 /// total)` is called after each chunk, in bytes and with no lock held. If it raises, or a signal does, such as Ctrl-C
 /// between two chunks, everything is given back.

@@ -126,8 +126,8 @@ impl Follow {
     ///
     /// - [`Error::Refused`] with `forbidden` or `not_trusted`, [`NotTrusted`](crate::ShareError::NotTrusted):
     ///   this client is no longer admitted, or it lost its right to the memory and kept it until the server ended
-    ///   the lease. A client that released the memory in time sees only [`Absence::NotThere`], as for a name that
-    ///   does not exist.
+    ///   the lease. A client that released the memory in time sees only [`Absence::Lease`], as for a name that was
+    ///   withdrawn.
     /// - [`PeerLost`](crate::ShareError::PeerLost) once the client is closed, or its connection is broken and it does
     ///   not [dial again](super::Reconnect::never).
     /// - Those of [`FetchOptions::go`] that a later attempt cannot avoid:

@@ -28,8 +28,8 @@ use crate::{Address, Error, Result};
 ///
 /// # Errors
 /// [`InvalidArgument`](crate::MemoryError::InvalidArgument), which names the launcher and its variables, if no set is
-/// complete, one is half set, or two disagree: two that name the same size and different ranks are refused, unless one is
-/// `EGMEM_*`. Those of [`rendezvous`].
+/// complete, one is half set, or if `RANK` and `WORLD_SIZE` that torchrun has not set, or Slurm's variables, name another rank
+/// of as many than a later set does. Those of [`rendezvous`].
 pub fn from_env(deadline: Duration) -> Result<Box<dyn AllGather + Send>> {
     let get = |name: &str| {
         let value = std::env::var_os(name).filter(|value| !value.is_empty());

@@ -10,7 +10,7 @@
 //! | a connection that has not been greeted | it is greeted, or closed | `handshakes` | TLS's buffers and a hello of 4 KiB |
 //! | a connection, and a frame that is read | its end | [`What::Connection`] | 32 KiB, and [`MAX_REQUEST`](crate::protocol::MAX_REQUEST) bytes of a frame |
 //! | an answer or event, built and written | it is written, or `write` is over | one for each connection; larger ones: permits, [`LARGE`] | 64 KiB; larger ones 4096 parts |
-//! | a session | its end | [`What::Session`] | 1 KiB |
+//! | a session | its end | [`What::Session`] | 4 KiB |
 //! | a notice about a live lease | it is sent, or the lease is released; the newest of each | [`What::Lease`] | 128 bytes |
 //! | a notice about an ended lease | it is sent | [`What::Record`] | 768 bytes |
 //! | a request that waits, and a driver call that outlives it | answered, or the call returns | [`What::Request`], `requests_in_flight` | 2 KiB; one with a longer list of peers, 64 KiB at most, counts as several |
