@@ -20,7 +20,9 @@ use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::driver::{Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, Location};
+use crate::driver::{
+    Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, Location, Relaxed,
+};
 use crate::guard::{check_free, on_gpu};
 use crate::ledger::{AllocPath, Entry, Grants, NewEntry, Site};
 use crate::memory::{AccessChecks, Engine, Memory, impl_memory};
@@ -92,6 +94,8 @@ impl Owned {
 
     fn free(&self) -> Result<()> {
         let (driver, device, start) = (&self.driver, self.device, self.start);
+        // Another thread may be capturing its streams.
+        let _relaxed = Relaxed::new(driver);
         // SAFETY: allocated or registered by the owner, of this path, and given back once; views of it borrow the owner, so
         // none exist; for a GPU's memory the driver waits for work that uses it.
         unsafe {
@@ -220,6 +224,7 @@ impl PinnedHost {
         check_free(driver, Location::Host, bytes, || 0)?;
         // Every GPU may access it; asked first, so that nothing is allocated if the driver does not say.
         let gpus = 0..driver.device_count()?;
+        let _relaxed = Relaxed::new(driver);
         let start = on_gpu(driver, device, driver.mem_host_alloc(device, bytes))?;
         let kind = (AllocPath::Pinned, device);
         let range = (start, bytes);
@@ -241,6 +246,7 @@ impl DeviceMemory {
     #[track_caller]
     pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
         not_empty(bytes)?;
+        let _relaxed = Relaxed::new(driver);
         let start = on_gpu(driver, device, driver.mem_alloc(device, bytes))?;
         let kind = (AllocPath::Device, device);
         let (range, gpus) = ((start, bytes), device..device + 1);
@@ -294,6 +300,7 @@ impl ManagedMemory {
             let valid = format!("up to {free} bytes");
             return Err(Error::invalid_of("size", why, valid));
         }
+        let _relaxed = Relaxed::new(driver);
         let start = on_gpu(driver, device, driver.mem_alloc_managed(device, bytes))?;
         let kind = (AllocPath::Managed, device);
         let (range, gpus) = ((start, bytes), device..device + 1);

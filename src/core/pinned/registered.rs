@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::fs::{SealFlags, fcntl_get_seals};
 
 use super::{Owned, is_supported, owned};
-use crate::driver::{DeviceAttribute, DevicePtr, Driver, Location};
+use crate::driver::{DeviceAttribute, DevicePtr, Driver, Location, Relaxed};
 use crate::guard::{check_free, on_gpu};
 use crate::ledger::AllocPath;
 use crate::memory::check_range;
@@ -173,6 +173,7 @@ impl RegisteredHost {
         is_supported(driver, device, attribute, what)?;
         let gpus = 0..driver.device_count()?;
         let start = pages.start();
+        let _relaxed = Relaxed::new(driver);
         // SAFETY: the pages are mapped, and unmapped after the registration.
         let done = unsafe { driver.mem_host_register(device, start, bytes, !writable, None) };
         on_gpu(driver, device, done)?;
