@@ -7,7 +7,8 @@
 `install` puts this one in the default one's place. The memory is pinned already: SGLang must not register it once more, so
 `install` also replaces the function that does. With `address` and `name`, the pools lie in memory of `egmem serve`: each rank of
 torch.distributed has names of its own, and a name that another process or pool has is refused with `egmem.InUse`. Servers whose
-ranks are numbered alike (replicas) need a `name` each.
+ranks are numbered alike (replicas) need a `name` each. By default a service lets a user create names under `uid:N/` alone, so
+give `name="uid:1000/sglang"` with the number of the server's user.
 
 A name ends with a hash of the pool's shape and type, of SGLang's version and of `tag`, so that no server is given the memory of one with
 another model: pass the model and its revision as `tag`. SGLang has its index of what is cached in its process alone, so a restarted

@@ -6,8 +6,9 @@
 
 More keys of the extra config:
 
-- "egmem_address", "egmem_name": the tier lies in memory of `egmem serve`, and a restarted engine finds its pages. Set PYTHONHASHSEED,
-  so that vLLM's hashes of blocks are the same again.
+- "egmem_address", "egmem_name": the tier lies in memory of `egmem serve`, and a restarted engine finds its pages. By default a service
+  lets a user create names under `uid:N/` alone: "uid:1000/vllm" with the number of the engine's user. Set PYTHONHASHSEED, so that
+  vLLM's hashes of blocks are the same again.
 - "egmem_name" alone: engines of this user on this machine that name it and serve the same model share one tier.
 - "egmem_node": the host NUMA node. "egmem_verify": "never", "sample" or "always", whether loads check the contents of pages.
 - "egmem_tag": any text that tells models apart where this module cannot, see `model_tag`.
