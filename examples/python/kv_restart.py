@@ -32,19 +32,25 @@ def engine(address):
     sys.stdin.read()
 
 
+def restart(address):
+    with subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout.readline() == b"stored\n"
+        first.kill()  # SIGKILL
+    with egmem.kv.attach(address, "kv", tag=b"model 1") as tier, tier.prepare_load([b"block 7"]) as load:
+        print("after SIGKILL:", tier.found)
+        assert load.view(0).read() == bytes([7]) * PAGE_BYTES
+
+
 def main():
-    folder = pathlib.Path(tempfile.mkdtemp())
-    (folder / "egmem.toml").write_text(CONFIG.format(folder=folder))
-    serve = [sys.executable, "-m", "egmem", "serve", "--config", folder / "egmem.toml"]
-    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
-        address = server.stdout.readline().split()[-1]
-        with subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
-            assert first.stdout.readline() == b"stored\n"
-            first.kill()  # SIGKILL
-        with egmem.kv.attach(address, "kv", tag=b"model 1") as tier, tier.prepare_load([b"block 7"]) as load:
-            print("after SIGKILL:", tier.found)
-            assert load.view(0).read() == bytes([7]) * PAGE_BYTES
-        server.terminate()
+    with tempfile.TemporaryDirectory() as folder:
+        config = pathlib.Path(folder, "egmem.toml")
+        config.write_text(CONFIG.format(folder=folder))
+        serve = [sys.executable, "-m", "egmem", "serve", "--config", config]
+        with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                restart(server.stdout.readline().split()[-1])
+            finally:
+                server.terminate()
 
 
 engine(sys.argv[1]) if len(sys.argv) > 1 else main()

@@ -24,26 +24,32 @@ node = 0
 who = ["trainer"]
 """
 
-folder = pathlib.Path(tempfile.mkdtemp())
-subprocess.run([*EGMEM, "certs", "init", "--out", folder], check=True)
-subprocess.run([*EGMEM, "certs", "issue", "server", "--ca", folder, "--san", "127.0.0.1"], check=True)
-for name in ("trainer", "stranger"):
-    subprocess.run([*EGMEM, "certs", "issue", name, "--ca", folder], check=True)
-config = folder / "egmem.toml"
-config.write_text(CONFIG.format(folder=folder))
-server = subprocess.Popen([*EGMEM, "serve", "--config", config], stdout=subprocess.PIPE, text=True)
-address = server.stdout.readline().split()[-1]
-for name in ("trainer", "stranger"):
-    files = {"ca": folder / "ca.pem", "cert": folder / f"{name}.pem", "key": folder / f"{name}.key"}
+
+def use(address, folder):
+    for name in ("trainer", "stranger"):
+        files = {"ca": folder / "ca.pem", "cert": folder / f"{name}.pem", "key": folder / f"{name}.key"}
+        try:
+            with egmem.connect(address, expect_peer="server", **files) as client, client.fetch("weights") as weights:
+                weights.write(b"by the trainer")
+                print(f"{name} has {weights}")
+        except egmem.Refused as error:
+            print(f"{name} has nothing: {error.message}")
     try:
-        with egmem.connect(address, expect_peer="server", **files) as client, client.fetch("weights") as weights:
-            weights.write(b"by the trainer")
-            print(f"{name} has {weights}")
-    except egmem.Refused as error:
-        print(f"{name} has nothing: {error.message}")
-try:
-    egmem.connect(address)
-except egmem.Error as error:
-    print(f"without certificates: {error}")
-server.terminate()
-server.wait()
+        egmem.connect(address)
+    except egmem.Error as error:
+        print(f"without certificates: {error}")
+
+
+with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    subprocess.run([*EGMEM, "certs", "init", "--out", folder], check=True)
+    subprocess.run([*EGMEM, "certs", "issue", "server", "--ca", folder, "--san", "127.0.0.1"], check=True)
+    for peer in ("trainer", "stranger"):
+        subprocess.run([*EGMEM, "certs", "issue", peer, "--ca", folder], check=True)
+    config = folder / "egmem.toml"
+    config.write_text(CONFIG.format(folder=folder))
+    with subprocess.Popen([*EGMEM, "serve", "--config", config], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            use(server.stdout.readline().split()[-1], folder)
+        finally:
+            server.terminate()
