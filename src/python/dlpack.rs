@@ -101,7 +101,8 @@ pub fn export<'py>(
     if versioned {
         let flags = if writable { 0 } else { READ_ONLY };
         capsule(py, view, device, |tensor| ManagedVersioned {
-            version: view.dtype.dlpack_version(),
+            // The first version that has float8, or that has versions.
+            version: [1, u32::from(view.dtype.code >= 7)],
             context: std::ptr::null_mut(),
             deleter: Some(delete::<ManagedVersioned>),
             flags,

@@ -300,17 +300,18 @@ impl Memory {
     )]
     fn view(
         &self,
+        py: Python<'_>,
         dtype: Option<&Bound<'_, PyAny>>,
         shape: Option<&Bound<'_, PyAny>>,
         offset: Size,
         device: Option<&str>,
     ) -> PyResult<View> {
-        View::new(self.region()?, dtype, shape, offset.0, device)
+        View::bytes(self.region()?, device)?.typed(py, dtype, shape, offset.0)
     }
 
     /// Returns a view of all bytes for a device: `"cpu"`, `"cuda_host"` or `"cuda:0"`.
     fn on(&self, device: &str) -> PyResult<View> {
-        View::new(self.region()?, None, None, 0, Some(device))
+        View::bytes(self.region()?, Some(device))
     }
 
     /// Frees the memory now.
@@ -387,7 +388,7 @@ impl Memory {
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let region = self.uncounted_region()?;
-        View::new(region, None, None, 0, Some("cpu"))?.__array_interface__(py)
+        View::bytes(region, Some("cpu"))?.__array_interface__(py)
     }
 
     /// The dictionary of CUDA's array interface, version 3. See `__array_interface__`.
@@ -395,7 +396,7 @@ impl Memory {
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let region = self.region()?;
         let gpu = region.default_gpu();
-        let view = View::new(region, None, None, 0, Some(&format!("cuda:{gpu}")))?;
+        let view = View::bytes(region, Some(&format!("cuda:{gpu}")))?;
         let dictionary = view.__cuda_array_interface__(py)?;
         self.uncounted_region()?;
         Ok(dictionary)
@@ -412,7 +413,7 @@ impl Memory {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let view = View::new(self.region()?, None, None, 0, None)?;
+        let view = View::bytes(self.region()?, None)?;
         dlpack::export(py, &view, stream, max_version, dl_device, copy)
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use egmem::driver::Location;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyInt, PyList, PyTuple};
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::args::{GpuArg, expect_gpu};
 use crate::dlpack;
@@ -39,8 +39,8 @@ impl View {
 
     /// The element type's name.
     #[getter]
-    fn dtype(&self) -> &'static str {
-        self.dtype.name
+    fn dtype(&self) -> &str {
+        &self.dtype.name
     }
 
     /// The device: `"cpu"`, `"cuda_host"` or `"cuda:0"`.
@@ -130,71 +130,49 @@ impl View {
 }
 
 impl View {
-    /// Checks and makes a view. Without a device it is the CPU's, or the GPU's whose own memory this is.
+    /// Returns a view of all bytes. Without a device it is the CPU's, or the GPU's whose own memory this is.
     ///
     /// # Errors
-    /// `InvalidArgument` for a type, shape, offset or device that the memory does not have; `NoSuchPlace` for a GPU
-    /// that the machine does not have.
-    pub fn new(
-        region: Arc<Region>,
-        dtype: Option<&Bound<'_, PyAny>>,
-        shape: Option<&Bound<'_, PyAny>>,
-        offset: u64,
-        device: Option<&str>,
-    ) -> PyResult<Self> {
-        let dtype = dtype.map_or(Ok(Dtype::BYTES), Dtype::parse)?;
-        let size = u64::from(dtype.size);
-        let rest = region.len.checked_sub(offset);
-        let rest = rest
-            .ok_or_else(|| invalid(&format!("offset {offset} is beyond {} bytes", region.len)))?;
-        if !(region.address + offset).is_multiple_of(size) {
-            return Err(invalid(&format!(
-                "offset {offset} is no multiple of {size}, the size of {}",
-                dtype.name
-            )));
-        }
-        let mut shape: Vec<i64> = match shape {
-            None => vec![(rest / size) as i64],
-            Some(one) if one.extract::<i64>().is_ok() => vec![one.extract()?],
-            Some(all) => all
-                .try_iter()?
-                .map(|dimension| dimension?.extract())
-                .collect::<PyResult<_>>()?,
-        };
-        let bytes_of = |shape: &[i64]| {
-            shape.iter().try_fold(size, |bytes, &dimension| {
-                bytes.checked_mul(u64::try_from(dimension).ok()?)
-            })
-        };
-        if let Some(at) = shape.iter().position(|&dimension| dimension == -1) {
-            let given = shape.clone();
-            shape[at] = 1;
-            let unit = bytes_of(&shape).filter(|&unit| unit > 0 && rest.is_multiple_of(unit));
-            let unit = unit.ok_or_else(|| {
-                invalid(&format!(
-                    "shape {given:?} of {} does not divide {rest} bytes; valid: one dimension of -1, and others whose \
-                     product divides them",
-                    dtype.name
-                ))
-            })?;
-            shape[at] = (rest / unit) as i64;
-        } else if bytes_of(&shape).is_none_or(|bytes| bytes > rest) {
-            return Err(invalid(&format!(
-                "shape {shape:?} of {} does not fit into the {rest} bytes from offset {offset} on",
-                dtype.name
-            )));
-        }
+    /// `InvalidArgument` for another word than a device's; `NoSuchPlace` for a GPU that the machine does not have.
+    pub fn bytes(region: Arc<Region>, device: Option<&str>) -> PyResult<Self> {
         let device = match (device, region.location) {
             (Some(device), _) => parse_device(device, &region.driver)?,
             (None, Location::Device(gpu)) => (CUDA, gpu),
             (None, _) => (CPU, 0),
         };
         Ok(Self {
+            shape: vec![region.len as i64],
+            dtype: Dtype {
+                name: "uint8".into(),
+                code: 1,
+                size: 1,
+                typestr: "|u1".into(),
+            },
+            offset: 0,
             region,
+            device,
+        })
+    }
+
+    /// Returns a view of elements from `offset` on.
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes); `InvalidArgument` for a type, shape or offset that the memory does not have.
+    pub fn typed(
+        self,
+        py: Python<'_>,
+        dtype: Option<&Bound<'_, PyAny>>,
+        shape: Option<&Bound<'_, PyAny>>,
+        offset: u64,
+    ) -> PyResult<Self> {
+        let arguments = (dtype, shape, self.region.address, self.region.len, offset);
+        let read = py.import("egmem._views")?.call_method1("read", arguments)?;
+        let (dtype, shape) = read.extract()?;
+        Ok(Self {
             dtype,
             shape,
             offset,
-            device,
+            ..self
         })
     }
 
@@ -210,132 +188,24 @@ impl View {
         let dictionary = PyDict::new(py);
         dictionary.set_item("version", 3)?;
         dictionary.set_item("shape", PyTuple::new(py, &self.shape)?)?;
-        dictionary.set_item("typestr", self.dtype.typestr())?;
+        dictionary.set_item("typestr", &self.dtype.typestr)?;
         dictionary.set_item("data", (self.address(), read_only))?;
         dictionary.set_item("strides", py.None())?;
         Ok(dictionary)
     }
 }
 
-/// An element type, as DLPack and the array interfaces name it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// An element type, as `egmem._views` reads it.
+#[derive(FromPyObject)]
 pub struct Dtype {
     /// The name, as in NumPy and PyTorch.
-    pub name: &'static str,
-    /// DLPack's code: 0 signed, 1 unsigned, 2 float, 4 bfloat, 5 complex, 6 bool, from 7 on the kinds of float8.
+    name: String,
+    /// DLPack's code; from 7 on the kinds of float8.
     pub code: u8,
     /// The size in bytes.
     pub size: u8,
-    /// The letter of the array interface, without byte order and size. `V` are bytes without a meaning.
-    letter: char,
-}
-
-const fn dtype(name: &'static str, code: u8, size: u8, letter: char) -> Dtype {
-    Dtype {
-        name,
-        code,
-        size,
-        letter,
-    }
-}
-
-const ALL: [Dtype; 23] = [
-    dtype("uint8", 1, 1, 'u'),
-    dtype("int8", 0, 1, 'i'),
-    dtype("uint16", 1, 2, 'u'),
-    dtype("int16", 0, 2, 'i'),
-    dtype("uint32", 1, 4, 'u'),
-    dtype("int32", 0, 4, 'i'),
-    dtype("uint64", 1, 8, 'u'),
-    dtype("int64", 0, 8, 'i'),
-    dtype("float16", 2, 2, 'f'),
-    dtype("float32", 2, 4, 'f'),
-    dtype("float64", 2, 8, 'f'),
-    dtype("bfloat16", 4, 2, 'V'),
-    dtype("complex64", 5, 8, 'c'),
-    dtype("complex128", 5, 16, 'c'),
-    dtype("bool", 6, 1, 'b'),
-    dtype("float8_e3m4", 7, 1, 'V'),
-    dtype("float8_e4m3", 8, 1, 'V'),
-    dtype("float8_e4m3b11fnuz", 9, 1, 'V'),
-    dtype("float8_e4m3fn", 10, 1, 'V'),
-    dtype("float8_e4m3fnuz", 11, 1, 'V'),
-    dtype("float8_e5m2", 12, 1, 'V'),
-    dtype("float8_e5m2fnuz", 13, 1, 'V'),
-    dtype("float8_e8m0fnu", 14, 1, 'V'),
-];
-
-impl Dtype {
-    /// Bytes.
-    pub const BYTES: Self = ALL[0];
-
-    /// Returns the array interfaces' name: `<f4`, `|u1`.
-    pub fn typestr(self) -> String {
-        let order = if self.size == 1 || self.letter == 'V' {
-            '|'
-        } else {
-            '<'
-        };
-        format!("{order}{}{}", self.letter, self.size)
-    }
-
-    /// Returns the first version of DLPack that has the type.
-    pub fn dlpack_version(self) -> [u32; 2] {
-        [1, u32::from(self.code >= 7)] // float8
-    }
-
-    /// Reads a name, a NumPy type, a PyTorch type, or a class such as `numpy.float32`.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a type that is not here, and for one of the other byte order.
-    pub fn parse(given: &Bound<'_, PyAny>) -> PyResult<Self> {
-        if given.is_instance_of::<PyTuple>()
-            || given.is_instance_of::<PyList>()
-            || given.is_instance_of::<PyInt>()
-        {
-            let message = format!("dtype is {given}, which is a shape");
-            let remedy = format!("pass shape={given}, and the element type as dtype");
-            return Err(raise("InvalidArgument", &message, &remedy));
-        }
-        // NumPy's types have the same name in each byte order.
-        let native = given.getattr("isnative").and_then(|is| is.extract());
-        if !native.unwrap_or(true) {
-            return Err(swapped(given));
-        }
-        let attributes = ["name", "__name__"].into_iter();
-        let names = attributes.filter_map(|name| given.getattr(name).ok()?.extract().ok());
-        let names: Vec<String> = names.chain([given.str()?.to_string()]).collect();
-        if let Some(dtype) = names.iter().find_map(|name| Self::named(name)) {
-            return Ok(dtype);
-        }
-        let other_order = |name: &String| name.strip_prefix('>').and_then(Self::named).is_some();
-        if names.iter().any(other_order) {
-            return Err(swapped(given));
-        }
-        let all: Vec<_> = ALL.iter().map(|dtype| dtype.name).collect();
-        Err(invalid(&format!(
-            "there is no element type {given}; valid: {}",
-            all.join(", ")
-        )))
-    }
-
-    /// Returns the type of a name, such as `float32` or `torch.float32`, or of a string of the array interfaces, such
-    /// as `<f4`, `=f4` or `f4`.
-    fn named(name: &str) -> Option<Self> {
-        let name = name.strip_prefix("torch.").unwrap_or(name);
-        let short = name.strip_prefix(['<', '=', '|']).unwrap_or(name);
-        // Bytes without a meaning are no type: several types are exported as such.
-        ALL.into_iter().find(|dtype| {
-            dtype.name == name || dtype.letter != 'V' && dtype.typestr()[1..] == *short
-        })
-    }
-}
-
-fn swapped(given: &Bound<'_, PyAny>) -> PyErr {
-    let message = format!("elements of type {given} have the other byte order");
-    let remedy =
-        "pass a little-endian type, or view the memory as bytes and give those the type in NumPy";
-    raise("InvalidArgument", &message, remedy)
+    /// The array interfaces' name.
+    typestr: String,
 }
 
 /// `kDLCPU`.

@@ -28,7 +28,7 @@ import numpy
 from . import _egmem, _heaps
 from ._errors import InvalidArgument
 from ._heaps import GpuLike, NodeLike, Progress
-from ._shapes import dimensions_of
+from ._shapes import dimensions_in, dimensions_of
 
 __all__ = ["array", "asarray", "empty", "load", "save", "zeros"]
 
@@ -118,18 +118,11 @@ def asarray(memory: Any, dtype: Any = "u1", shape: Optional[_Shape] = None, *, o
     """
     dtype = _dtype(dtype)
     offset = _egmem._size(offset)
-    rest = memoryview(memory).nbytes - offset
-    dimensions = dimensions_of(-1 if shape is None else shape, one_open=True)
-    unit = dtype.itemsize * math.prod(dimension for dimension in dimensions if dimension != -1)
-    if rest < 0 or unit > rest or (-1 in dimensions and (unit == 0 or rest % unit)):
-        raise InvalidArgument(
-            f"shape {dimensions} of {dtype} does not fit {max(rest, 0)} bytes from offset {offset} on",
-            "pass a shape and a type of these bytes, or a slice of the memory",
-        )
+    dimensions = dimensions_in(-1 if shape is None else shape, dtype, dtype.itemsize, memoryview(memory).nbytes, offset)
+    count = math.prod(dimensions)
     # NumPy makes no array of nothing.
-    if unit == 0:
+    if count * dtype.itemsize == 0:
         return numpy.empty(dimensions, dtype)
-    count = rest // dtype.itemsize if -1 in dimensions else math.prod(dimensions)
     return numpy.frombuffer(memory, dtype, count, offset).reshape(dimensions)
 
 
