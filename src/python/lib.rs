@@ -97,7 +97,7 @@ mod _egmem {
             store::{Load, PageView, Store},
             tier::Member,
         },
-        ledger::{Allocation, Located, allocations, locate, memory_summary},
+        ledger::{allocations, locate, memory_summary},
         memory::{Memory, SharedBuffer},
         places::{Gpu, Node},
         ring::{RingSide, ring},

@@ -12,7 +12,6 @@ import atexit
 from typing import Any
 
 from ._egmem import (
-    Allocation,
     Block,
     Blocks,
     Buffer,
@@ -22,7 +21,6 @@ from ._egmem import (
     Event,
     Gpu,
     Heap,
-    Located,
     Memory,
     Node,
     Offer,
@@ -40,13 +38,11 @@ from ._egmem import (
     __version__,
     _close_offers,
     _end_runs,
-    allocations,
     connect,
     default_driver,
     deferred,
     doctor,
     free_deferred,
-    locate,
     memory_summary,
     open,
     ps,
@@ -78,6 +74,7 @@ from ._errors import (
     Refused,
     TimedOut,
 )
+from ._ledger import Allocation, Located, allocations, locate
 
 __all__ = [
     "Allocation",
