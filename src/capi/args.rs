@@ -19,6 +19,22 @@ pub(crate) fn object<T>(reference: Option<T>, what: &'static str) -> Outcome<T> 
     reference.ok_or_else(|| null(what))
 }
 
+/// As [`object`], for a handle, which is named as its type: a null `egm_ring_side` is no side.
+#[inline]
+pub(crate) fn handle<T>(reference: Option<T>) -> Outcome<T> {
+    reference.ok_or_else(null_handle::<T>)
+}
+
+#[cold]
+fn null_handle<T>() -> Failure {
+    null(
+        std::any::type_name::<T>()
+            .rsplit('_')
+            .next()
+            .unwrap_or("handle"),
+    )
+}
+
 /// Writes a result that the caller may not want: `out` may be null.
 pub(crate) fn write<T>(out: Option<&mut MaybeUninit<T>>, value: T) {
     if let Some(out) = out {

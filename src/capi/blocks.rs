@@ -22,30 +22,14 @@ use egmem::heap::RawBlock;
 
 use crate::args::lock;
 
-/// All blocks of a heap in debug mode, where pages do not tell blocks apart. Its functions stay out of line, to keep the
-/// inlined ones of [`Blocks`] short.
-#[derive(Default)]
-struct Listed(Mutex<HashMap<u64, RawBlock>>);
+/// All blocks of a heap in debug mode, where pages do not tell blocks apart.
+type Listed = Mutex<HashMap<u64, RawBlock>>;
 
-impl Listed {
-    #[cold]
-    #[inline(never)]
-    fn put(&self, raw: RawBlock) -> bool {
-        lock(&self.0).insert(raw.offset, raw);
-        true
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn get(&self, offset: u64) -> Option<RawBlock> {
-        lock(&self.0).get(&offset).copied()
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn take(&self, offset: u64) -> Option<RawBlock> {
-        lock(&self.0).remove(&offset)
-    }
+/// Looks at the list, out of line, to keep the inlined functions of [`Blocks`] short.
+#[cold]
+#[inline(never)]
+fn of_list<T>(list: &Listed, look: impl FnOnce(&mut HashMap<u64, RawBlock>) -> T) -> T {
+    look(&mut lock(list))
 }
 
 /// A page's blocks.
@@ -139,7 +123,8 @@ impl Blocks {
     #[must_use]
     pub(crate) fn put(&self, raw: RawBlock) -> bool {
         if let Some(listed) = &self.listed {
-            return listed.put(raw);
+            of_list(listed, |all| all.insert(raw.offset, raw));
+            return true;
         }
         let number = (raw.offset / RawBlock::PAGE) as usize;
         let Some(page) = self.get_page(number) else {
@@ -160,7 +145,7 @@ impl Blocks {
     #[inline]
     pub(crate) fn get(&self, offset: u64) -> Option<RawBlock> {
         if let Some(listed) = &self.listed {
-            return listed.get(offset);
+            return of_list(listed, |all| all.get(&offset).copied());
         }
         let page = self.page(offset)?;
         let (word, bit) = bit_of(offset);
@@ -183,7 +168,7 @@ impl Blocks {
     #[inline]
     pub(crate) fn take(&self, offset: u64) -> Option<RawBlock> {
         if let Some(listed) = &self.listed {
-            return listed.take(offset);
+            return of_list(listed, |all| all.remove(&offset));
         }
         let page = self.page(offset)?;
         let (word, bit) = bit_of(offset);

@@ -5,15 +5,15 @@ use std::mem::{self, MaybeUninit};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use egmem::driver::{Access, Location};
+use egmem::driver::{Access, AccessDesc, Location};
 use egmem::exchange::blocking::RemoteBuffer;
-use egmem::memory::CpuView;
+use egmem::memory::{CpuMemory, CpuView};
 use egmem::share::ImportedBuffer;
-use egmem::{Buffer, Error, Memory, PoolBuffer};
+use egmem::{Buffer, BufferOptions, Error, Memory, PoolBuffer};
 
-use crate::args::{object, read_backing, read_handle_types, write_backing};
+use crate::args::{handle, read_backing, read_handle_types, write_backing};
 use crate::failure::{Failure, Outcome};
-use crate::options::{check_flags, read, read_grants};
+use crate::options::{With, check_flags, nonzero, read, read_grants};
 use crate::{
     EGM_OVERCOMMIT, EGM_ROOM_FOR_PROBES, EGM_SHAREABLE, answer, args, ask, call,
     egm_buffer_options, egm_driver, egm_grant, egm_location, egm_status, egm_stream, make, noted,
@@ -22,40 +22,27 @@ use crate::{
 
 /// Memory at one address for the CPU and the GPUs: allocated here, received from another process, fetched from a
 /// server, or from a pool. Any thread may use it, several at a time, except where a function says otherwise.
-pub struct egm_buffer {
-    pub(crate) memory: Kind,
-}
-
-impl egm_buffer {
-    pub(crate) fn own(buffer: Buffer) -> Self {
-        let memory = Kind::Own(Arc::new(buffer));
-        Self { memory }
-    }
-
-    /// Returns the memory of a buffer that was allocated here.
-    pub(crate) fn own_memory(&self) -> Outcome<&Arc<Buffer>> {
-        match &self.memory {
-            Kind::Own(buffer) => Ok(buffer),
-            _ => Err(not_own()),
-        }
-    }
-}
-
-fn not_own() -> Failure {
-    let why = "it was not allocated by egm_buffer_create or egm_buffer_near";
-    Failure::invalid("buffer", why)
-}
-
-/// Where a buffer comes from.
-pub(crate) enum Kind {
+pub enum egm_buffer {
+    /// Allocated here.
     Own(Arc<Buffer>),
+    /// Another process's.
     Imported(ImportedBuffer),
+    /// Fetched by its name.
     Fetched(RemoteBuffer),
+    /// A pool's.
     Pool(PoolBuffer),
 }
 
-impl Kind {
-    fn memory(&self) -> &dyn Memory {
+impl egm_buffer {
+    /// Returns the memory of a buffer that was allocated here.
+    pub(crate) fn own_memory(&self) -> Outcome<&Arc<Buffer>> {
+        match self {
+            Self::Own(buffer) => Ok(buffer),
+            _ => Err(not_own()),
+        }
+    }
+
+    fn memory(&self) -> &dyn Whole {
         match self {
             Self::Own(buffer) => &**buffer,
             Self::Imported(buffer) => buffer,
@@ -66,10 +53,9 @@ impl Kind {
 
     fn cpu_at(&self, offset: u64, len: u64) -> Outcome<CpuView<'_>> {
         Ok(match self {
+            // Its parts may have several kinds of access.
             Self::Own(buffer) => buffer.cpu_at(offset, len)?,
-            Self::Imported(buffer) => buffer.cpu()?.slice(offset, len)?,
-            Self::Fetched(buffer) => buffer.cpu()?.slice(offset, len)?,
-            Self::Pool(buffer) => buffer.cpu()?.slice(offset, len)?,
+            other => other.memory().cpu()?.slice(offset, len)?,
         })
     }
 
@@ -90,6 +76,16 @@ impl Kind {
     }
 }
 
+fn not_own() -> Failure {
+    let why = "it was not allocated by egm_buffer_create or egm_buffer_near";
+    Failure::invalid("buffer", why)
+}
+
+/// Memory that the CPU and the GPUs can be asked about.
+trait Whole: Memory + CpuMemory {}
+
+impl<M: Memory + CpuMemory> Whole for M {}
+
 /// Allocates, maps and grants memory. If a step fails, the steps before it are undone.
 ///
 /// Fails with ::EGM_INVALID_ARGUMENT, ::EGM_NO_SUCH_NODE, ::EGM_NO_SUCH_GPU, ::EGM_NODE_TOO_FULL,
@@ -106,7 +102,7 @@ pub unsafe extern "C" fn egm_buffer_create(
 ) -> egm_status {
     // SAFETY: the caller's promise.
     let create = |driver: &egm_driver| unsafe { allocate(driver, &read(options)?) };
-    noted(|| make(driver, "driver", out, create))
+    noted(|| make(driver, out, create))
 }
 
 /// # Safety
@@ -117,34 +113,29 @@ unsafe fn allocate(driver: &egm_driver, options: &egm_buffer_options) -> Outcome
         EGM_SHAREABLE | EGM_OVERCOMMIT | EGM_ROOM_FOR_PROBES,
     )?;
     let is = |flag| options.flags & flag != 0;
-    let mut build = Buffer::on(options.location.read()?)
+    let flag = |flag| is(flag).then_some(());
+    // SAFETY: the caller's promise.
+    let grants = unsafe { read_grants(options.grants, options.grant_count)? };
+    // SAFETY: the caller's promise.
+    let label = unsafe { args::optional_text(options.label, "label")? };
+    let grant =
+        |build: BufferOptions, grant: AccessDesc| build.access(grant.location, grant.access);
+    let build = Buffer::on(options.location.read()?)
         .bytes(options.bytes)
         .handle_types(read_handle_types(options.handle_types)?)
-        .overcommit(is(EGM_OVERCOMMIT));
-    // SAFETY: the caller's promise.
-    if let Some(grants) = unsafe { read_grants(options.grants, options.grant_count)? } {
-        build = build.access_by::<Location>([]);
-        for grant in grants {
-            build = build.access(grant.location, grant.access);
-        }
-    }
-    if options.chunk != 0 {
-        build = build.chunk(options.chunk);
-    }
-    if let Some(backing) = read_backing(options.backing)? {
-        build = build.backing(backing);
-    }
-    if is(EGM_SHAREABLE) {
-        build = build.shareable();
-    }
-    if is(EGM_ROOM_FOR_PROBES) {
-        build = build.room_for_probes();
-    }
-    // SAFETY: the caller's promise.
-    if let Some(label) = unsafe { args::optional_text(options.label, "label")? } {
-        build = build.label(label);
-    }
-    Ok(egm_buffer::own(build.allocate(&driver.driver)?))
+        .overcommit(is(EGM_OVERCOMMIT))
+        .with(grants, |build, grants| {
+            let none = build.access_by::<Location>([]);
+            grants.into_iter().fold(none, grant)
+        })
+        .with(nonzero(options.chunk), BufferOptions::chunk)
+        .with(read_backing(options.backing)?, BufferOptions::backing)
+        .with(label, BufferOptions::label)
+        .with(flag(EGM_SHAREABLE), |build, ()| build.shareable())
+        .with(flag(EGM_ROOM_FOR_PROBES), |build, ()| {
+            build.room_for_probes()
+        });
+    Ok(egm_buffer::Own(build.allocate(&driver.0)?.into()))
 }
 
 /// Allocates `bytes` on the host node of a GPU, for the CPU and every GPU.
@@ -160,8 +151,11 @@ pub unsafe extern "C" fn egm_buffer_near(
     bytes: u64,
     out: Option<&mut MaybeUninit<*mut egm_buffer>>,
 ) -> egm_status {
-    let near = |driver: &egm_driver| Ok(egm_buffer::own(Buffer::near(&driver.driver, gpu, bytes)?));
-    noted(|| make(driver, "driver", out, near))
+    let near = |driver: &egm_driver| {
+        let buffer = Buffer::near(&driver.0, gpu, bytes)?;
+        Ok(egm_buffer::Own(Arc::new(buffer)))
+    };
+    noted(|| make(driver, out, near))
 }
 
 /// Returns the address: the same for every GPU and, where the CPU has access, for the CPU. It is valid until the
@@ -174,8 +168,8 @@ pub unsafe extern "C" fn egm_buffer_ptr(
     buffer: Option<&egm_buffer>,
     out: Option<&mut MaybeUninit<*mut c_void>>,
 ) -> egm_status {
-    ask(buffer, "buffer", out, |buffer| {
-        Ok(pointer(buffer.memory.memory().device_ptr().0))
+    ask(buffer, out, |buffer| {
+        Ok(pointer(buffer.memory().device_ptr().0))
     })
 }
 
@@ -194,7 +188,7 @@ pub unsafe extern "C" fn egm_buffer_size(
     buffer: Option<&egm_buffer>,
     out: Option<&mut MaybeUninit<u64>>,
 ) -> egm_status {
-    answer(out, || Ok(object(buffer, "buffer")?.memory.memory().len()))
+    answer(out, || Ok(handle(buffer)?.memory().len()))
 }
 
 /// Returns where the first part of the memory lies.
@@ -206,8 +200,8 @@ pub unsafe extern "C" fn egm_buffer_location(
     buffer: Option<&egm_buffer>,
     out: Option<&mut MaybeUninit<egm_location>>,
 ) -> egm_status {
-    ask(buffer, "buffer", out, |buffer| {
-        Ok(egm_location::of(buffer.memory.memory().location()))
+    ask(buffer, out, |buffer| {
+        Ok(egm_location::of(buffer.memory().location()))
     })
 }
 
@@ -224,7 +218,7 @@ pub unsafe extern "C" fn egm_buffer_backing(
     out: Option<NonNull<i32>>,
     reason: Option<NonNull<*mut c_char>>,
 ) -> egm_status {
-    on(buffer, "buffer", |buffer| {
+    on(buffer, |buffer| {
         let chosen = buffer.own_memory()?.backing();
         // SAFETY: the caller's promise.
         unsafe { write_backing(chosen, out, reason) }
@@ -241,8 +235,8 @@ pub unsafe extern "C" fn egm_buffer_access(
     who: egm_location,
     out: Option<&mut MaybeUninit<i32>>,
 ) -> egm_status {
-    ask(buffer, "buffer", out, |buffer| {
-        Ok(buffer.memory.access(who.read()?)?.flags() as i32)
+    ask(buffer, out, |buffer| {
+        Ok(buffer.access(who.read()?)?.flags() as i32)
     })
 }
 
@@ -258,10 +252,10 @@ pub unsafe extern "C" fn egm_buffer_set_access(
     grants: *const egm_grant,
     grant_count: usize,
 ) -> egm_status {
-    on(buffer, "buffer", |buffer| {
+    on(buffer, |buffer| {
         // SAFETY: the caller's promise.
         let grants = unsafe { read_grants(grants, grant_count)? }.unwrap_or_default();
-        let Kind::Own(buffer) = &mut buffer.memory else {
+        let egm_buffer::Own(buffer) = buffer else {
             return Err(not_own());
         };
         let buffer = Arc::get_mut(buffer).ok_or_else(|| {
@@ -290,10 +284,10 @@ pub unsafe extern "C" fn egm_buffer_write(
     from: *const c_void,
     len: usize,
 ) -> egm_status {
-    on(buffer, "buffer", |buffer| {
+    on(buffer, |buffer| {
         // SAFETY: the caller's promise.
         let from = unsafe { args::values(from.cast::<u8>(), len, "from")? };
-        let view = buffer.memory.cpu_at(offset, len as u64)?;
+        let view = buffer.cpu_at(offset, len as u64)?;
         Ok(view.write_at(0, from)?)
     })
 }
@@ -311,8 +305,8 @@ pub unsafe extern "C" fn egm_buffer_read(
     to: *mut c_void,
     len: usize,
 ) -> egm_status {
-    on(buffer, "buffer", |buffer| {
-        let view = buffer.memory.cpu_at(offset, len as u64)?;
+    on(buffer, |buffer| {
+        let view = buffer.cpu_at(offset, len as u64)?;
         if !to.is_null() {
             // The caller's bytes need not be initialised: a slice of them must be.
             // SAFETY: the caller promises `len` bytes.
@@ -335,8 +329,8 @@ pub unsafe extern "C" fn egm_buffer_fill(
     len: u64,
     byte: u8,
 ) -> egm_status {
-    on(buffer, "buffer", |buffer| {
-        let view = buffer.memory.cpu_at(offset, len)?;
+    on(buffer, |buffer| {
+        let view = buffer.cpu_at(offset, len)?;
         Ok(view.fill(0, len, byte)?)
     })
 }
@@ -350,9 +344,9 @@ pub unsafe extern "C" fn egm_buffer_use_on(
     buffer: Option<&mut egm_buffer>,
     stream: Option<&egm_stream>,
 ) -> egm_status {
-    on(buffer, "buffer", |buffer| {
-        let stream = object(stream, "stream")?;
-        Ok(buffer.memory.pool_memory()?.use_on(&stream.stream)?)
+    on(buffer, |buffer| {
+        let stream = handle(stream)?;
+        Ok(buffer.pool_memory()?.use_on(&stream.0)?)
     })
 }
 
@@ -368,15 +362,15 @@ pub unsafe extern "C" fn egm_buffer_free_on(
 ) -> egm_status {
     call(|| {
         // SAFETY: the caller's promise.
-        let found = object(unsafe { buffer.as_mut() }, "buffer")?;
-        let stream = object(stream, "stream")?;
-        let memory = found.memory.pool_memory()?;
+        let found = handle(unsafe { buffer.as_mut() })?;
+        let stream = handle(stream)?;
+        let memory = found.pool_memory()?;
         let driver = memory.driver();
         driver.expect_this_process("buffer")?;
-        driver.expect_same(stream.stream.driver(), "stream")?;
+        driver.expect_same(stream.0.driver(), "stream")?;
         // SAFETY: the caller's promise.
-        match unsafe { args::take(buffer) }.map(|buffer| buffer.memory) {
-            Some(Kind::Pool(memory)) => Ok(memory.free_on(&stream.stream)?),
+        match unsafe { args::take(buffer) }.map(|buffer| *buffer) {
+            Some(egm_buffer::Pool(memory)) => Ok(memory.free_on(&stream.0)?),
             _ => Ok(()),
         }
     })
@@ -398,12 +392,12 @@ pub unsafe extern "C" fn egm_buffer_destroy(buffer: *mut egm_buffer) -> egm_stat
         let Some(buffer) = (unsafe { args::take(buffer) }) else {
             return Ok(());
         };
-        if !buffer.memory.memory().driver().is_of_this_process() {
+        if !buffer.memory().driver().is_of_this_process() {
             mem::forget(buffer); // a forked child's copy: the threads that would end its lease are the parent's
             return Ok(());
         }
-        match buffer.memory {
-            Kind::Fetched(remote) => Ok(remote.release()?),
+        match *buffer {
+            egm_buffer::Fetched(remote) => Ok(remote.release()?),
             _ => Ok(()),
         }
     })

@@ -9,18 +9,14 @@ use std::time::Duration;
 
 use egmem::share::{Channel, DEFAULT_TIMEOUT, ImportOptions, Listener, Peers, Shared};
 
-use crate::args::read_access;
-use crate::args::{lock, milliseconds, object};
-use crate::buffer::Kind;
+use crate::args::{handle, lock, milliseconds, read_access};
 use crate::failure::{Failure, Outcome};
 use crate::{
     answer, args, destroy, egm_buffer, egm_driver, egm_event, egm_heap, egm_status, make, noted, on,
 };
 
 /// A Unix socket that other processes of this user connect to. Any thread may use it, several at a time.
-pub struct egm_listener {
-    listener: Mutex<Listener>,
-}
+pub struct egm_listener(pub(crate) Mutex<Listener>);
 
 /// A connection to another process of this user, which sends and receives memory. Any thread may use it: one sends while
 /// another waits to receive; calls of the same direction take turns.
@@ -72,8 +68,8 @@ pub unsafe extern "C" fn egm_listener_bind(
     answer(out, || {
         // SAFETY: the caller's promise.
         let path = unsafe { args::text(path, "path")? };
-        let listener = Mutex::new(Listener::bind(path, Peers::same_user())?);
-        Ok(args::given(egm_listener { listener }))
+        let listener = Listener::bind(path, Peers::same_user())?;
+        Ok(args::given(egm_listener(Mutex::new(listener))))
     })
 }
 
@@ -89,9 +85,9 @@ pub unsafe extern "C" fn egm_listener_accept(
     timeout_ms: u64,
     out: Option<&mut MaybeUninit<*mut egm_channel>>,
 ) -> egm_status {
-    make(listener, "listener", out, |listener| {
+    make(listener, out, |listener| {
         let timeout = milliseconds(timeout_ms)?;
-        let mut listener = lock(&listener.listener);
+        let mut listener = lock(&listener.0);
         listener.set_timeout(timeout)?;
         egm_channel::new(listener.accept()?)
     })
@@ -156,7 +152,7 @@ pub unsafe extern "C" fn egm_channel_set_timeout(
     channel: Option<&egm_channel>,
     timeout_ms: u64,
 ) -> egm_status {
-    on(channel, "channel", |channel| {
+    on(channel, |channel| {
         milliseconds(timeout_ms)?;
         channel.timeout_ms.store(timeout_ms, Relaxed);
         Ok(())
@@ -176,8 +172,8 @@ pub unsafe extern "C" fn egm_channel_send(
     buffer: Option<&egm_buffer>,
     access: i32,
 ) -> egm_status {
-    on(channel, "channel", |channel| {
-        let buffer = object(buffer, "buffer")?;
+    on(channel, |channel| {
+        let buffer = handle(buffer)?;
         let access = read_access(access)?;
         let shared = Shared::from(Arc::clone(buffer.own_memory()?));
         Ok(channel.sender().send(&shared, access)?)
@@ -200,8 +196,8 @@ pub unsafe extern "C" fn egm_channel_send_block(
     block: *const c_void,
     access: i32,
 ) -> egm_status {
-    on(channel, "channel", |channel| {
-        let heap = object(heap, "heap")?;
+    on(channel, |channel| {
+        let heap = handle(heap)?;
         let access = read_access(access)?;
         heap.with_shared(block, |shared| Ok(channel.sender().send(shared, access)?))
     })
@@ -223,12 +219,12 @@ pub unsafe extern "C" fn egm_channel_receive(
     out: Option<&mut MaybeUninit<*mut egm_buffer>>,
 ) -> egm_status {
     let receive = |channel: &egm_channel| {
-        let driver = object(driver, "driver")?;
+        let driver = handle(driver)?;
         let offer = channel.receiver().receive()?;
-        let memory = Kind::Imported(offer.import(&driver.driver, ImportOptions::new())?);
-        Ok(egm_buffer { memory })
+        let imported = offer.import(&driver.0, ImportOptions::new())?;
+        Ok(egm_buffer::Imported(imported))
     };
-    noted(|| make(channel, "channel", out, receive))
+    noted(|| make(channel, out, receive))
 }
 
 /// Lends an event, made by egm_event_create_interprocess(), to the other process, which may record it and make its streams
@@ -243,9 +239,9 @@ pub unsafe extern "C" fn egm_channel_send_event(
     channel: Option<&egm_channel>,
     event: Option<&egm_event>,
 ) -> egm_status {
-    on(channel, "channel", |channel| {
-        let event = object(event, "event")?;
-        Ok(channel.sender().send_event(&event.event)?)
+    on(channel, |channel| {
+        let event = handle(event)?;
+        Ok(channel.sender().send_event(&event.0)?)
     })
 }
 
@@ -265,11 +261,10 @@ pub unsafe extern "C" fn egm_channel_receive_event(
     driver: Option<&egm_driver>,
     out: Option<&mut MaybeUninit<*mut egm_event>>,
 ) -> egm_status {
-    make(channel, "channel", out, |channel| {
-        let driver = object(driver, "driver")?;
-        Ok(egm_event::of(
-            channel.receiver().receive_event(&driver.driver)?,
-        ))
+    make(channel, out, |channel| {
+        let driver = handle(driver)?;
+        let event = channel.receiver().receive_event(&driver.0)?;
+        Ok(egm_event(Arc::new(event)))
     })
 }
 
@@ -306,18 +301,14 @@ mod tests {
 
     #[test]
     fn one_thread_sends_while_another_waits_to_receive() {
-        let driver = egm_driver {
-            driver: Driver::simulated(Machine::gh200()).unwrap(),
-            machine: None,
-        };
+        let driver = egm_driver(Driver::simulated(Machine::gh200()).unwrap());
         let (end, mut other_end) = UnixStream::pair().unwrap();
         let seen = end.try_clone().unwrap();
         let channel = Channel::new(end, &Peers::same_user()).unwrap();
         let channel = egm_channel::new(channel).unwrap_or_else(|_| panic!());
         let buffer = Buffer::on(NodeId(0)).bytes(2 << 20).shareable();
-        let buffer = Arc::new(buffer.allocate(&driver.driver).unwrap());
-        let memory = Kind::Own(buffer);
-        let buffer = egm_buffer { memory };
+        let buffer = Arc::new(buffer.allocate(&driver.0).unwrap());
+        let buffer = egm_buffer::Own(buffer);
         std::thread::scope(|scope| {
             let receiving = scope.spawn(|| {
                 let mut out = MaybeUninit::uninit();

@@ -8,14 +8,13 @@ use egmem::driver::{Location, NodeId};
 use egmem::exchange::blocking::Client;
 use egmem::exchange::protocol::Entry;
 use egmem::exchange::{
-    Address, Client as Connection, CreateOptions, Owner, Security, Tls, TlsFiles,
+    Address, Client as Connection, ClientOptions, CreateOptions, Owner, Security, Tls, TlsFiles,
 };
 use egmem::share::Peers;
 
 use crate::args::{milliseconds, write};
-use crate::buffer::Kind;
 use crate::failure::{Failure, Outcome, given_json, given_text};
-use crate::options::{check_flags, read_or_zeros};
+use crate::options::{With, check_flags, nonzero, read_or_zeros};
 use crate::{
     EGM_EXIST_OK, EGM_LOCATION_HOST_NUMA, EGM_PLAIN_ANYWHERE, EGM_READ_ONLY, args, ask, destroy,
     egm_buffer, egm_client_options, egm_create_options, egm_driver, egm_entry, egm_location,
@@ -45,7 +44,7 @@ pub unsafe extern "C" fn egm_client_connect(
     options: *const egm_client_options,
     out: Option<&mut MaybeUninit<*mut egm_client>>,
 ) -> egm_status {
-    make(driver, "driver", out, |driver| {
+    make(driver, out, |driver| {
         // SAFETY: the caller's promise.
         let address: Address = unsafe { args::text(address, "address")? }.parse()?;
         // SAFETY: the caller's promise.
@@ -64,17 +63,16 @@ unsafe fn connect(
     let peers = Peers::same_user().and_user(0);
     // SAFETY: the caller's promise.
     let security = unsafe { security(options)? };
-    let mut build = Connection::options(address)
-        .peers(peers.and_user(options.server_user))
-        .security(security);
-    if options.timeout_ms != 0 {
-        build = build.timeout(Duration::from_millis(options.timeout_ms));
-    }
     // SAFETY: the caller's promise.
-    if let Some(owner) = unsafe { args::optional_text(options.expect_owner, "expect_owner")? } {
-        build = build.expect_owner(owner.parse::<Owner>()?);
-    }
-    let client = Client::connect(build, &driver.driver)?;
+    let owner = unsafe { args::optional_text(options.expect_owner, "expect_owner")? };
+    let owner = owner.map(str::parse::<Owner>).transpose()?;
+    let timeout = nonzero(options.timeout_ms).map(Duration::from_millis);
+    let build = Connection::options(address)
+        .peers(peers.and_user(options.server_user))
+        .security(security)
+        .with(timeout, ClientOptions::timeout)
+        .with(owner, ClientOptions::expect_owner);
+    let client = Client::connect(build, &driver.0)?;
     let read_only = options.flags & EGM_READ_ONLY != 0;
     Ok(egm_client { client, read_only })
 }
@@ -133,16 +131,16 @@ pub unsafe extern "C" fn egm_client_fetch(
     let fetch = |client: &egm_client| {
         // SAFETY: the caller's promise.
         let name = unsafe { args::text(name, "name")? };
-        let memory = Kind::Fetched(client.client.fetch_with(name, |options| {
+        let fetched = client.client.fetch_with(name, |options| {
             if client.read_only {
                 options.read_only()
             } else {
                 options
             }
-        })?);
-        Ok(egm_buffer { memory })
+        })?;
+        Ok(egm_buffer::Fetched(fetched))
     };
-    noted(|| make(client, "client", out, fetch))
+    noted(|| make(client, out, fetch))
 }
 
 /// Destroys a client. Fetched memory and its leases stay until the buffers are destroyed. A null pointer is left
@@ -189,7 +187,7 @@ pub unsafe extern "C" fn egm_client_create(
     options: *const egm_create_options,
     out: Option<&mut MaybeUninit<egm_entry>>,
 ) -> egm_status {
-    on(client, "client", |client| {
+    on(client, |client| {
         // SAFETY: the caller's promise.
         let name = unsafe { args::text(name, "name")? };
         // SAFETY: the caller's promise.
@@ -246,7 +244,7 @@ pub unsafe extern "C" fn egm_client_delete(
     name: *const c_char,
     timeout_ms: u64,
 ) -> egm_status {
-    on(client, "client", |client| {
+    on(client, |client| {
         // SAFETY: the caller's promise.
         let name = unsafe { args::text(name, "name")? };
         Ok(client.client.delete(name, milliseconds(timeout_ms)?)?)
@@ -267,7 +265,7 @@ pub unsafe extern "C" fn egm_client_wait(
     timeout_ms: u64,
     out: Option<&mut MaybeUninit<egm_entry>>,
 ) -> egm_status {
-    on(client, "client", |client| {
+    on(client, |client| {
         // SAFETY: the caller's promise.
         let name = unsafe { args::text(name, "name")? };
         let entry = client.client.wait(name, milliseconds(timeout_ms)?)?;
@@ -291,7 +289,7 @@ pub unsafe extern "C" fn egm_client_list_json(
     prefix: *const c_char,
     out: Option<&mut MaybeUninit<*mut c_char>>,
 ) -> egm_status {
-    ask(client, "client", out, |client| {
+    ask(client, out, |client| {
         // SAFETY: the caller's promise.
         let prefix = unsafe { args::text(prefix, "prefix")? };
         let entries = client.client.list(prefix)?;
@@ -321,7 +319,5 @@ pub unsafe extern "C" fn egm_client_peer_name(
     client: Option<&egm_client>,
     out: Option<&mut MaybeUninit<*mut c_char>>,
 ) -> egm_status {
-    ask(client, "client", out, |client| {
-        Ok(given_text(client.client.name()))
-    })
+    ask(client, out, |client| Ok(given_text(client.client.name())))
 }

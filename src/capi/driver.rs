@@ -9,17 +9,13 @@ use egmem::driver::NodeId;
 use egmem::topology::{Gpu, LinkKind, NumaNode};
 use egmem::{Driver, Error, Machine, Topology};
 
-use crate::args::object;
+use crate::args::handle;
 use crate::failure::{Failure, Outcome, given_json};
 use crate::{answer, args, ask, destroy, egm_status, make};
 
 /// A driver: CUDA's, or a simulated one. Everything that was made from it keeps it alive, so it may be destroyed
 /// before them. Any thread may use it, several at a time.
-pub struct egm_driver {
-    pub(crate) driver: Driver,
-    /// The machine that is simulated.
-    pub(crate) machine: Option<Machine>,
-}
+pub struct egm_driver(pub(crate) Driver);
 
 /// Opens the CUDA driver of this machine and initialises it. No library of CUDA is needed to build a program.
 ///
@@ -32,10 +28,7 @@ pub struct egm_driver {
 pub unsafe extern "C" fn egm_driver_open(
     out: Option<&mut MaybeUninit<*mut egm_driver>>,
 ) -> egm_status {
-    answer(out, || {
-        let (driver, machine) = (Driver::open()?, None);
-        Ok(args::given(egm_driver { driver, machine }))
-    })
+    answer(out, || Ok(args::given(egm_driver(Driver::open()?))))
 }
 
 /// Makes a driver that simulates a machine: "gh200", "gh200x4", "gb200", "h200x8", or a description as JSON, which
@@ -53,9 +46,7 @@ pub unsafe extern "C" fn egm_driver_simulated(
     answer(out, || {
         // SAFETY: the caller's promise.
         let machine = read_machine(unsafe { args::text(machine, "machine")? })?;
-        let driver = Driver::simulated(machine.clone())?;
-        let machine = Some(machine);
-        Ok(args::given(egm_driver { driver, machine }))
+        Ok(args::given(egm_driver(Driver::simulated(machine)?)))
     })
 }
 
@@ -78,7 +69,7 @@ pub unsafe extern "C" fn egm_driver_is_simulated(
     driver: Option<&egm_driver>,
     out: Option<&mut MaybeUninit<bool>>,
 ) -> egm_status {
-    answer(out, || Ok(object(driver, "driver")?.driver.is_simulated()))
+    answer(out, || Ok(handle(driver)?.0.is_simulated()))
 }
 
 /// Destroys a driver. Objects that were made from it stay usable. A null pointer is left alone.
@@ -92,9 +83,7 @@ pub unsafe extern "C" fn egm_driver_destroy(driver: *mut egm_driver) -> egm_stat
 }
 
 /// The GPUs and host nodes of a machine, read once. Any thread may use it, several at a time.
-pub struct egm_topology {
-    topology: Topology,
-}
+pub struct egm_topology(pub(crate) Topology);
 
 /// The link between a GPU and the CPU is unknown.
 pub const EGM_LINK_UNKNOWN: i32 = 0;
@@ -183,9 +172,8 @@ pub unsafe extern "C" fn egm_topology_discover(
     driver: Option<&egm_driver>,
     out: Option<&mut MaybeUninit<*mut egm_topology>>,
 ) -> egm_status {
-    make(driver, "driver", out, |driver| {
-        let topology = Topology::discover(&driver.driver)?;
-        Ok(egm_topology { topology })
+    make(driver, out, |driver| {
+        Ok(egm_topology(Topology::discover(&driver.0)?))
     })
 }
 
@@ -198,7 +186,7 @@ pub unsafe extern "C" fn egm_topology_gpu_count(
     topology: Option<&egm_topology>,
     out: Option<&mut MaybeUninit<usize>>,
 ) -> egm_status {
-    ask(topology, "topology", out, |it| Ok(it.topology.gpus().len()))
+    ask(topology, out, |it| Ok(it.0.gpus().len()))
 }
 
 /// Returns the GPU with this CUDA ordinal. Fails with ::EGM_NO_SUCH_GPU.
@@ -211,9 +199,7 @@ pub unsafe extern "C" fn egm_topology_gpu(
     ordinal: i32,
     out: Option<&mut MaybeUninit<egm_gpu>>,
 ) -> egm_status {
-    ask(topology, "topology", out, |it| {
-        Ok(it.topology.gpu(ordinal)?.into())
-    })
+    ask(topology, out, |it| Ok(it.0.gpu(ordinal)?.into()))
 }
 
 /// Returns the number of host nodes. Nodes of GPUs' own memory do not count.
@@ -225,9 +211,7 @@ pub unsafe extern "C" fn egm_topology_node_count(
     topology: Option<&egm_topology>,
     out: Option<&mut MaybeUninit<usize>>,
 ) -> egm_status {
-    ask(topology, "topology", out, |it| {
-        Ok(it.topology.nodes().len())
-    })
+    ask(topology, out, |it| Ok(it.0.nodes().len()))
 }
 
 /// Returns a host node by its place in the list, which begins at 0 and ascends by the nodes' ids.
@@ -240,8 +224,8 @@ pub unsafe extern "C" fn egm_topology_node(
     index: usize,
     out: Option<&mut MaybeUninit<egm_node>>,
 ) -> egm_status {
-    ask(topology, "topology", out, |topology| {
-        let (nodes, at) = (topology.topology.nodes(), index as u64);
+    ask(topology, out, |topology| {
+        let (nodes, at) = (topology.0.nodes(), index as u64);
         let none = || Error::invalid_index("host node", at, nodes.len() as u64);
         Ok(nodes.get(index).ok_or_else(none)?.into())
     })
@@ -256,7 +240,7 @@ pub unsafe extern "C" fn egm_topology_json(
     topology: Option<&egm_topology>,
     out: Option<&mut MaybeUninit<*mut c_char>>,
 ) -> egm_status {
-    ask(topology, "topology", out, |it| given_json(&it.topology))
+    ask(topology, out, |it| given_json(&it.0))
 }
 
 /// Destroys a topology. A null pointer is left alone.
@@ -282,10 +266,10 @@ pub unsafe extern "C" fn egm_capabilities_json(
     driver: Option<&egm_driver>,
     out: Option<&mut MaybeUninit<*mut c_char>>,
 ) -> egm_status {
-    ask(driver, "driver", out, |driver| {
-        let mut prober = InProcess(Capabilities::of(&driver.driver));
-        given_json(&match &driver.machine {
-            Some(machine) => Report::gather_simulated(&mut prober, machine),
+    ask(driver, out, |driver| {
+        let mut prober = InProcess(Capabilities::of(&driver.0));
+        given_json(&match driver.0.sim() {
+            Some(sim) => Report::gather_simulated(&mut prober, sim.machine()),
             None => Report::gather(&mut prober),
         })
     })

@@ -8,7 +8,6 @@ use egmem::exchange::{Error, Result};
 use egmem::share::Shared;
 
 use crate::args::object;
-use crate::buffer::Kind;
 use crate::failure::Failure;
 use crate::{args, egm_buffer, egm_driver, egm_status, noted, on};
 
@@ -134,20 +133,19 @@ pub unsafe extern "C" fn egm_group_gather(
         if let Some(secret) = &secret {
             all = Box::new(Sealed::new(all, secret)?);
         }
-        let gathered = group::gather_memory(&mut *all, own, &driver.driver)?;
+        let gathered = group::gather_memory(&mut *all, own, &driver.0)?;
         for rank in 0..size {
             let buffer = gathered
                 .rank(rank)
                 .map_or(std::ptr::null_mut(), |imported| {
-                    let memory = Kind::Imported(imported.clone());
-                    args::given(egm_buffer { memory })
+                    args::given(egm_buffer::Imported(imported.clone()))
                 });
             // SAFETY: the caller's promise: there is room for a pointer for each rank.
             unsafe { out.add(rank as usize).write(buffer) };
         }
         Ok(())
     };
-    noted(|| on(driver, "driver", gather))
+    noted(|| on(driver, gather))
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ use std::ptr;
 
 use egmem::ledger::{CallSite, called_from};
 
-use args::object;
+use args::{handle, object};
 use failure::{Failure, Outcome, keep};
 
 /// The major version of this interface in the upper 16 bits, the minor one in the lower. A program that was built for
@@ -97,33 +97,27 @@ pub(crate) fn answer<A>(
 
 /// Runs a function of one object.
 #[inline]
-pub(crate) fn on<T>(
-    reference: Option<T>,
-    what: &'static str,
-    body: impl FnOnce(T) -> Outcome,
-) -> egm_status {
-    call(|| body(object(reference, what)?))
+pub(crate) fn on<T>(reference: Option<T>, body: impl FnOnce(T) -> Outcome) -> egm_status {
+    call(|| body(handle(reference)?))
 }
 
 /// Runs a function that asks an object and writes the answer, on success only.
 #[inline]
 pub(crate) fn ask<T, A>(
     reference: Option<&T>,
-    what: &'static str,
     out: Option<&mut MaybeUninit<A>>,
     body: impl FnOnce(&T) -> Outcome<A>,
 ) -> egm_status {
-    answer(out, || body(object(reference, what)?))
+    answer(out, || body(handle(reference)?))
 }
 
 /// Runs a function that makes an object by another one and gives it to the caller, which must destroy it.
 pub(crate) fn make<T, M>(
     reference: Option<&T>,
-    what: &'static str,
     out: Option<&mut MaybeUninit<*mut M>>,
     body: impl FnOnce(&T) -> Outcome<M>,
 ) -> egm_status {
-    ask(reference, what, out, |object| body(object).map(args::given))
+    ask(reference, out, |object| body(object).map(args::given))
 }
 
 /// Runs a function that takes an object back from the caller and drops it. A null pointer is left alone.

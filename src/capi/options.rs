@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
 
-use egmem::driver::AccessDesc;
+use egmem::driver::{AccessDesc, Location};
 
 use crate::args::object;
 use crate::failure::{Failure, Outcome};
@@ -219,6 +219,24 @@ pub(crate) unsafe fn read_or_zeros<T: Options>(options: *const T) -> Outcome<T> 
     unsafe { read(options) }
 }
 
+/// Settings of which a program may leave some out.
+pub(crate) trait With: Sized {
+    /// Sets what is given.
+    fn with<V>(self, given: Option<V>, set: impl FnOnce(Self, V) -> Self) -> Self {
+        match given {
+            Some(value) => set(self, value),
+            None => self,
+        }
+    }
+}
+
+impl<T> With for T {}
+
+/// Returns a number of which 0 stands for the default.
+pub(crate) fn nonzero(number: u64) -> Option<u64> {
+    (number != 0).then_some(number)
+}
+
 /// Checks that only some bits are set.
 pub(crate) fn check_flags(flags: u32, known: u32) -> Outcome {
     match flags & !known {
@@ -228,6 +246,17 @@ pub(crate) fn check_flags(flags: u32, known: u32) -> Outcome {
             Err(Failure::invalid("flags", why))
         }
     }
+}
+
+/// Reads ordinals of GPUs; `None` for a null pointer.
+///
+/// # Safety
+/// As [`args::values`].
+pub(crate) unsafe fn read_gpus(gpus: *const i32, count: usize) -> Outcome<Option<Vec<Location>>> {
+    // SAFETY: the caller's promise.
+    let listed = unsafe { args::values(gpus, count, "gpus")? };
+    let listed = listed.iter().copied().map(Location::Device);
+    Ok((!gpus.is_null()).then(|| listed.collect()))
 }
 
 /// Reads grants; `None` for a null pointer.

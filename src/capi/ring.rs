@@ -5,15 +5,15 @@ use std::mem::{self, MaybeUninit};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use egmem::driver::{DevicePtr, Location};
-use egmem::shapes::ring::{GpuConsumer, GpuProducer, Untyped};
+use egmem::driver::DevicePtr;
+use egmem::shapes::ring::{GpuConsumer, GpuProducer, RingOptions, Untyped};
 use egmem::shapes::{Consumer, Producer, Ring};
 use egmem::share::ImportOptions;
 
-use crate::args::{object, write_one};
+use crate::args::{handle, object, write_one};
 use crate::buffer::pointer;
 use crate::failure::{Failure, Outcome};
-use crate::options::{Options, check_flags, read};
+use crate::options::{Options, With, check_flags, nonzero, read, read_gpus};
 use crate::{
     EGM_SHAREABLE, args, ask, destroy, egm_channel, egm_driver, egm_location, egm_status, make,
     noted, on,
@@ -63,20 +63,22 @@ pub struct egm_ring_info {
 
 /// One side of a ring: a bounded queue of records of one size, with one producer and one consumer, each a thread or a kernel.
 /// One thread at a time uses it. docs/shapes.md describes rings; the functions for kernels are in egmem_ring.cuh.
-pub struct egm_ring_side {
-    kind: Kind,
-}
-
-enum Kind {
+pub enum egm_ring_side {
+    /// A producer's, which the CPU has.
     Producer(Producer<Untyped>),
+    /// A consumer's, which the CPU has.
     Consumer(Consumer<Untyped>),
+    /// A producer's, which a GPU has.
     GpuProducer(GpuProducer<Untyped>),
+    /// A consumer's, which a GPU has.
     GpuConsumer(GpuConsumer<Untyped>),
     /// Its counters were wrong when a GPU gave it back.
     Lost,
 }
 
-impl Kind {
+use egm_ring_side as Side;
+
+impl Side {
     fn refused(&self, wanted: &str) -> Failure {
         let found = match self {
             Self::Producer(_) => "a producer's",
@@ -130,31 +132,26 @@ pub unsafe extern "C" fn egm_ring_create(
         // SAFETY: the caller's promise.
         let options = unsafe { read(options)? };
         check_flags(options.flags, EGM_SHAREABLE)?;
-        let mut ring = Ring::untyped(options.location.read()?, options.record_bytes);
-        if options.records > 0 {
-            ring = ring.records(usize::try_from(options.records).unwrap_or(usize::MAX));
-        }
         // SAFETY: the caller's promise.
-        let gpus = unsafe { args::values(options.gpus, options.gpu_count, "gpus")? };
-        if !options.gpus.is_null() {
-            ring = ring.access_by(gpus.iter().map(|&gpu| Location::Device(gpu)));
-        }
+        let gpus = unsafe { read_gpus(options.gpus, options.gpu_count)? };
         // SAFETY: the caller's promise.
-        if let Some(label) = unsafe { args::optional_text(options.label, "label")? } {
-            ring = ring.label(label);
-        }
-        if options.flags & EGM_SHAREABLE != 0 {
-            ring = ring.shareable();
-        }
-        let ring = ring.create(&driver.driver)?;
-        let kinds = [Kind::Producer(ring.producer), Kind::Consumer(ring.consumer)];
-        for (out, kind) in [producer, consumer].into_iter().zip(kinds) {
+        let label = unsafe { args::optional_text(options.label, "label")? };
+        let records = |count| usize::try_from(count).unwrap_or(usize::MAX);
+        let shareable = (options.flags & EGM_SHAREABLE != 0).then_some(());
+        let ring = Ring::untyped(options.location.read()?, options.record_bytes)
+            .with(nonzero(options.records).map(records), RingOptions::records)
+            .with(gpus, RingOptions::access_by)
+            .with(label, RingOptions::label)
+            .with(shareable, |options, ()| options.shareable())
+            .create(&driver.0)?;
+        let sides = [Side::Producer(ring.producer), Side::Consumer(ring.consumer)];
+        for (out, side) in [producer, consumer].into_iter().zip(sides) {
             // SAFETY: the caller's promise.
-            unsafe { write_one(out, || args::given(egm_ring_side { kind })) };
+            unsafe { write_one(out, || args::given(side)) };
         }
         Ok(())
     };
-    noted(|| on(driver, "driver", create))
+    noted(|| on(driver, create))
 }
 
 /// Waits until `records` have room, at most `timeout_ms` milliseconds; 0 asks once. `*out` is the address of the first for
@@ -172,9 +169,9 @@ pub unsafe extern "C" fn egm_ring_reserve(
     timeout_ms: u64,
     out: Option<&mut MaybeUninit<*mut c_void>>,
 ) -> egm_status {
-    on(side, "side", |side| {
+    on(side, |side| {
         let out = object(out, "out")?;
-        let producer = side.kind.producer()?;
+        let producer = side.producer()?;
         let batch = producer.reserve_until(records, deadline(timeout_ms))?;
         let address = batch.map_or(DevicePtr(0), |batch| batch.device_ptr());
         out.write(pointer(address.0));
@@ -191,8 +188,8 @@ pub unsafe extern "C" fn egm_ring_commit(
     side: Option<&mut egm_ring_side>,
     records: usize,
 ) -> egm_status {
-    on(side, "side", |side| {
-        let batch = side.kind.producer()?.try_reserve(records)?;
+    on(side, |side| {
+        let batch = side.producer()?.try_reserve(records)?;
         Ok(batch.ok_or_else(|| too_many(records))?.commit()?)
     })
 }
@@ -213,10 +210,10 @@ pub unsafe extern "C" fn egm_ring_peek(
     out: Option<NonNull<*const c_void>>,
     count: Option<NonNull<usize>>,
 ) -> egm_status {
-    on(side, "side", |side| {
+    on(side, |side| {
         object(out, "out")?;
         object(count, "count")?;
-        let consumer = side.kind.consumer()?;
+        let consumer = side.consumer()?;
         let records = consumer.peek_until(most, deadline(timeout_ms))?;
         let first = pointer(records.device_ptr().0).cast_const();
         // SAFETY: the caller's promise.
@@ -237,8 +234,8 @@ pub unsafe extern "C" fn egm_ring_release(
     side: Option<&mut egm_ring_side>,
     records: usize,
 ) -> egm_status {
-    on(side, "side", |side| {
-        let found = side.kind.consumer()?.peek(records)?;
+    on(side, |side| {
+        let found = side.consumer()?.peek(records)?;
         if found.len() < records {
             return Err(too_many(records));
         }
@@ -251,7 +248,7 @@ fn too_many(records: usize) -> Failure {
 }
 
 fn lost() -> Failure {
-    Kind::Lost.refused("one that was not lost")
+    Side::Lost.refused("one that was not lost")
 }
 
 /// Hands a side to kernels: `*out` is what they pass to egmem_ring_open_producer() or egmem_ring_open_consumer(). Until
@@ -265,16 +262,16 @@ pub unsafe extern "C" fn egm_ring_to_gpu(
     side: Option<&mut egm_ring_side>,
     out: Option<&mut MaybeUninit<*mut c_void>>,
 ) -> egm_status {
-    on(side, "side", |side| {
+    on(side, |side| {
         let out = object(out, "out")?;
-        side.kind = match mem::replace(&mut side.kind, Kind::Lost) {
-            Kind::Producer(side) => Kind::GpuProducer(side.into_gpu()),
-            Kind::Consumer(side) => Kind::GpuConsumer(side.into_gpu()),
+        *side = match mem::replace(side, Side::Lost) {
+            Side::Producer(side) => Side::GpuProducer(side.into_gpu()),
+            Side::Consumer(side) => Side::GpuConsumer(side.into_gpu()),
             other => other,
         };
-        let address = match &side.kind {
-            Kind::GpuProducer(side) => side.device_ptr(),
-            Kind::GpuConsumer(side) => side.device_ptr(),
+        let address = match side {
+            Side::GpuProducer(side) => side.device_ptr(),
+            Side::GpuConsumer(side) => side.device_ptr(),
             _ => return Err(lost()),
         };
         out.write(pointer(address.0));
@@ -291,16 +288,16 @@ pub unsafe extern "C" fn egm_ring_to_gpu(
 /// `side` is null or a side that no other call uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_ring_to_cpu(side: Option<&mut egm_ring_side>) -> egm_status {
-    on(side, "side", |side| {
-        match &side.kind {
-            Kind::GpuProducer(side) => side.expect_cpu()?,
-            Kind::GpuConsumer(side) => side.expect_cpu()?,
+    on(side, |side| {
+        match side {
+            Side::GpuProducer(side) => side.expect_cpu()?,
+            Side::GpuConsumer(side) => side.expect_cpu()?,
             _ => {}
         }
-        side.kind = match mem::replace(&mut side.kind, Kind::Lost) {
-            Kind::GpuProducer(side) => Kind::Producer(side.into_cpu()?),
-            Kind::GpuConsumer(side) => Kind::Consumer(side.into_cpu()?),
-            Kind::Lost => return Err(lost()),
+        *side = match mem::replace(side, Side::Lost) {
+            Side::GpuProducer(side) => Side::Producer(side.into_cpu()?),
+            Side::GpuConsumer(side) => Side::Consumer(side.into_cpu()?),
+            Side::Lost => return Err(lost()),
             cpu => cpu,
         };
         Ok(())
@@ -317,12 +314,12 @@ pub unsafe extern "C" fn egm_ring_is_alone(
     side: Option<&egm_ring_side>,
     out: Option<&mut MaybeUninit<bool>>,
 ) -> egm_status {
-    ask(side, "side", out, |side| match &side.kind {
-        Kind::Producer(side) => Ok(side.is_alone()),
-        Kind::Consumer(side) => Ok(side.is_alone()),
-        Kind::GpuProducer(side) => Ok(side.is_alone()),
-        Kind::GpuConsumer(side) => Ok(side.is_alone()),
-        Kind::Lost => Err(lost()),
+    ask(side, out, |side| match side {
+        Side::Producer(side) => Ok(side.is_alone()),
+        Side::Consumer(side) => Ok(side.is_alone()),
+        Side::GpuProducer(side) => Ok(side.is_alone()),
+        Side::GpuConsumer(side) => Ok(side.is_alone()),
+        Side::Lost => Err(lost()),
     })
 }
 
@@ -335,10 +332,10 @@ pub unsafe extern "C" fn egm_ring_get_info(
     side: Option<&egm_ring_side>,
     out: Option<&mut MaybeUninit<egm_ring_info>>,
 ) -> egm_status {
-    ask(side, "side", out, |side| {
-        let (record_bytes, records, count) = match &side.kind {
-            Kind::Producer(side) => (side.record_bytes(), side.capacity(), side.committed()),
-            Kind::Consumer(side) => (side.record_bytes(), side.capacity(), side.released()),
+    ask(side, out, |side| {
+        let (record_bytes, records, count) = match side {
+            Side::Producer(side) => (side.record_bytes(), side.capacity(), side.committed()),
+            Side::Consumer(side) => (side.record_bytes(), side.capacity(), side.released()),
             other => return Err(other.refused("one that the CPU has")),
         };
         let records = records as u64;
@@ -364,14 +361,14 @@ pub unsafe extern "C" fn egm_ring_share(
     side: Option<&mut egm_ring_side>,
     channel: Option<&egm_channel>,
 ) -> egm_status {
-    on(side, "side", |side| {
-        let mut channel = object(channel, "channel")?.sender();
-        match &mut side.kind {
-            Kind::Producer(side) => side.share_consumer(&mut channel)?,
-            Kind::GpuProducer(side) => side.share_consumer(&mut channel)?,
-            Kind::Consumer(side) => side.share_producer(&mut channel)?,
-            Kind::GpuConsumer(side) => side.share_producer(&mut channel)?,
-            Kind::Lost => return Err(lost()),
+    on(side, |side| {
+        let mut channel = handle(channel)?.sender();
+        match side {
+            Side::Producer(side) => side.share_consumer(&mut channel)?,
+            Side::GpuProducer(side) => side.share_consumer(&mut channel)?,
+            Side::Consumer(side) => side.share_producer(&mut channel)?,
+            Side::GpuConsumer(side) => side.share_producer(&mut channel)?,
+            Side::Lost => return Err(lost()),
         }
         Ok(())
     })
@@ -393,23 +390,22 @@ pub unsafe extern "C" fn egm_ring_receive(
     out: Option<&mut MaybeUninit<*mut egm_ring_side>>,
 ) -> egm_status {
     let receive = |channel: &egm_channel| {
-        let driver = &object(driver, "driver")?.driver;
+        let driver = &handle(driver)?.0;
         let (options, mut channel) = (ImportOptions::new(), channel.receiver());
-        let kind = match which {
+        Ok(match which {
             EGM_RING_PRODUCER => {
-                Kind::Producer(Producer::receive_untyped(driver, &mut channel, options)?)
+                Side::Producer(Producer::receive_untyped(driver, &mut channel, options)?)
             }
             EGM_RING_CONSUMER => {
-                Kind::Consumer(Consumer::receive_untyped(driver, &mut channel, options)?)
+                Side::Consumer(Consumer::receive_untyped(driver, &mut channel, options)?)
             }
             other => {
                 let why = format!("{other}; valid: EGM_RING_PRODUCER, EGM_RING_CONSUMER");
                 return Err(Failure::invalid("which", why));
             }
-        };
-        Ok(egm_ring_side { kind })
+        })
     };
-    noted(|| make(channel, "channel", out, receive))
+    noted(|| make(channel, out, receive))
 }
 
 /// Drops a side: the other one is alone then. Records that were committed stay in the ring. A null pointer is left alone.

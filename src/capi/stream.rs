@@ -4,34 +4,24 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use egmem::driver::{Location, StreamHandle};
+use egmem::driver::StreamHandle;
+use egmem::pool::PoolOptions;
 use egmem::{Error, Event, Pool, Stream};
 
-use crate::args::{object, read_handle_types};
-use crate::buffer::{Kind, pointer};
+use crate::args::{handle, read_handle_types};
+use crate::buffer::pointer;
 use crate::failure::Outcome;
-use crate::options::{check_flags, read};
+use crate::options::{With, check_flags, read, read_gpus};
 use crate::{
     EGM_OVERCOMMIT, answer, args, ask, call, destroy, egm_buffer, egm_driver, egm_pool_options,
     egm_status, make, noted, on,
 };
 
 /// A stream: orders the work of one GPU. Any thread may use it, several at a time.
-pub struct egm_stream {
-    pub(crate) stream: Stream,
-}
+pub struct egm_stream(pub(crate) Stream);
 
 /// A point in a stream's work. Any thread may use it, several at a time.
-pub struct egm_event {
-    pub(crate) event: Arc<Event>,
-}
-
-impl egm_event {
-    pub(crate) fn of(event: Event) -> Self {
-        let event = Arc::new(event);
-        Self { event }
-    }
-}
+pub struct egm_event(pub(crate) Arc<Event>);
 
 /// Creates a stream on a GPU, which the legacy default stream does not wait for.
 ///
@@ -43,9 +33,8 @@ pub unsafe extern "C" fn egm_stream_create(
     gpu: i32,
     out: Option<&mut MaybeUninit<*mut egm_stream>>,
 ) -> egm_status {
-    make(driver, "driver", out, |driver| {
-        let stream = Stream::new(&driver.driver, gpu)?;
-        Ok(egm_stream { stream })
+    make(driver, out, |driver| {
+        Ok(egm_stream(Stream::new(&driver.0, gpu)?))
     })
 }
 
@@ -68,12 +57,12 @@ pub unsafe extern "C" fn egm_stream_borrow(
     handle: *mut c_void,
     out: Option<&mut MaybeUninit<*mut egm_stream>>,
 ) -> egm_status {
-    make(driver, "driver", out, |driver| {
-        Error::expect_gpu(gpu, driver.driver.device_count()?)?;
+    make(driver, out, |driver| {
+        Error::expect_gpu(gpu, driver.0.device_count()?)?;
         let handle = borrowed_handle(gpu, handle);
         // SAFETY: the caller's promise.
-        let stream = unsafe { Stream::borrowed(&driver.driver, handle) };
-        Ok(egm_stream { stream })
+        let stream = unsafe { Stream::borrowed(&driver.0, handle) };
+        Ok(egm_stream(stream))
     })
 }
 
@@ -86,9 +75,7 @@ pub unsafe extern "C" fn egm_stream_handle(
     stream: Option<&egm_stream>,
     out: Option<&mut MaybeUninit<*mut c_void>>,
 ) -> egm_status {
-    ask(stream, "stream", out, |stream| {
-        Ok(pointer(stream.stream.handle().raw))
-    })
+    ask(stream, out, |stream| Ok(pointer(stream.0.handle().raw)))
 }
 
 /// Waits until all work on the stream is done. Fails with the error of earlier work.
@@ -97,7 +84,7 @@ pub unsafe extern "C" fn egm_stream_handle(
 /// `stream` is null or a stream. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_stream_synchronize(stream: Option<&egm_stream>) -> egm_status {
-    call(|| Ok(object(stream, "stream")?.stream.synchronize()?))
+    call(|| Ok(handle(stream)?.0.synchronize()?))
 }
 
 /// Tells whether all work on the stream is done. Fails with the error of earlier work.
@@ -109,7 +96,7 @@ pub unsafe extern "C" fn egm_stream_is_done(
     stream: Option<&egm_stream>,
     out: Option<&mut MaybeUninit<bool>>,
 ) -> egm_status {
-    answer(out, || Ok(object(stream, "stream")?.stream.is_done()?))
+    answer(out, || Ok(handle(stream)?.0.is_done()?))
 }
 
 /// Destroys a stream; work in flight continues, and pool memory that was allocated on it keeps it. A null pointer is
@@ -133,8 +120,8 @@ pub unsafe extern "C" fn egm_event_create(
     gpu: i32,
     out: Option<&mut MaybeUninit<*mut egm_event>>,
 ) -> egm_status {
-    make(driver, "driver", out, |driver| {
-        Ok(egm_event::of(Event::new(&driver.driver, gpu, false)?))
+    make(driver, out, |driver| {
+        Ok(egm_event(Event::new(&driver.0, gpu, false)?.into()))
     })
 }
 
@@ -150,8 +137,8 @@ pub unsafe extern "C" fn egm_event_create_interprocess(
     gpu: i32,
     out: Option<&mut MaybeUninit<*mut egm_event>>,
 ) -> egm_status {
-    make(driver, "driver", out, |driver| {
-        Ok(egm_event::of(Event::interprocess(&driver.driver, gpu)?))
+    make(driver, out, |driver| {
+        Ok(egm_event(Event::interprocess(&driver.0, gpu)?.into()))
     })
 }
 
@@ -168,9 +155,7 @@ pub unsafe extern "C" fn egm_stream_wait_event(
     stream: Option<&egm_stream>,
     event: Option<&egm_event>,
 ) -> egm_status {
-    on(stream, "stream", |stream| {
-        Ok(stream.stream.wait(&object(event, "event")?.event)?)
-    })
+    on(stream, |stream| Ok(stream.0.wait(&handle(event)?.0)?))
 }
 
 /// Marks the work submitted to a stream so far. Fails while blocks wait for the work that the event marks now, and as
@@ -183,9 +168,7 @@ pub unsafe extern "C" fn egm_event_record(
     event: Option<&egm_event>,
     stream: Option<&egm_stream>,
 ) -> egm_status {
-    on(event, "event", |event| {
-        Ok(event.event.record(&object(stream, "stream")?.stream)?)
-    })
+    on(event, |event| Ok(event.0.record(&handle(stream)?.0)?))
 }
 
 /// Waits until the marked work is done; at once if the event was never recorded. Fails with ::EGM_SYSTEM for an event of
@@ -195,7 +178,7 @@ pub unsafe extern "C" fn egm_event_record(
 /// `event` is null or an event. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_event_synchronize(event: Option<&egm_event>) -> egm_status {
-    on(event, "event", |event| Ok(event.event.synchronize()?))
+    on(event, |event| Ok(event.0.synchronize()?))
 }
 
 /// Destroys an event; blocks that wait for it keep it, and so do processes that it was sent to. A null pointer is left alone.
@@ -209,9 +192,7 @@ pub unsafe extern "C" fn egm_event_destroy(event: *mut egm_event) -> egm_status 
 }
 
 /// A memory pool, whose allocations happen in the order of a stream. Any thread may use it, several at a time.
-pub struct egm_pool {
-    pool: Pool,
-}
+pub struct egm_pool(pub(crate) Pool);
 
 /// The bytes of a pool.
 #[repr(C)]
@@ -238,7 +219,7 @@ pub unsafe extern "C" fn egm_pool_create(
     options: *const egm_pool_options,
     out: Option<&mut MaybeUninit<*mut egm_pool>>,
 ) -> egm_status {
-    make(driver, "driver", out, |driver| {
+    make(driver, out, |driver| {
         // SAFETY: the caller's promise.
         unsafe { create_pool(driver, &read(options)?) }
     })
@@ -248,22 +229,18 @@ pub unsafe extern "C" fn egm_pool_create(
 /// The pointers in `options` are null or valid.
 unsafe fn create_pool(driver: &egm_driver, options: &egm_pool_options) -> Outcome<egm_pool> {
     check_flags(options.flags, EGM_OVERCOMMIT)?;
-    let mut build = Pool::options(options.location.read()?)
+    // SAFETY: the caller's promise.
+    let gpus = unsafe { read_gpus(options.gpus, options.gpu_count)? };
+    // SAFETY: the caller's promise.
+    let label = unsafe { args::optional_text(options.label, "label")? };
+    let build = Pool::options(options.location.read()?)
         .max_size(options.max_size)
         .release_threshold(options.release_threshold)
         .handle_types(read_handle_types(options.handle_types)?)
-        .overcommit(options.flags & EGM_OVERCOMMIT != 0);
-    // SAFETY: the caller's promise.
-    let gpus = unsafe { args::values(options.gpus, options.gpu_count, "gpus")? };
-    if !options.gpus.is_null() {
-        build = build.access_by(gpus.iter().copied().map(Location::Device));
-    }
-    // SAFETY: the caller's promise.
-    if let Some(label) = unsafe { args::optional_text(options.label, "label")? } {
-        build = build.label(label);
-    }
-    let pool = build.create(&driver.driver)?;
-    Ok(egm_pool { pool })
+        .overcommit(options.flags & EGM_OVERCOMMIT != 0)
+        .with(gpus, PoolOptions::access_by)
+        .with(label, PoolOptions::label);
+    Ok(egm_pool(build.create(&driver.0)?))
 }
 
 /// Allocates `bytes`, usable by work that is submitted to `stream` from now on. Destroy the buffer by
@@ -281,13 +258,10 @@ pub unsafe extern "C" fn egm_pool_alloc(
     out: Option<&mut MaybeUninit<*mut egm_buffer>>,
 ) -> egm_status {
     let allocate = |pool: &egm_pool| {
-        let memory = Kind::Pool(
-            pool.pool
-                .allocate(bytes, &object(stream, "stream")?.stream)?,
-        );
-        Ok(egm_buffer { memory })
+        let memory = pool.0.allocate(bytes, &handle(stream)?.0)?;
+        Ok(egm_buffer::Pool(memory))
     };
-    noted(|| make(pool, "pool", out, allocate))
+    noted(|| make(pool, out, allocate))
 }
 
 /// Returns the pool's bytes.
@@ -299,8 +273,8 @@ pub unsafe extern "C" fn egm_pool_get_stats(
     pool: Option<&egm_pool>,
     out: Option<&mut MaybeUninit<egm_pool_stats>>,
 ) -> egm_status {
-    ask(pool, "pool", out, |pool| {
-        let stats = pool.pool.stats()?;
+    ask(pool, out, |pool| {
+        let stats = pool.0.stats()?;
         Ok(egm_pool_stats {
             reserved: stats.reserved,
             reserved_high: stats.reserved_high,
@@ -316,7 +290,7 @@ pub unsafe extern "C" fn egm_pool_get_stats(
 /// `pool` is null or a pool. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_pool_trim(pool: Option<&egm_pool>, keep: u64) -> egm_status {
-    on(pool, "pool", |pool| Ok(pool.pool.trim_to(keep)?))
+    on(pool, |pool| Ok(pool.0.trim_to(keep)?))
 }
 
 /// Destroys a pool; its buffers keep its memory until they are destroyed. A null pointer is left alone.

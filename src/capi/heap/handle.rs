@@ -5,16 +5,16 @@ use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use egmem::driver::Location;
+use egmem::driver::{AccessDesc, Location};
 use egmem::heap::{DebugOptions, NotFreed, RawBlock};
 use egmem::share::Shared;
-use egmem::{Block, Driver, Error, Heap};
+use egmem::{Block, Driver, Error, Heap, HeapOptions};
 
 use crate::args::{read_backing, read_handle_types};
 use crate::blocks::Blocks;
 use crate::buffer::pointer;
 use crate::failure::{Failure, Outcome};
-use crate::options::{check_flags, read_grants};
+use crate::options::{With, check_flags, nonzero, read_grants};
 use crate::{
     EGM_DEBUG, EGM_OVERCOMMIT, EGM_SCRUB_ON_FREE, EGM_SHAREABLE, EGM_WAIT_FOR_GPU, args,
     egm_heap_options,
@@ -38,44 +38,35 @@ impl egm_heap {
             EGM_SHAREABLE | EGM_OVERCOMMIT | EGM_SCRUB_ON_FREE | EGM_WAIT_FOR_GPU | EGM_DEBUG;
         check_flags(options.flags, known)?;
         let is = |flag| options.flags & flag != 0;
-        let mut build = Heap::on(options.location.read()?)
+        let flag = |flag| is(flag).then_some(());
+        // SAFETY: the caller's promise.
+        let grants = unsafe { read_grants(options.grants, options.grant_count)? };
+        // SAFETY: the caller's promise.
+        let label = unsafe { args::optional_text(options.label, "label")? };
+        let grant =
+            |build: HeapOptions, grant: AccessDesc| build.access(grant.location, grant.access);
+        let cache =
+            nonzero(options.thread_cache).map(|bytes| if bytes == u64::MAX { 0 } else { bytes });
+        let build = Heap::on(options.location.read()?)
             .reserve(options.reserve)
             .grow_ahead(options.grow_ahead)
             .handle_types(read_handle_types(options.handle_types)?)
             .overcommit(is(EGM_OVERCOMMIT))
             .scrub_on_free(is(EGM_SCRUB_ON_FREE))
-            .wait_for_gpu(is(EGM_WAIT_FOR_GPU));
-        // SAFETY: the caller's promise.
-        if let Some(grants) = unsafe { read_grants(options.grants, options.grant_count)? } {
-            build = build.access_by::<Location>([]);
-            for grant in grants {
-                build = build.access(grant.location, grant.access);
-            }
-        }
-        if options.limit != 0 {
-            build = build.limit(options.limit);
-        }
-        if options.chunk != 0 {
-            build = build.chunk(options.chunk);
-        }
-        match options.thread_cache {
-            0 => {}
-            u64::MAX => build = build.thread_cache(0),
-            bytes => build = build.thread_cache(bytes),
-        }
-        if let Some(backing) = read_backing(options.backing)? {
-            build = build.backing(backing);
-        }
-        if is(EGM_SHAREABLE) {
-            build = build.shareable();
-        }
-        if is(EGM_DEBUG) {
-            build = build.debug(DebugOptions::new().backtraces(true));
-        }
-        // SAFETY: the caller's promise.
-        if let Some(label) = unsafe { args::optional_text(options.label, "label")? } {
-            build = build.label(label);
-        }
+            .wait_for_gpu(is(EGM_WAIT_FOR_GPU))
+            .with(grants, |build, grants| {
+                let none = build.access_by::<Location>([]);
+                grants.into_iter().fold(none, grant)
+            })
+            .with(nonzero(options.limit), HeapOptions::limit)
+            .with(nonzero(options.chunk), HeapOptions::chunk)
+            .with(cache, HeapOptions::thread_cache)
+            .with(read_backing(options.backing)?, HeapOptions::backing)
+            .with(label, HeapOptions::label)
+            .with(flag(EGM_SHAREABLE), |build, ()| build.shareable())
+            .with(flag(EGM_DEBUG), |build, ()| {
+                build.debug(DebugOptions::new().backtraces(true))
+            });
         let heap = build.build(driver)?;
         Ok(Self {
             start: heap.device_ptr().0,

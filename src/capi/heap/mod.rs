@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use egmem::{Block, Error, Stream};
 
-use crate::args::{object, write_backing};
+use crate::args::{handle, object, write_backing};
 use crate::failure::{Failure, Outcome, given_json};
 use crate::options::read;
 use crate::stream::borrowed_handle;
@@ -34,9 +34,9 @@ pub unsafe extern "C" fn egm_heap_create(
 ) -> egm_status {
     let create = |driver: &egm_driver| {
         // SAFETY: the caller's promise.
-        unsafe { egm_heap::create(&driver.driver, &read(options)?) }
+        unsafe { egm_heap::create(&driver.0, &read(options)?) }
     };
-    noted(|| make(driver, "driver", out, create))
+    noted(|| make(driver, out, create))
 }
 
 /// Allocates a block of `size` bytes, at least 1, at a multiple of `align`: a power of two, or 0 for 16. The bytes
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn egm_heap_alloc(
     align: usize,
     out: Option<&mut MaybeUninit<*mut c_void>>,
 ) -> egm_status {
-    ask(heap, "heap", out, |heap| heap.allocate(size, align))
+    ask(heap, out, |heap| heap.allocate(size, align))
 }
 
 /// As egm_heap_alloc(), with every byte 0. The CPU writes the zeros, or a GPU if the CPU may not write.
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn egm_heap_alloc_zeroed(
     align: usize,
     out: Option<&mut MaybeUninit<*mut c_void>>,
 ) -> egm_status {
-    ask(heap, "heap", out, |heap| heap.allocate_zeroed(size, align))
+    ask(heap, out, |heap| heap.allocate_zeroed(size, align))
 }
 
 /// Frees a block. The heap may hand it out again at once, to any thread: GPU work that uses it has ended. A null
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn egm_heap_alloc_zeroed(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_free(heap: Option<&egm_heap>, block: *mut c_void) -> egm_status {
     // SAFETY: the caller's promise.
-    on(heap, "heap", |heap| unsafe { heap.free(block, free_now) })
+    on(heap, |heap| unsafe { heap.free(block, free_now) })
 }
 
 /// Frees a block once all work submitted to `stream` so far has run. The call does not wait. A null block is left
@@ -102,10 +102,10 @@ pub unsafe extern "C" fn egm_heap_free_after(
     block: *mut c_void,
     stream: Option<&egm_stream>,
 ) -> egm_status {
-    on(heap, "heap", |heap| {
-        let stream = object(stream, "stream")?;
+    on(heap, |heap| {
+        let stream = handle(stream)?;
         // SAFETY: the caller's promise.
-        unsafe { heap.free(block, |block| block.free_after(&stream.stream)) }
+        unsafe { heap.free(block, |block| block.free_after(&stream.0)) }
     })
 }
 
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn egm_heap_free_after_cuda_stream(
     gpu: i32,
     handle: *mut c_void,
 ) -> egm_status {
-    on(heap, "heap", |heap| {
+    on(heap, |heap| {
         let (driver, handle) = (heap.heap().driver(), borrowed_handle(gpu, handle));
         // SAFETY: the caller promises a stream, which is used within this call only: the heap keeps an event.
         let stream = unsafe { Stream::borrowed(driver, handle) };
@@ -146,9 +146,9 @@ pub unsafe extern "C" fn egm_heap_free_after_event(
     block: *mut c_void,
     event: Option<&egm_event>,
 ) -> egm_status {
-    on(heap, "heap", |heap| {
-        let event = object(event, "event")?;
-        let after = |block: Block| block.free_after_event(Arc::clone(&event.event));
+    on(heap, |heap| {
+        let event = handle(event)?;
+        let after = |block: Block| block.free_after_event(Arc::clone(&event.0));
         // SAFETY: the caller's promise.
         unsafe { heap.free(block, after) }
     })
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn egm_heap_resize(
     size: usize,
     out: Option<&mut MaybeUninit<bool>>,
 ) -> egm_status {
-    ask(heap, "heap", out, |heap| {
+    ask(heap, out, |heap| {
         // SAFETY: the caller's promise.
         unsafe { heap.resize(block, size) }
     })
@@ -188,9 +188,7 @@ pub unsafe extern "C" fn egm_heap_usable_size(
     block: *const c_void,
     out: Option<&mut MaybeUninit<usize>>,
 ) -> egm_status {
-    ask(heap, "heap", out, |heap| {
-        Ok(heap.find(block)?.bytes as usize)
-    })
+    ask(heap, out, |heap| Ok(heap.find(block)?.bytes as usize))
 }
 
 /// Returns what the heap's memory is, ::EGM_BACKING_DRIVER or ::EGM_BACKING_REGISTERED, and writes why, as text, to
@@ -204,7 +202,7 @@ pub unsafe extern "C" fn egm_heap_backing(
     out: Option<NonNull<i32>>,
     reason: Option<NonNull<*mut c_char>>,
 ) -> egm_status {
-    on(heap, "heap", |heap| {
+    on(heap, |heap| {
         // SAFETY: the caller's promise.
         unsafe { write_backing(heap.heap().backing(), out, reason) }
     })
@@ -216,7 +214,7 @@ pub unsafe extern "C" fn egm_heap_backing(
 /// `heap` is null or a heap. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_reserve(heap: Option<&egm_heap>, bytes: u64) -> egm_status {
-    on(heap, "heap", |heap| Ok(heap.heap().reserve(bytes)?))
+    on(heap, |heap| Ok(heap.heap().reserve(bytes)?))
 }
 
 /// Gives unused memory back in whole chunks, but leaves at least `keep` bytes free if there are as many; returns the
@@ -230,7 +228,7 @@ pub unsafe extern "C" fn egm_heap_trim(
     keep: u64,
     out: Option<&mut MaybeUninit<u64>>,
 ) -> egm_status {
-    on(heap, "heap", |heap| {
+    on(heap, |heap| {
         let given = heap.heap().trim_to(keep)?;
         args::write(out, given);
         Ok(())
@@ -244,7 +242,7 @@ pub unsafe extern "C" fn egm_heap_trim(
 /// `heap` is null or a heap. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_collect(heap: Option<&egm_heap>, wait: bool) -> egm_status {
-    on(heap, "heap", |heap| {
+    on(heap, |heap| {
         if wait {
             heap.heap().collect_all()?;
         } else {
@@ -263,7 +261,7 @@ pub unsafe extern "C" fn egm_heap_collect(heap: Option<&egm_heap>, wait: bool) -
 /// `heap` is null or a heap. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_check(heap: Option<&egm_heap>) -> egm_status {
-    on(heap, "heap", |heap| Ok(heap.heap().check()?))
+    on(heap, |heap| Ok(heap.heap().check()?))
 }
 
 /// Destroys a heap. Its memory is given back once the GPU work that blocks were freed after has ended, for which the
@@ -344,7 +342,7 @@ pub unsafe extern "C" fn egm_heap_get_stats(
     heap: Option<&egm_heap>,
     out: *mut egm_heap_stats,
 ) -> egm_status {
-    on(heap, "heap", |heap| {
+    on(heap, |heap| {
         let out = object(NonNull::new(out), "out")?;
         // SAFETY: the caller's promise.
         unsafe { write(out, heap) }
@@ -360,7 +358,7 @@ pub unsafe extern "C" fn egm_heap_stats_json(
     heap: Option<&egm_heap>,
     out: Option<&mut MaybeUninit<*mut c_char>>,
 ) -> egm_status {
-    ask(heap, "heap", out, |heap| given_json(&heap.heap().stats()))
+    ask(heap, out, |heap| given_json(&heap.heap().stats()))
 }
 
 /// Writes the statistics, as far as the program's structure has room.
