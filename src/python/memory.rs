@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::path::PathBuf;
 use std::ptr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use egmem::driver::{Access, Location};
 use egmem::size::Bytes;
@@ -17,7 +17,7 @@ use crate::copies::{self, slice_of, with_part};
 use crate::driver::Driver;
 use crate::error::{OrRaise, closed, in_use, invalid, raise};
 use crate::frees::{self, sweep};
-use crate::interpreter::{Closing, closing, drop_detached, lock};
+use crate::interpreter::{Closing, Open, closing, drop_detached};
 use crate::pickle::reduce;
 use crate::places::{node_of, simulated_of};
 use crate::region::{Owner, Region, access_text};
@@ -26,13 +26,6 @@ use crate::stream::given;
 use crate::view::{CPU, CUDA, View};
 use crate::{dlpack, pickle};
 
-/// The memory of an object, until it is closed.
-struct Slot {
-    region: Option<Arc<Region>>,
-    /// An array interface of the object itself was read, so uncounted views may exist.
-    uncounted: bool,
-}
-
 /// Memory at one address for the CPU and the GPUs.
 ///
 /// It is freed when the object and every view of it are gone. Views are made through the buffer protocol
@@ -40,19 +33,14 @@ struct Slot {
 /// none copies.
 #[pyclass(extends = Closing, subclass, frozen, module = "egmem")]
 pub struct Memory {
-    slot: Mutex<Slot>,
+    open: Open<Arc<Region>>,
 }
 
 impl Memory {
     /// Holds a region.
     pub fn new(region: Region) -> Self {
-        let region = Some(Arc::new(region));
-        Self {
-            slot: Mutex::new(Slot {
-                region,
-                uncounted: false,
-            }),
-        }
+        let open = Open::new(Arc::new(region));
+        Self { open }
     }
 
     /// Returns the memory.
@@ -60,18 +48,7 @@ impl Memory {
     /// # Errors
     /// `Closed`.
     pub fn region(&self) -> PyResult<Arc<Region>> {
-        let region = lock(&self.slot).region.clone();
-        region.ok_or_else(|| closed("memory"))
-    }
-
-    /// Returns the memory for uncounted views: from then on the object cannot be closed.
-    fn uncounted_region(&self) -> PyResult<Arc<Region>> {
-        let region = {
-            let mut slot = lock(&self.slot);
-            slot.uncounted = true;
-            slot.region.clone()
-        };
-        region.ok_or_else(|| closed("memory"))
+        self.open.value().ok_or_else(|| closed("memory"))
     }
 
     /// Takes the memory out of the object; `None` if it was closed before.
@@ -79,8 +56,7 @@ impl Memory {
     /// # Errors
     /// `InUse` if a view lives, or may live.
     pub fn take(&self) -> PyResult<Option<Region>> {
-        let region = lock(&self.slot).region.clone();
-        if let Some(shared) = region.and_then(|region| region.shared_before()) {
+        if let Some(shared) = self.open.value().and_then(|region| region.shared_before()) {
             pickle::revoke(&shared);
         }
         let region = self.take_without(|region| Arc::strong_count(region) - 1)?;
@@ -101,11 +77,15 @@ impl Memory {
         views: impl FnOnce(&Arc<Region>) -> usize,
     ) -> PyResult<Option<Arc<Region>>> {
         let views = {
-            let mut slot = lock(&self.slot);
-            match slot.region.as_ref().map(views) {
-                Some(_) if slot.uncounted => None,
-                Some(views @ 1..) => Some(views),
-                _ => return Ok(slot.region.take()),
+            let mut open = self.open.lock();
+            // In this order: a thread that makes an uncounted view has a share until it has noted that.
+            match open
+                .as_ref()
+                .map(|region| (views(region), region.is_uncounted()))
+            {
+                Some((_, true)) => None,
+                Some((views @ 1.., false)) => Some(views),
+                _ => return Ok(open.take()),
             }
         };
         // The lock ends before, because making an exception runs Python code.
@@ -142,7 +122,7 @@ impl Memory {
     pub fn put_back(&self, region: impl Into<Arc<Region>>) {
         let region = region.into();
         region.expose();
-        lock(&self.slot).region = Some(region);
+        *self.open.lock() = Some(region);
     }
 }
 
@@ -157,15 +137,6 @@ pub fn make<T: PyClass<BaseType = Memory>>(
 ) -> PyResult<Bound<'_, PyAny>> {
     let memory = closing(Memory::new(Region::new(owner)));
     Ok(Bound::new(py, memory.add_subclass(kind))?.into_any())
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        let region = lock(&self.slot).region.take();
-        if let Some(region) = region {
-            drop_detached(region);
-        }
-    }
 }
 
 #[pymethods]
@@ -216,7 +187,7 @@ impl Memory {
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        lock(&self.slot).region.is_none()
+        self.open.is_closed()
     }
 
     /// Returns the access of the CPU (`gpu=None`) or a GPU: `"rw"`, `"r"` or `""`.
@@ -318,8 +289,7 @@ impl Memory {
     ///
     /// Raises `InUse`, a `BufferError`, while a view lives. GPU work that uses the memory must have finished.
     pub fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let region = lock(&self.slot).region.clone();
-        if let Some(region) = region {
+        if let Some(region) = self.open.value() {
             region.expect_here()?;
         }
         sweep(py);
@@ -387,7 +357,8 @@ impl Memory {
     /// the object cannot be closed, and its memory is freed with its last reference.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let region = self.uncounted_region()?;
+        let region = self.region()?;
+        region.count_no_views();
         View::bytes(region, Some("cpu"))?.__array_interface__(py)
     }
 
@@ -398,7 +369,7 @@ impl Memory {
         let gpu = region.default_gpu();
         let view = View::bytes(region, Some(&format!("cuda:{gpu}")))?;
         let dictionary = view.__cuda_array_interface__(py)?;
-        self.uncounted_region()?;
+        view.region.count_no_views();
         Ok(dictionary)
     }
 

@@ -1,7 +1,8 @@
 //! Memory that Python's objects and views share, and that is freed with the last of them.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use egmem::driver::{Access, Driver, HandleTypes, Location};
@@ -36,6 +37,8 @@ pub struct Region {
     pub places: Vec<Location>,
     /// Whether code outside of this crate may have the address.
     exposed: AtomicBool,
+    /// An array interface was read, so views may exist that are not counted.
+    uncounted: AtomicBool,
     /// The memory as other processes get it, from the first time on that one does.
     shared: Mutex<Option<Arc<Shared>>>,
     /// How many offers keep it.
@@ -78,6 +81,7 @@ impl Region {
             location,
             places,
             exposed: AtomicBool::new(false),
+            uncounted: AtomicBool::new(false),
             shared: Mutex::new(None),
             offers: AtomicUsize::new(0),
         }
@@ -115,6 +119,18 @@ impl Region {
         // In this order: an offer that ends in between counts as a view.
         let others = Arc::strong_count(self) - 1;
         others.saturating_sub(self.offers.load(Relaxed))
+    }
+
+    /// Notes that views are made which keep no share of the memory: from then on its object cannot be closed.
+    pub fn count_no_views(&self) {
+        self.uncounted.store(true, Relaxed);
+    }
+
+    /// Returns whether views may exist that are not counted.
+    pub fn is_uncounted(&self) -> bool {
+        // With the end of the share of a thread that has noted it.
+        fence(Acquire);
+        self.uncounted.load(Relaxed)
     }
 
     /// Returns the memory that this is a part of, or this, and where it begins there.
