@@ -4,18 +4,16 @@
 //! list of the process. Those whose copies have run are dropped when a copy begins, when memory is closed, and when
 //! memory is allocated.
 
-use std::ffi::c_int;
 use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
 use egmem::memory::{AccessChecks, Engine, GrantUse};
 use egmem::{Error, Stream, Transfer};
 use pyo3::exceptions::PyTypeError;
-use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PySlice;
 
-use crate::args::{GpuArg, Size, expect_gpu};
+use crate::args::{GpuArg, expect_gpu};
 use crate::error::{OrRaise, ToPy, invalid};
 use crate::frees::{keep_while_running, sweep};
 use crate::interpreter::{PerProcess, lock};
@@ -239,39 +237,4 @@ pub fn slice_of<'py>(
         len: found.slicelength as u64,
     };
     make(index.py(), Slice { offset }, owner)
-}
-
-/// `PyBUF_READ` and `PyBUF_WRITE`.
-const READ: c_int = 0x100;
-const WRITE: c_int = 0x200;
-
-/// Calls `work` with a memoryview of a part. It is not made by the buffer protocol, which counts the address as given
-/// away.
-///
-/// # Errors
-/// `InvalidArgument` for a part that is not in the memory; `NotAccessible`; those of `work`.
-pub fn with_part<'py, T>(
-    py: Python<'py>,
-    region: &Region,
-    offset: Size,
-    nbytes: Option<Size>,
-    to_write: bool,
-    work: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
-) -> PyResult<T> {
-    let len = nbytes.map_or(region.len.saturating_sub(offset.0), |nbytes| nbytes.0);
-    let bytes = match to_write {
-        true => region.writable(py)?,
-        false => region.cpu(py)?,
-    };
-    let bytes = bytes.part(offset.0, len)?;
-    let mode = if bytes.writable { WRITE } else { READ };
-    // SAFETY: the thread is attached. The CPU may access the range, which lies in the memory; the region keeps it to
-    // the end of this function, and the view is released before.
-    let part = unsafe {
-        let view = ffi::PyMemoryView_FromMemory(bytes.ptr().cast(), len as ffi::Py_ssize_t, mode);
-        Bound::from_owned_ptr_or_err(py, view)?
-    };
-    let done = work(&part);
-    part.call_method0("release")?;
-    done
 }

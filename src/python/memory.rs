@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use egmem::driver::{Access, Location};
 use egmem::size::Bytes;
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyOverflowError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyMemoryView, PySlice};
+use pyo3::types::{PyBytes, PyDict, PyMemoryView};
 use pyo3::{PyClass, ffi};
 
 use crate::args::{GpuArg, Size};
-use crate::copies::{self, slice_of, with_part};
+use crate::copies::{self, slice_of};
 use crate::driver::Driver;
 use crate::error::{OrRaise, closed, in_use, invalid, raise};
 use crate::frees::{self, sweep};
@@ -215,9 +216,14 @@ impl Memory {
         offset: Size,
         nbytes: Option<Size>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        with_part(py, &*self.region()?, offset, nbytes, false, |part| {
-            Ok(part.call_method0("tobytes")?.cast_into::<PyBytes>()?)
-        })
+        let region = self.region()?;
+        let bytes = region.cpu(py)?.part_or_rest(offset, nbytes)?;
+        // SAFETY: the thread is attached. The CPU may read the range, which lies in the memory, and this call keeps the region.
+        let copy = unsafe {
+            let (from, len) = (bytes.ptr().cast(), bytes.len as ffi::Py_ssize_t);
+            Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(from, len))?
+        };
+        Ok(copy.cast_into()?)
     }
 
     /// Copies `data`, any object with the buffer protocol, to `offset`.
@@ -226,10 +232,13 @@ impl Memory {
     #[pyo3(signature = (data, offset=Size(0)), text_signature = "($self, data, offset=0)")]
     fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>, offset: Size) -> PyResult<()> {
         let data = PyMemoryView::from(data)?.call_method1("cast", ("B",))?;
-        let nbytes = Some(Size(data.len()? as u64));
-        with_part(py, &*self.region()?, offset, nbytes, true, |part| {
-            part.set_item(PySlice::full(py), &data)
-        })
+        let data = PyBuffer::<u8>::get(&data)?;
+        let (region, len) = (self.region()?, data.len_bytes());
+        let bytes = region.writable(py)?.part(offset.0, len as u64)?;
+        // SAFETY: the view keeps the data, which are contiguous since the cast. The CPU may write the range, which is as long;
+        // this call keeps the region.
+        unsafe { ptr::copy(data.buf_ptr().cast::<u8>(), bytes.ptr(), len) };
+        Ok(())
     }
 
     /// Sets `nbytes` bytes from `offset` on, or all that follow, to `byte`, 0 to 255. Other threads run meanwhile.
@@ -253,9 +262,7 @@ impl Memory {
             }
         })?;
         let region = self.region()?;
-        let rest = region.len.saturating_sub(offset.0);
-        let len = nbytes.map_or(rest, |nbytes| nbytes.0);
-        let bytes = region.writable(py)?.part(offset.0, len)?;
+        let bytes = region.writable(py)?.part_or_rest(offset, nbytes)?;
         // SAFETY: this call keeps the region.
         py.detach(|| unsafe { bytes.fill(byte) }).or_raise()
     }

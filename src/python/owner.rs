@@ -11,6 +11,7 @@ use egmem::share::ImportedBuffer;
 use egmem::{Block, Buffer, Memory, PoolBuffer};
 use pyo3::prelude::*;
 
+use crate::args::Size;
 use crate::error::OrRaise;
 use crate::frees::free_after_gpus;
 use crate::region::Region;
@@ -78,6 +79,15 @@ impl CpuBytes {
             len,
             ..self
         })
+    }
+
+    /// As [`part`](Self::part): of all bytes that follow without a number.
+    ///
+    /// # Errors
+    /// As [`part`](Self::part).
+    pub fn part_or_rest(self, offset: Size, nbytes: Option<Size>) -> PyResult<Self> {
+        let rest = self.len.saturating_sub(offset.0);
+        self.part(offset.0, nbytes.map_or(rest, |nbytes| nbytes.0))
     }
 
     /// Returns the first byte's address.
