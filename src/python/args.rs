@@ -13,8 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::error::{OrRaise, invalid, raise};
-use crate::interpreter::detached;
-use crate::places::{Gpu, Node};
+use crate::interpreter::{detached, record_class};
 
 /// A number of bytes: an integer of any type, or text such as `"64MiB"`.
 #[derive(Clone, Copy)]
@@ -180,10 +179,7 @@ impl FromPyObject<'_, '_> for NodeArg {
     type Error = PyErr;
 
     fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        match given.cast::<Node>() {
-            Ok(node) => Ok(Self(node.get().id)),
-            Err(_) => number(given, "node", "egmem.Node").map(Self),
-        }
+        number(given, "node", ("Node", "id")).map(Self)
     }
 }
 
@@ -191,10 +187,7 @@ impl FromPyObject<'_, '_> for GpuArg {
     type Error = PyErr;
 
     fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        match given.cast::<Gpu>() {
-            Ok(gpu) => Ok(Self(gpu.get().ordinal)),
-            Err(_) => number(given, "GPU", "egmem.Gpu").map(Self),
-        }
+        number(given, "GPU", ("Gpu", "ordinal")).map(Self)
     }
 }
 
@@ -325,11 +318,15 @@ pub fn layouts(sizes: &Bound<'_, PyAny>, align: Size) -> PyResult<Vec<Layout>> {
     sizes.into_iter().map(|size| layout(size, align)).collect()
 }
 
-/// Reads the number of a node or a GPU.
+/// Reads the number of a node or a GPU: an integer, or an object of a class with this attribute.
 ///
 /// # Errors
 /// `NoSuchPlace` for one that no machine has; `TypeError` for another object than an integer.
-fn number(given: Borrowed<'_, '_, PyAny>, what: &str, class: &str) -> PyResult<i32> {
+fn number(
+    given: Borrowed<'_, '_, PyAny>,
+    what: &str,
+    (class, attribute): (&str, &str),
+) -> PyResult<i32> {
     if let Ok(number) = given.extract::<i32>() {
         return Ok(number);
     }
@@ -338,8 +335,14 @@ fn number(given: Borrowed<'_, '_, PyAny>, what: &str, class: &str) -> PyResult<i
         let remedy = "pass one that egmem.topology() lists";
         return Err(raise("NoSuchPlace", &message, remedy));
     }
+    // Late in the interpreter's shutdown there is no such object.
+    if let Ok(class) = record_class(given.py(), class)
+        && given.is_instance(&class)?
+    {
+        return given.getattr(attribute)?.extract();
+    }
     let kind = given.get_type().name()?;
-    let why = format!("a {what} is an integer or an {class}, not {kind}");
+    let why = format!("a {what} is an integer or an egmem.{class}, not {kind}");
     Err(PyTypeError::new_err(why))
 }
 

@@ -11,7 +11,7 @@ use pyo3::types::PyAny;
 use crate::args::NodeArg;
 use crate::error::OrRaise;
 use crate::interpreter::{PerProcess, lock, to_python};
-use crate::places::{Gpu, Node, simulated_of};
+use crate::places::{self, simulated_of};
 
 /// A driver: CUDA's, or a simulated one. Made by `open()` and `simulated()`.
 #[pyclass(frozen, module = "egmem", name = "Driver")]
@@ -214,24 +214,26 @@ pub struct Topology {
 impl Topology {
     /// The GPUs, by ordinal.
     #[getter]
-    fn gpus(&self) -> Vec<Gpu> {
-        self.inner.gpus().iter().map(Gpu::from).collect()
+    fn gpus<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let gpus = self.inner.gpus().iter();
+        gpus.map(|gpu| places::gpu(py, gpu)).collect()
     }
 
     /// The host nodes, by ascending id; never a GPU's own memory.
     #[getter]
-    fn nodes(&self) -> Vec<Node> {
-        self.inner.nodes().iter().map(Node::from).collect()
+    fn nodes<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let nodes = self.inner.nodes().iter();
+        nodes.map(|node| places::node(py, node)).collect()
     }
 
     /// Returns the GPU with this ordinal.
-    fn gpu(&self, ordinal: i32) -> PyResult<Gpu> {
-        self.inner.gpu(ordinal).or_raise().map(Gpu::from)
+    fn gpu<'py>(&self, py: Python<'py>, ordinal: i32) -> PyResult<Bound<'py, PyAny>> {
+        places::gpu(py, self.inner.gpu(ordinal).or_raise()?)
     }
 
     /// Returns the host node with this id.
-    fn node(&self, id: i32) -> PyResult<Node> {
-        self.inner.node(NodeId(id)).or_raise().map(Node::from)
+    fn node<'py>(&self, py: Python<'py>, id: i32) -> PyResult<Bound<'py, PyAny>> {
+        places::node(py, self.inner.node(NodeId(id)).or_raise()?)
     }
 
     /// Returns the bytes that an allocation on a host node could get now; `None` if unknown.

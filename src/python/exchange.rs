@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Access, Location, NodeId};
 use egmem::exchange::group::{AllGather, GatherOptions, GroupSecret, Sealed, from_env};
-use egmem::exchange::protocol::Entry as NativeEntry;
+use egmem::exchange::protocol::Entry;
 use egmem::exchange::{
     Address, CreateOptions, Error, FetchOptions, Owner as Peer, Security, Tls, TlsFiles, blocking,
 };
@@ -15,7 +15,7 @@ use pyo3::types::{PyBytes, PyList};
 use crate::args::{self, List, NodeArg, Size, With, timeout_of};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, ToPy, closed, invalid};
-use crate::interpreter::{Closing, Open, check, closing, interruptible, lock, python};
+use crate::interpreter::{Closing, Open, check, closing, interruptible, lock, python, record};
 use crate::ledger::from_program;
 use crate::memory::{Memory, SharedBuffer, make};
 use crate::pickle::{part_of, shareable};
@@ -51,55 +51,26 @@ impl Drop for Client {
     }
 }
 
-/// A name that a server shows.
-#[pyclass(frozen, get_all, module = "egmem")]
-pub struct Entry {
-    /// The name.
-    name: String,
-    /// The memory's size in bytes.
-    nbytes: u64,
-    /// The number of leases on it.
-    leases: u32,
-    /// The peer that created it, or the server.
-    owner: String,
-}
-
-impl Entry {
-    fn of(entry: &NativeEntry) -> Self {
-        Self {
-            name: entry.name.clone(),
-            nbytes: entry.memory.len,
-            leases: entry.leases,
-            owner: entry.owner.to_string(),
-        }
-    }
-}
-
-#[pymethods]
-impl Entry {
-    fn __repr__(&self) -> String {
-        format!(
-            "<egmem.Entry {:?}: {} bytes, {} lease(s)>",
-            self.name, self.nbytes, self.leases
-        )
-    }
+/// Makes the object of a name.
+fn entry_of<'py>(py: Python<'py>, entry: &Entry) -> PyResult<Bound<'py, PyAny>> {
+    let (leases, owner) = (entry.leases, entry.owner.to_string());
+    record(py, "Entry", (&entry.name, entry.memory.len, leases, owner))
 }
 
 #[pymethods]
 impl Client {
     /// Returns the names that begin with `prefix`.
     #[pyo3(signature = (prefix=""))]
-    fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<Entry>> {
+    fn list<'py>(&self, py: Python<'py>, prefix: &str) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let entries = self.run(py, |client| client.list(prefix))?;
-        Ok(entries.iter().map(Entry::of).collect())
+        entries.iter().map(|entry| entry_of(py, entry)).collect()
     }
 
     /// Waits until a name exists, at most `timeout` seconds; raises `TimedOut` then.
     #[pyo3(signature = (name, timeout=60.0))]
-    fn wait(&self, py: Python<'_>, name: &str, timeout: f64) -> PyResult<Entry> {
+    fn wait<'py>(&self, py: Python<'py>, name: &str, timeout: f64) -> PyResult<Bound<'py, PyAny>> {
         let patience = timeout_of(timeout)?;
-        self.run(py, |client| client.wait(name, patience))
-            .map(|entry| Entry::of(&entry))
+        entry_of(py, &self.run(py, |client| client.wait(name, patience))?)
     }
 
     /// Takes a lease on a name's memory and maps it here: `mode` is `"rw"`, `"r"`, or by default the access
@@ -147,15 +118,15 @@ impl Client {
     /// there before with the same size and node is accepted. If a signal handler raises meanwhile, the memory may have
     /// been created: `list` shows it.
     #[pyo3(signature = (name, nbytes, *, node=None, share_with=List(Vec::new()), exist_ok=false))]
-    fn create(
+    fn create<'py>(
         &self,
-        py: Python<'_>,
+        py: Python<'py>,
         name: &str,
         nbytes: Size,
         node: Option<NodeArg>,
         share_with: List<String>,
         exist_ok: bool,
-    ) -> PyResult<Entry> {
+    ) -> PyResult<Bound<'py, PyAny>> {
         let options = CreateOptions::new(name, nbytes.0)
             .with(node.map(|node| NodeId(node.0)), CreateOptions::node);
         let options = share_with
@@ -165,7 +136,7 @@ impl Client {
             true => client.create_or_get(options),
             false => client.create(options),
         })?;
-        Ok(Entry::of(&entry))
+        entry_of(py, &entry)
     }
 
     /// Deletes memory that this peer has created, and waits at most `timeout` seconds for its holders. Raises `TimedOut`

@@ -14,6 +14,7 @@ pub use egmem::driver::PerProcess;
 use egmem::exchange::blocking::Check;
 use egmem::{Driver, Progress};
 use pyo3::PyClass;
+use pyo3::call::PyCallArgs;
 use pyo3::exceptions::{PyImportError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -192,6 +193,26 @@ pub fn object<T: PyClass>(
     value: impl Into<PyClassInitializer<T>>,
 ) -> PyResult<Bound<'_, PyAny>> {
     Ok(Bound::new(py, value)?.into_any())
+}
+
+/// Makes an object of a class in `egmem._records`.
+///
+/// # Errors
+/// Python's.
+pub fn record<'py>(
+    py: Python<'py>,
+    class: &str,
+    values: impl PyCallArgs<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    record_class(py, class)?.call1(values)
+}
+
+/// Returns a class of `egmem._records`.
+///
+/// # Errors
+/// `ImportError` late in the interpreter's shutdown.
+pub fn record_class<'py>(py: Python<'py>, class: &str) -> PyResult<Bound<'py, PyAny>> {
+    py.import("egmem._records")?.getattr(class)
 }
 
 /// Returns a value as Python's dictionaries and lists, by way of JSON.

@@ -1,115 +1,50 @@
-//! `egmem.Gpu` and `egmem.Node`, and where new memory goes.
+//! GPUs and host nodes, and where new memory goes.
 
 use std::collections::BTreeMap;
 
 use egmem::driver::{Location, NodeId};
-use egmem::topology::NumaNode;
+use egmem::topology::{self, NumaNode};
 use pyo3::prelude::*;
 
 use crate::args::{GpuArg, NodeArg};
-use crate::error::{OrRaise, invalid};
+use crate::error::{OrRaise, ToPy, invalid};
+use crate::interpreter::record;
 
-/// A GPU of the machine.
-#[pyclass(frozen, module = "egmem")]
-pub struct Gpu {
-    /// The CUDA ordinal.
-    #[pyo3(get)]
-    pub ordinal: i32,
-    /// The product name.
-    #[pyo3(get)]
-    name: String,
-    /// The PCI address, as the driver writes it.
-    #[pyo3(get)]
-    pci_bus_id: String,
-    /// The UUID, as nvidia-smi writes it.
-    #[pyo3(get)]
-    uuid: Option<String>,
-    /// The GPU's own memory in bytes.
-    #[pyo3(get)]
-    memory: u64,
-    /// Major and minor compute capability.
-    #[pyo3(get)]
-    compute_capability: Option<(i32, i32)>,
-    /// The link to the CPU: `"NVLink-C2C"`, `"PCIe"` or `"unknown link"`.
-    #[pyo3(get)]
-    link: String,
-    /// Whether GPU and CPU access each other's memory coherently.
-    #[pyo3(get)]
-    coherent: bool,
-    /// The ordinals of the GPUs whose memory this one can map.
-    #[pyo3(get)]
-    peers: Vec<i32>,
-    host_node: egmem::Result<i32>,
+/// Makes the object of a GPU.
+///
+/// # Errors
+/// Python's.
+pub fn gpu<'py>(py: Python<'py>, gpu: &topology::Gpu) -> PyResult<Bound<'py, PyAny>> {
+    let host_node = match gpu.host_node() {
+        Ok(node) => node.0.into_pyobject(py)?.into_any(),
+        Err(unknown) => unknown.to_py().into_value(py).into_bound(py).into_any(),
+    };
+    let values = (
+        gpu.ordinal,
+        &gpu.name,
+        &gpu.pci_bus_id,
+        gpu.uuid.map(|uuid| uuid.to_string()),
+        gpu.memory,
+        gpu.compute_capability,
+        gpu.link.to_string(),
+        gpu.coherent,
+        &gpu.peers,
+        host_node,
+    );
+    record(py, "Gpu", values)
 }
 
-impl From<&egmem::topology::Gpu> for Gpu {
-    fn from(gpu: &egmem::topology::Gpu) -> Self {
-        Self {
-            ordinal: gpu.ordinal,
-            name: gpu.name.clone(),
-            pci_bus_id: gpu.pci_bus_id.clone(),
-            uuid: gpu.uuid.map(|uuid| uuid.to_string()),
-            memory: gpu.memory,
-            compute_capability: gpu.compute_capability,
-            link: gpu.link.to_string(),
-            coherent: gpu.coherent,
-            peers: gpu.peers.clone(),
-            host_node: gpu.host_node().map(|node| node.0),
-        }
-    }
-}
-
-#[pymethods]
-impl Gpu {
-    /// The nearest host NUMA node. Raises `NoSuchPlace` if it is unknown.
-    #[getter]
-    fn host_node(&self) -> PyResult<i32> {
-        self.host_node.clone().or_raise()
-    }
-
-    fn __repr__(&self) -> String {
-        let (ordinal, name, link) = (self.ordinal, &self.name, &self.link);
-        format!("<egmem.Gpu {ordinal}: {name}, {link}>")
-    }
-}
-
-/// A host NUMA node.
-#[pyclass(frozen, get_all, module = "egmem")]
-pub struct Node {
-    /// The operating system's id.
-    pub id: i32,
-    /// The node's CPUs.
-    cpus: Vec<u32>,
-    /// The node's memory in bytes; 0 if unknown.
-    memory_total: u64,
-    /// The bytes that an allocation could get when the topology was read; `None` if unknown.
-    memory_free: Option<u64>,
-    /// The ordinals of the GPUs for which this node is the nearest.
-    gpus: Vec<i32>,
-    /// The distance to each host node: 10 is local.
-    distances: BTreeMap<i32, u32>,
-}
-
-impl From<&NumaNode> for Node {
-    fn from(node: &NumaNode) -> Self {
-        let distances = node.distances.iter();
-        Self {
-            id: node.id.0,
-            cpus: node.cpus.iter().collect(),
-            memory_total: node.memory_total,
-            memory_free: node.memory_free,
-            gpus: node.gpus.clone(),
-            distances: distances.map(|(to, distance)| (to.0, *distance)).collect(),
-        }
-    }
-}
-
-#[pymethods]
-impl Node {
-    fn __repr__(&self) -> String {
-        let (id, bytes, gpus) = (self.id, self.memory_total, &self.gpus);
-        format!("<egmem.Node {id}: {bytes} bytes, GPUs {gpus:?}>")
-    }
+/// Makes the object of a host node.
+///
+/// # Errors
+/// Python's.
+pub fn node<'py>(py: Python<'py>, node: &NumaNode) -> PyResult<Bound<'py, PyAny>> {
+    let cpus: Vec<u32> = node.cpus.iter().collect();
+    let distances = node.distances.iter();
+    let distances: BTreeMap<i32, u32> = distances.map(|(to, distance)| (to.0, *distance)).collect();
+    let (total, free) = (node.memory_total, node.memory_free);
+    let values = (node.id.0, cpus, total, free, &node.gpus, distances);
+    record(py, "Node", values)
 }
 
 /// Returns the host node of a location.

@@ -14,7 +14,7 @@ use super::{Groups, Keys, PageSizes, Tier, attach, listed, no_group, parse_verif
 use crate::args::{self, Count, GpuArg, NodeArg, OneOrEach, Size, With};
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
-use crate::interpreter::{SLICE, closing, drop_detached, python, told};
+use crate::interpreter::{SLICE, closing, drop_detached, python, record, told};
 use crate::ledger::from_program;
 use crate::memory::Memory;
 use crate::places::location;
@@ -372,14 +372,11 @@ impl Tier {
     }
 
     /// Returns the open tiers on this memory, of this process and others.
-    fn members(&self, py: Python<'_>) -> PyResult<Vec<Member>> {
+    fn members<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let tier = self.handle()?;
         let members = py.detach(|| tier.members());
-        let member = |member: &kv::Member| Member {
-            pid: member.pid,
-            is_self: member.is_self,
-        };
-        Ok(members.iter().map(member).collect())
+        let member = |member: &kv::Member| record(py, "Member", (member.pid, member.is_self));
+        members.iter().map(member).collect()
     }
 
     /// The driver that the tier belongs to.
@@ -409,22 +406,5 @@ impl Tier {
             groups => format!("{groups} groups of pages of {sizes}"),
         };
         format!("<egmem.kv.Tier{state} of {pages} on {}>", self.location)
-    }
-}
-
-/// An open tier on one memory, in this process or another.
-#[pyclass(frozen, get_all, module = "egmem.kv")]
-pub struct Member {
-    /// The process.
-    pid: u32,
-    /// Whether it is the open tier that was asked.
-    is_self: bool,
-}
-
-#[pymethods]
-impl Member {
-    fn __repr__(&self) -> String {
-        let which = if self.is_self { ", this one" } else { "" };
-        format!("<egmem.kv.Member: process {}{which}>", self.pid)
     }
 }

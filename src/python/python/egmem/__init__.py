@@ -17,12 +17,9 @@ from ._egmem import (
     Buffer,
     Client,
     Driver,
-    Entry,
     Event,
-    Gpu,
     Heap,
     Memory,
-    Node,
     Offer,
     Pool,
     PoolBlock,
@@ -75,6 +72,7 @@ from ._errors import (
     TimedOut,
 )
 from ._ledger import Allocation, Located, allocations, locate
+from ._records import Entry, Gpu, Node
 
 __all__ = [
     "Allocation",

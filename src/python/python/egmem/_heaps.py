@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Optional, SupportsIndex, Tuple, Union
 
 from . import _egmem
 from ._errors import InvalidArgument
+from ._records import Gpu, Node
 
 # How much a shared heap grows at a time: little, so that arrays take no more memory than their size.
 _CHUNK = 16 << 20
@@ -15,8 +16,8 @@ OWN_MAPPING = 64 << 20
 # After how many seconds shared heaps give unused memory back.
 _DECAY = 10.0
 
-NodeLike = Union[_egmem.Node, SupportsIndex, None]
-GpuLike = Union[_egmem.Gpu, SupportsIndex, None]
+NodeLike = Union[Node, SupportsIndex, None]
+GpuLike = Union[Gpu, SupportsIndex, None]
 Progress = Callable[[int, int], object]
 
 # The objects of a parent process would be refused: a forked child has keys of its own. There is no lock, which another

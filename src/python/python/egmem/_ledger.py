@@ -21,8 +21,6 @@ class Allocation:
     A heap's chunks are allocations, its blocks are not.
     """
 
-    __module__ = "egmem"
-
     nbytes: int
     """Its size in bytes, in the allocator's units."""
     location: str
@@ -61,8 +59,6 @@ class Allocation:
 @dataclass(frozen=True, repr=False, eq=False)
 class Located:
     """The memory at an address. Made by ``locate``."""
-
-    __module__ = "egmem"
 
     allocation: Optional[Allocation]
     """The allocation, or ``None``: another library has allocated the memory."""
@@ -134,3 +130,6 @@ def _address_of(memory: Any) -> int:
         if hasattr(memory, interface):
             return getattr(memory, interface)["data"][0]
     raise TypeError(f"memory is of type {type(memory).__name__}, which has no address: pass an address, memory of egmem, or an array")
+
+# Their names are those of the package.
+Allocation.__module__ = Located.__module__ = "egmem"

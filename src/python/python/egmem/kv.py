@@ -22,13 +22,10 @@ from ._egmem import (
     Buffer,
     Driver,
     Events,
-    Gpu,
     GpuPages,
     Job,
     Load,
-    Member,
     Memory,
-    Node,
     Offer,
     Page,
     Store,
@@ -39,6 +36,7 @@ from ._egmem import (
     default_driver,
 )
 from ._join import Meeting
+from ._records import Gpu, Member, Node
 
 __all__ = [
     "Events",

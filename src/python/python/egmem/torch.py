@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from . import _captures, _egmem, _heaps, _offload
 from ._errors import InvalidArgument, NotAccessible, NotSupported, OutOfMemory
 from ._heaps import GpuLike, NodeLike, Progress
+from ._records import Node
 from ._shapes import dimensions_of
 
 __all__ = [
@@ -262,7 +263,7 @@ torch.cuda.use_mem_pool = torch.cuda.memory.use_mem_pool = _of_its_gpu(_use_mem_
 
 
 @contextlib.contextmanager
-def use(pool: Union[MemPool, _egmem.Node, int, None] = None, device: Any = None) -> Iterator[MemPool]:
+def use(pool: Union[MemPool, Node, int, None] = None, device: Any = None) -> Iterator[MemPool]:
     """Allocates the CUDA tensors that this thread makes within the block in a pool, or in a new one on a node.
 
     A new pool is of the GPU ``device``, by default the current one. The pool's GPU is current within the block, as a stream's is within
