@@ -1,11 +1,11 @@
 //! The command line, and its reports as Python functions.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::{self, IsTerminal};
 
 use egmem::backing::Chosen;
 use egmem::capability::Trial;
-use egmem::doctor::{Answer, Children, Prober, Reason, Report as Native, to_text};
+use egmem::doctor::{self, Answer, Children, Prober, Reason, to_text};
 use egmem::driver::{HandleTypes, Location};
 use egmem::host::Libraries;
 use egmem::{Error, Machine, ledger};
@@ -16,88 +16,35 @@ use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
 use crate::interpreter::{signals, to_python};
 
-/// A report of `doctor`: the capabilities of this machine, why the others are missing, and how to get them.
-#[pyclass(frozen, module = "egmem", name = "Report")]
-pub struct Report {
-    inner: Native,
-}
+/// What a report has, and its texts: of all pairs of nodes and GPUs or not, with colours or not.
+type Report<'py> = (Bound<'py, PyAny>, BTreeMap<(bool, bool), String>);
 
-#[pymethods]
-impl Report {
-    /// Whether host-NUMA memory works, for the CPU and at least one GPU.
-    #[getter]
-    fn works(&self) -> bool {
-        self.inner.works
-    }
-
-    /// The ordinals of the GPUs for which it does.
-    #[getter]
-    fn working_gpus(&self) -> Vec<i32> {
-        self.inner.working_gpus.clone()
-    }
-
-    /// Settings that should change: the finding, and what to do.
-    #[getter]
-    fn advice(&self) -> Vec<(String, String)> {
-        let advice = self.inner.advice.iter();
-        advice
-            .map(|advice| (advice.finding.clone(), advice.remedy.to_owned()))
-            .collect()
-    }
-
-    /// Returns the text of `egmem doctor`; with `all`, that of `egmem doctor --all`.
-    #[pyo3(signature = (all=false))]
-    fn to_text(&self, all: bool) -> String {
-        to_text(&self.inner, all, wants_colours())
-    }
-
-    /// Returns the output of `egmem doctor --json`, as a dictionary.
-    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        to_python(py, &self.inner)
-    }
-
-    fn __str__(&self) -> String {
-        to_text(&self.inner, false, wants_colours())
-    }
-
-    fn __repr__(&self) -> String {
-        let works = if self.inner.works {
-            "works"
-        } else {
-            "does not work"
-        };
-        format!("<egmem.Report: Extended GPU Memory {works}>")
-    }
-}
-
-/// Finds out what works on this machine, or on a simulated one: `"gh200"`, `"gh200x4"`, `"gb200"`, `"h200x8"` or a
-/// JSON file; by default the one that `EGMEM_SIM` names.
-///
-/// Each trial runs in a process of its own (`python -m egmem probe`), because drivers have crashed inside such calls.
-/// `timeout` is in seconds, for each step. Signal handlers run between the steps.
+/// Finds out what works on this machine, or on a simulated one. `probe` are the words of the command for a trial.
 #[pyfunction]
-#[pyo3(signature = (*, sim=None, timeout=30.0))]
-pub fn doctor(py: Python<'_>, sim: Option<&str>, timeout: f64) -> PyResult<Report> {
+pub fn _doctor<'py>(
+    py: Python<'py>,
+    probe: Vec<OsString>,
+    sim: Option<&str>,
+    timeout: f64,
+) -> PyResult<Report<'py>> {
     let timeout = timeout_of(timeout)?;
     let described = match sim {
         Some(name) => Machine::load(name).map(Some),
         None => Machine::from_env(),
     };
     let described = described.or_raise()?;
-    let mut command = program(py)?;
-    command.push("probe".into());
-    if let Some(sim) = sim {
-        command.extend(["--sim".into(), sim.into()]);
-    }
     let mut prober = Interruptible {
-        children: Children::new(command, timeout),
+        children: Children::new(probe, timeout),
         raised: Ok(()),
     };
-    let inner = py.detach(|| match described {
-        None => Native::gather(&mut prober),
-        Some(machine) => Native::gather_simulated(&mut prober, &machine),
+    let report = py.detach(|| match described {
+        None => doctor::Report::gather(&mut prober),
+        Some(machine) => doctor::Report::gather_simulated(&mut prober, &machine),
     });
-    prober.raised.map(|()| Report { inner })
+    prober.raised?;
+    let kinds = [(false, false), (false, true), (true, false), (true, true)];
+    let texts = kinds.map(|(all, colours)| ((all, colours), to_text(&report, all, colours)));
+    Ok((to_python(py, &report)?, texts.into()))
 }
 
 /// Runs signal handlers before each question, and asks nothing more once one has raised.
@@ -140,11 +87,6 @@ impl Prober for Interruptible {
             Err(reason) => vec![Err(reason); sites.len()],
         }
     }
-}
-
-/// As the command line: on a terminal, unless `NO_COLOR` is set.
-fn wants_colours() -> bool {
-    io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
 /// Returns the words that start the command line again.

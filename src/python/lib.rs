@@ -82,7 +82,7 @@ mod _egmem {
         args::{gpu, node, size},
         blocks::{Block, Blocks},
         buffer::{Buffer, Pool, PoolBlock},
-        cli::{_run, Report, doctor, ps, ps_dict},
+        cli::{_doctor, _run, ps, ps_dict},
         copies::Slice,
         driver::{Driver, Topology, default_driver, open, set_default_driver, simulated, topology},
         exchange::{Client, RemoteBuffer, connect, gather},

@@ -24,7 +24,6 @@ from ._egmem import (
     Pool,
     PoolBlock,
     RemoteBuffer,
-    Report,
     RingSide,
     SharedBuffer,
     SharedHeap,
@@ -38,7 +37,6 @@ from ._egmem import (
     connect,
     default_driver,
     deferred,
-    doctor,
     free_deferred,
     memory_summary,
     open,
@@ -51,6 +49,7 @@ from ._egmem import (
     topology,
 )
 from ._captures import defer_frees
+from ._doctor import Report, doctor
 from ._errors import (
     Closed,
     ConnectionFailed,
