@@ -113,22 +113,8 @@ pub fn given(
     if let Ok(own) = stream.cast::<Stream>() {
         return Ok(own.get().inner.clone());
     }
-    let raw = if let Ok(raw) = stream.extract::<u64>() {
-        raw
-    } else if let Ok(told) = stream.call_method0("__cuda_stream__") {
-        told.get_item(1)?.extract()?
-    } else if let Ok(raw) = stream
-        .getattr("cuda_stream")
-        .or_else(|_| stream.getattr("ptr"))
-    {
-        raw.extract()?
-    } else {
-        return Err(invalid(&format!("{} is no stream", stream.repr()?)));
-    };
-    let told = |name| stream.getattr(name).and_then(|gpu| gpu.extract::<i32>());
-    let told = told("device_index").or_else(|_| told("device_id"));
-    // CuPy's default streams have -1: they are those of the current GPU.
-    let told = told.ok().filter(|gpu| *gpu >= 0);
+    let arrays = stream.py().import("egmem._arrays")?;
+    let (raw, told): (u64, Option<i32>) = arrays.call_method1("handle_of", (stream,))?.extract()?;
     let gpu = gpu.map(|gpu| gpu.0);
     if let (None, Some(gpu)) = (told, gpu) {
         expect_gpu(gpu, driver)?;

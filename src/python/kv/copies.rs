@@ -346,20 +346,9 @@ fn numbers(given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
         let List::<Count>(numbers) = given.extract()?;
         return Ok(numbers.into_iter().map(|number| number.0).collect());
     }
-    let kind: String = given.getattr("dtype")?.getattr("kind")?.extract()?;
-    let dimensions: usize = given.getattr("ndim")?.extract()?;
-    if !matches!(kind.as_str(), "i" | "u") || dimensions != 1 {
-        return Err(invalid(
-            "an array of pages or blocks has one dimension and integers",
-        ));
-    }
     // A negative number becomes one that no tier and no cache has.
-    let words = given.call_method1("astype", ("<u8",))?;
-    let bytes: PyBackedBytes = words.call_method0("tobytes")?.extract()?;
-    let words = bytes.chunks_exact(8).map(|word| {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(word);
-        u64::from_le_bytes(bytes)
-    });
-    Ok(words.collect())
+    let arrays = given.py().import("egmem._arrays")?;
+    let words: PyBackedBytes = arrays.call_method1("words", (given,))?.extract()?;
+    let (words, _) = words.as_chunks();
+    Ok(words.iter().copied().map(u64::from_le_bytes).collect())
 }

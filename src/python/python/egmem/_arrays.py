@@ -1,9 +1,11 @@
-"""Arrays of PyTorch and CuPy on a GPU: where a cache's blocks lie in them, and the stream that orders their library's work."""
+"""Arrays of PyTorch and CuPy on a GPU: where a cache's blocks lie in them, and the streams that order their library's work; arrays of
+numbers."""
 
 from __future__ import annotations
 
 import importlib
 import math
+import operator
 import sys
 from typing import Any, Iterable, List, Optional, Tuple
 
@@ -23,6 +25,29 @@ def current_stream(library: str, gpu: int) -> Any:
     """Returns a library's current stream of a GPU in this thread."""
     cuda = importlib.import_module(library).cuda
     return cuda.get_current_stream(gpu) if library == "cupy" else cuda.current_stream(gpu)
+
+
+def handle_of(stream: Any) -> Tuple[int, Optional[int]]:
+    """Returns the handle of another library's stream, and its GPU if the object tells: of an integer, of an object with
+    ``__cuda_stream__``, and of one with ``cuda_stream`` (PyTorch) or ``ptr`` (CuPy)."""
+    if hasattr(stream, "__index__"):
+        raw: Any = operator.index(stream)
+    elif hasattr(stream, "__cuda_stream__"):
+        raw = stream.__cuda_stream__()[1]
+    else:
+        raw = getattr(stream, "cuda_stream", getattr(stream, "ptr", None))
+    if not isinstance(raw, int) or not 0 <= raw < _ADDRESSES:
+        raise InvalidArgument(f"{stream!r} is no stream")
+    gpu = getattr(stream, "device_index", getattr(stream, "device_id", None))
+    # CuPy's default streams have -1: they are those of the current GPU.
+    return raw, gpu if isinstance(gpu, int) and gpu >= 0 else None
+
+
+def words(array: Any) -> bytes:
+    """Returns the integers of an array of NumPy as words of 64 bits."""
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise InvalidArgument("an array of pages or blocks has one dimension and integers")
+    return array.astype("<u8").tobytes()
 
 
 def parts_of(tensors: Iterable[Any], block_dim: Optional[int]) -> Tuple[List[_Part], int, int, Optional[str], List[Any]]:
