@@ -1,6 +1,6 @@
 //! `egmem.connect`: memory by name, of a running `egmem serve` or another exporter; and the memory of all ranks of a job.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use egmem::driver::{Access, Location, NodeId};
 use egmem::exchange::group::{AllGather, GatherOptions, GroupSecret, Sealed, from_env};
@@ -14,8 +14,8 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::args::{self, List, NodeArg, Size, With, timeout_of};
 use crate::driver::{Driver, given_or_default};
-use crate::error::{OrRaise, ToPy, closed, invalid};
-use crate::interpreter::{Closing, Open, check, closing, interruptible, lock, python, record};
+use crate::error::{OrRaise, closed, invalid};
+use crate::interpreter::{Closing, Open, check, closing, goes_on, interruptible, python, record};
 use crate::ledger::from_program;
 use crate::memory::{Memory, SharedBuffer, make};
 use crate::pickle::{part_of, shareable};
@@ -281,8 +281,6 @@ struct Ranks {
     rank: u32,
     size: u32,
     all_gather: Py<PyAny>,
-    /// The exception that the function raised.
-    raised: Arc<Mutex<Option<PyErr>>>,
 }
 
 impl AllGather for Ranks {
@@ -295,18 +293,14 @@ impl AllGather for Ranks {
     }
 
     fn all_gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
-        let gathered = Python::try_attach(|py| {
+        let mut gathered = None;
+        // What the function raises is the exception of `interruptible`.
+        let _ = goes_on(|py| {
             let all = python(py, || self.all_gather.call1(py, (PyBytes::new(py, own),)))?;
-            all.extract::<Vec<Vec<u8>>>(py)
+            gathered = Some(all.extract(py)?);
+            Ok(())
         });
-        let Some(gathered) = gathered else {
-            return Err(Error::all_gather("the interpreter ends"));
-        };
-        gathered.map_err(|error| {
-            let text = error.to_string();
-            *lock(&self.raised) = Some(error);
-            Error::all_gather(text)
-        })
+        gathered.ok_or_else(|| Error::all_gather("the interpreter ends"))
     }
 }
 
@@ -330,28 +324,24 @@ pub fn gather<'py>(
         .as_ref()
         .map(|region| shareable(py, region, "memory"));
     let shared = shared.transpose()?;
-    let raised = Arc::default();
-    let gathered = from_program(py, || {
-        let gathered = py.detach(|| {
-            let own = shared.map(|(shared, window)| part_of(&shared, window));
-            let own = own.transpose()?;
-            let mut all: Box<dyn AllGather + Send> = match ranks {
-                None => from_env(timeout)?,
-                Some((rank, size, all_gather)) => Box::new(Ranks {
-                    rank,
-                    size,
-                    all_gather,
-                    raised: Arc::clone(&raised),
-                }),
-            };
-            if let Some(secret) = &secret {
-                all = Box::new(Sealed::new(all, secret)?);
-            }
-            let options = GatherOptions::new().deadline(timeout);
-            options.gather(&mut *all, own, &driver)
-        });
-        gathered.map_err(|error| lock(&raised).take().unwrap_or_else(|| error.to_py()))
-    })?;
+    let gather = || {
+        let own = shared.map(|(shared, window)| part_of(&shared, window));
+        let own = own.transpose()?;
+        let mut all: Box<dyn AllGather + Send> = match ranks {
+            None => from_env(timeout)?,
+            Some((rank, size, all_gather)) => Box::new(Ranks {
+                rank,
+                size,
+                all_gather,
+            }),
+        };
+        if let Some(secret) = &secret {
+            all = Box::new(Sealed::new(all, secret)?);
+        }
+        let options = GatherOptions::new().deadline(timeout);
+        options.gather(&mut *all, own, &driver)
+    };
+    let gathered = from_program(py, || interruptible(py, gather))?;
     let all = PyList::empty(py);
     for rank in 0..gathered.size() {
         match gathered.rank(rank) {

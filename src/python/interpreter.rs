@@ -312,7 +312,7 @@ thread_local! {
 }
 
 /// Calls Python, which breaks a call of [`interruptible`] off if it raises. At the interpreter's end nothing is called.
-fn goes_on(call: impl FnOnce(Python<'_>) -> PyResult<()>) -> ControlFlow<()> {
+pub fn goes_on(call: impl FnOnce(Python<'_>) -> PyResult<()>) -> ControlFlow<()> {
     match Python::try_attach(call) {
         Some(Err(error)) => {
             RAISED.set(Some(error));
