@@ -1,5 +1,6 @@
 //! `egmem.View`: memory with an element type, a shape and a device.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use egmem::driver::Location;
@@ -199,13 +200,19 @@ impl View {
 #[derive(FromPyObject)]
 pub struct Dtype {
     /// The name, as in NumPy and PyTorch.
-    name: String,
+    #[pyo3(from_py_with = owned)]
+    name: Cow<'static, str>,
     /// DLPack's code; from 7 on the kinds of float8.
     pub code: u8,
     /// The size in bytes.
     pub size: u8,
     /// The array interfaces' name.
-    typestr: String,
+    #[pyo3(from_py_with = owned)]
+    typestr: Cow<'static, str>,
+}
+
+fn owned(text: &Bound<'_, PyAny>) -> PyResult<Cow<'static, str>> {
+    text.extract().map(Cow::Owned)
 }
 
 /// `kDLCPU`.
