@@ -57,7 +57,3 @@ def doctor(*, sim: Optional[str] = None, timeout: float = 30.0) -> Report:
     """
     probe = [sys.executable, "-m", "egmem", "probe", *(["--sim", sim] if sim is not None else [])]
     return Report(*_doctor(probe, sim, timeout))
-
-
-# Its name is that of the package.
-Report.__module__ = "egmem"

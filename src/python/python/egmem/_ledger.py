@@ -130,6 +130,3 @@ def _address_of(memory: Any) -> int:
         if hasattr(memory, interface):
             return getattr(memory, interface)["data"][0]
     raise TypeError(f"memory is of type {type(memory).__name__}, which has no address: pass an address, memory of egmem, or an array")
-
-# Their names are those of the package.
-Allocation.__module__ = Located.__module__ = "egmem"

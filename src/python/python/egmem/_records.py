@@ -90,7 +90,3 @@ class Member:
 
     def __repr__(self) -> str:
         return f"<egmem.kv.Member: process {self.pid}{', this one' if self.is_self else ''}>"
-
-# Their names are those of the modules that programs import them from.
-Gpu.__module__ = Node.__module__ = Entry.__module__ = "egmem"
-Member.__module__ = "egmem.kv"
