@@ -25,7 +25,7 @@ use std::ptr::NonNull;
 use super::Heap;
 use super::classes::Class;
 use super::inner::HeapInner;
-use super::piece::{Key, Kind, Piece};
+use super::piece::{Extent, Kind, Piece};
 use super::ranges::{Core, Owner};
 use crate::driver::{Access, Location};
 use crate::{Error, Result};
@@ -204,19 +204,19 @@ impl HeapInner {
         let offset = address.wrapping_sub(self.facts.start);
         let class = Class::of(bytes, align);
         if let Some(class) = class.filter(|class| !class.may_be_range(align)) {
-            return Ok(Piece::small(offset, bytes, class));
+            return Ok(Extent::small(offset, class).with(bytes));
         }
         // Other small blocks may be ranges.
         let node = match (self.slabs.pages.get(offset), class) {
             (Some(Owner::Range(node)), _) => node,
-            (_, Some(class)) => return Ok(Piece::small(offset, bytes, class)),
+            (_, Some(class)) => return Ok(Extent::small(offset, class).with(bytes)),
             (_, None) => {
                 let why = format!("no block of {bytes} bytes begins at {address:#x}");
                 return Err(Error::invalid("address", why));
             }
         };
-        let key = Key::range(node, Core::range_granules(bytes) as u32); // no more than the block has
-        Ok(Piece { offset, bytes, key })
+        let granules = Core::range_granules(bytes) as u32; // no more than the block has
+        Ok(Extent::new(offset, node, granules).with(bytes))
     }
 
     /// Returns the layout with all the bytes that its block takes. In debug mode a block has exactly the bytes requested:

@@ -3,13 +3,11 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::sync::tell_refusal;
-use super::cache::{
-    CacheBound, Contents, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member,
-};
-use super::classes::Class;
+use super::cache::{CacheBound, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member};
+use super::classes::{Class, GRANULE};
 use super::inner::HeapInner;
-use super::piece::{Key, Kind, Piece};
-use super::ranges::{Core, Extent, GRANULE, OwnStripe, RangeId};
+use super::piece::{Extent, Kind, Piece};
+use super::ranges::{Core, RangeId, Request};
 use crate::Result;
 
 /// After so many ranges from the core, a thread looks for classes that it does not use any more.
@@ -20,59 +18,45 @@ const KEPT: usize = 1;
 
 impl HeapInner {
     /// Takes a block of `bytes`, more than 0, at a multiple of `align` from the thread's cache, which refills
-    /// itself if necessary. Returns its offset and key; [`Key::NONE`] if there is none.
-    ///
-    /// Returns two words, because they come back in registers. A `Piece` would be returned in memory, written
-    /// one word and read two words at a time, which the processor's store forwarding cannot serve.
+    /// itself if necessary.
     #[inline]
-    pub(super) fn allocate_cached(&self, bytes: u64, align: u64) -> (u64, Key) {
-        let mut offset = 0;
-        let mut key = Key::NONE;
+    pub(super) fn allocate_cached(&self, bytes: u64, align: u64) -> Option<Extent> {
         if let Some(class) = Class::of(bytes, align) {
             member::with(self, |local| {
-                (offset, key) = match local.small[class.index()].pop() {
-                    Some(found) => (found, Key::small(class)),
+                let found = match local.small[class.index()].pop() {
+                    Some(offset) => Extent::small(offset, class),
                     None => self.refill(local, class, bytes, align)?,
                 };
                 local.tally.allocate(bytes);
-                Some(())
-            });
+                Some(found)
+            })
         } else {
             member::with(self, |local| {
-                (offset, key) = self.take_range(local, bytes, align)?;
+                let found = self.take_range(local, bytes, align)?;
                 local.tally.allocate(bytes);
-                Some(())
-            });
+                Some(found)
+            })
         }
-        (offset, key)
     }
 
     #[inline(always)]
-    fn take_range(&self, local: &mut Local, bytes: u64, align: u64) -> Option<(u64, Key)> {
+    fn take_range(&self, local: &mut Local, bytes: u64, align: u64) -> Option<Extent> {
         let cached = bytes <= MAX_CACHED && align <= GRANULE;
         let size = Core::range_granules(bytes) as u32; // exact if the core has such a range
-        let found = if cached { local.medium.pop(size) } else { None };
-        let found = match found {
-            Some(found) => found,
-            None => self.fetch(local, bytes, align)?,
-        };
-        Some((found.offset, Key::range(found.node(), size)))
+        match if cached { local.medium.pop(size) } else { None } {
+            None => self.fetch(local, bytes, align),
+            found => found,
+        }
     }
 
     /// Gets a small block from the slabs, or a range in its place.
     #[cold]
     #[inline(never)]
-    fn refill(
-        &self,
-        local: &mut Local,
-        class: Class,
-        bytes: u64,
-        align: u64,
-    ) -> Option<(u64, Key)> {
+    fn refill(&self, local: &mut Local, class: Class, bytes: u64, align: u64) -> Option<Extent> {
         let shelf = &mut local.small[class.index()];
         shelf.unpark();
-        if let Some(found) = shelf.pop() {
-            return Some((found, Key::small(class)));
+        if let Some(offset) = shelf.pop() {
+            return Some(Extent::small(offset, class));
         }
         if class.may_be_range(align)
             && local.refills[class.index()].is_rare()
@@ -87,11 +71,16 @@ impl HeapInner {
         let refill = local.refills[class.index()].next(class);
         let (own, visitor) = (&mut local.stripe, &mut local.visitor);
         magazine.fill(refill, |out| match self.slabs.take(own, class, out) {
-            0 => self.with_core(visitor, |core| core.fill(own, class, out)),
+            0 => {
+                let mut core = self.visit(visitor);
+                let filled = core.fill(own, class, out);
+                self.grower.look(&core);
+                filled
+            }
             taken => taken,
         });
         shelf.load(magazine);
-        Some((shelf.pop()?, Key::small(class)))
+        Some(Extent::small(shelf.pop()?, class))
     }
 
     /// Gets a larger block from the thread's shard or the core, from which it gets more of its size if the
@@ -115,20 +104,17 @@ impl HeapInner {
             self.return_idle(local);
         }
         self.sort_leaving(local);
-        let Local {
-            medium, visitor, ..
-        } = local;
-        self.with_core(visitor, |core| {
-            self.take_leaving(core, medium);
-            let extent = core.allocate(bytes, align)?;
-            for _ in 0..more {
-                let Some(extent) = core.allocate(bytes, 1) else {
-                    break;
-                };
-                medium.push(extent);
-            }
-            Some(extent)
-        })
+        let mut core = self.visit(&mut local.visitor);
+        self.take_leaving(&mut core, &mut local.medium);
+        let found = core.allocate(bytes, align)?;
+        for _ in 0..more {
+            let Some(extent) = core.allocate(bytes, 1) else {
+                break;
+            };
+            local.medium.push(extent);
+        }
+        self.grower.look(&core);
+        Some(found)
     }
 
     /// Returns the cached blocks that take a page each, of classes that the thread does not use any more, to the core.
@@ -136,9 +122,7 @@ impl HeapInner {
     #[inline(never)]
     fn return_idle(&self, local: &mut Local) {
         local.give_idle(|visitor, full| {
-            self.with_core(visitor, |core| {
-                self.count_unknown(core.give(full.offsets(), 0))
-            });
+            self.count_unknown(self.visit(visitor).give(full.offsets(), 0));
         });
     }
 
@@ -182,30 +166,12 @@ impl HeapInner {
 
     /// As [`allocate_slowly`](Self::allocate_slowly), but does not count the block.
     pub(super) fn take_new(&self, bytes: u64, align: u64) -> Result<Piece> {
-        let class = Class::of(bytes, align);
-        let attempt = |core: &mut Core| {
-            let piece = match class {
-                Some(class) => {
-                    let mut offset = [0];
-                    match core.fill(&OwnStripe::default(), class, &mut offset) {
-                        0 if class.may_be_range(align) => {
-                            Piece::range(core.allocate(bytes, align)?, bytes)
-                        }
-                        0 => return None,
-                        _ => Piece::small(offset[0], bytes, class),
-                    }
-                }
-                None => Piece::range(core.allocate(bytes, align)?, bytes),
-            };
-            self.grower.look(core);
-            Some(piece)
-        };
-        let taken = self.with_memory(bytes, align, attempt);
+        let taken = self.with_memory(&Request::new(bytes, align));
         self.tell();
         if taken.is_err() {
             self.counters.failed.fetch_add(1, Relaxed);
         }
-        taken
+        Ok(taken?.with(bytes))
     }
 
     /// Frees a block that neither its user nor a GPU uses any more.
@@ -223,7 +189,7 @@ impl HeapInner {
                     let hand_on = |full: &Magazine| self.hand_on(visitor, full);
                     local.small[class.index()].push(class, piece.offset, &local.bound, hand_on);
                 }
-                Kind::Range(node) => self.keep(local, piece, node),
+                Kind::Range(_) => self.keep(local, piece.extent()),
             }
             Some(())
         });
@@ -234,8 +200,7 @@ impl HeapInner {
     }
 
     #[inline]
-    fn keep(&self, local: &mut Local, piece: &Piece, node: RangeId) {
-        let extent = Extent::new(piece.offset, node, piece.key.granules());
+    fn keep(&self, local: &mut Local, extent: Extent) {
         // Cached here, the block would be missed where it is used again first.
         if self.front.shards.are_used() && self.send_out(local, extent) {
             return;
@@ -248,11 +213,8 @@ impl HeapInner {
         } else if self.front.shards.are_used() && self.to_shard(local, extent) {
             return;
         } else {
-            let freed = self
-                .core
-                .if_reserved(&mut local.visitor, |core| self.give_range(core, node));
-            if freed.is_some() {
-                return;
+            if let Some(mut core) = self.core.if_reserved(&mut local.visitor) {
+                return self.give_range(&mut core, extent.node());
             }
             local.medium.pass_on(extent);
         }
@@ -269,9 +231,9 @@ impl HeapInner {
         if empty.is_empty() {
             return;
         }
-        let end = |core: &mut Core| core.end_slabs(&empty, KEPT);
-        if self.core.try_with(visitor, end).is_none() {
-            self.front.inbox.push(Load::Slabs(empty));
+        match self.core.try_visit(visitor) {
+            Some(mut core) => core.end_slabs(&empty, KEPT),
+            None => self.front.inbox.push(Load::Slabs(empty)),
         }
     }
 
@@ -289,11 +251,9 @@ impl HeapInner {
         if local.medium.leaving().is_empty() {
             return;
         }
-        let medium = &mut local.medium;
-        let give = |core: &mut Core| self.take_leaving(core, medium);
-        if self.core.try_with(&mut local.visitor, give).is_none() {
-            let leaving = local.medium.take_leaving();
-            self.front.inbox.push(Load::Ranges(leaving));
+        match self.core.try_visit(&mut local.visitor) {
+            Some(mut core) => self.take_leaving(&mut core, &mut local.medium),
+            None => (self.front.inbox).push(Load::Ranges(local.medium.take_leaving())),
         }
     }
 
@@ -302,29 +262,29 @@ impl HeapInner {
         let mut core = self.core();
         match piece.key.kind() {
             Kind::Small(_) => self.give(&mut core, &[piece.offset]),
-            Kind::Range(node) => {
-                let extent = Extent::new(piece.offset, node, piece.key.granules());
-                self.give_or_send(&mut core, extent);
-            }
+            Kind::Range(_) => self.give_or_send(&mut core, piece.extent()),
         }
     }
 
     /// Returns a cache's contents to the core, and its shard's segments with the blocks in use.
-    pub(super) fn take_back_all(&self, core: &mut Core, contents: Contents<'_>) {
-        if let Some(own) = contents.shard {
+    pub(super) fn take_back_all(&self, core: &mut Core, local: &mut Local) {
+        if let Some(own) = &mut local.shard {
             self.dissolve(core, own);
         }
-        for magazine in contents.small {
+        for magazine in local.take_small() {
             self.give(core, magazine.offsets());
         }
+        let ranges = local.medium.take_all();
         if self.front.shards.are_used() {
-            let ranges = contents.ranges.into_iter();
-            ranges.for_each(|extent| self.give_or_send(core, extent));
+            ranges
+                .into_iter()
+                .for_each(|extent| self.give_or_send(core, extent));
         } else {
-            self.give_ranges(core, &contents.ranges);
+            self.give_ranges(core, &ranges);
         }
-        contents.bound.forget(u64::MAX);
-        contents.bound.note_shard(0);
+        // Once the core has everything.
+        local.bound.forget(u64::MAX);
+        local.bound.note_shard(0);
     }
 
     fn give(&self, core: &mut Core, offsets: &[u64]) {

@@ -3,7 +3,8 @@
 //! Classes are 16 bytes apart up to 128 bytes; above that, each doubling has eight classes. A block wastes at
 //! most 15 bytes or an eighth, on average less than half of that.
 
-use super::ranges::GRANULE;
+/// The unit of larger blocks' sizes and offsets, in bytes.
+pub(super) const GRANULE: u64 = 256;
 
 /// The largest small block, in bytes. For larger blocks one granule is at most an eighth of the size.
 pub(super) const MAX_SMALL: u64 = 2 << 10;

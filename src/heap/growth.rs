@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use super::backing::{Backing, Beside, Chunk, Locked, Want};
 use super::cache::{InVain, Inside, member};
-use super::classes::SLAB;
+use super::classes::{GRANULE, SLAB};
 use super::inner::HeapInner;
 use super::options::{Pressure, Relief, SoftLimit};
-use super::ranges::{Ahead, Core, GRANULE};
+use super::piece::Extent;
+use super::ranges::{Ahead, Core, Request};
 use crate::error::NoRoom;
 use crate::{Error, Result};
 
@@ -22,18 +23,11 @@ const BETWEEN_STEPS: Duration = Duration::from_micros(100);
 const SPARE: usize = 4096;
 
 impl HeapInner {
-    /// Returns the result of `attempt`, after making room if necessary. The caller holds a handle, and no lock.
-    pub(super) fn with_memory<R>(
-        &self,
-        bytes: u64,
-        align: u64,
-        attempt: impl Fn(&mut Core) -> Option<R>,
-    ) -> Result<R> {
-        self.check_possible(bytes, align)?;
-        let result = match self.make_room(bytes, align, &attempt) {
-            Err(error) if self.facts.wait_for_gpu => {
-                self.after_gpu_work(bytes, align, &attempt, error)
-            }
+    /// Serves a request, after making room if necessary. The caller holds a handle, and no lock.
+    pub(super) fn with_memory(&self, request: &Request) -> Result<Extent> {
+        self.check_possible(request)?;
+        let result = match self.make_room(request) {
+            Err(error) if self.facts.wait_for_gpu => self.after_gpu_work(request, error),
             result => result,
         };
         if let (Some(until), Err(_)) = (InVain::take_until(), &result) {
@@ -42,81 +36,78 @@ impl HeapInner {
         result
     }
 
-    /// Waits for GPU work that blocks were freed after, as the last resort, and returns the result of `attempt`.
-    fn after_gpu_work<R>(
-        &self,
-        bytes: u64,
-        align: u64,
-        attempt: &impl Fn(&mut Core) -> Option<R>,
-        error: Error,
-    ) -> Result<R> {
+    /// Serves a request from what the core has.
+    pub(super) fn serve(&self, core: &mut Core, request: &Request) -> Option<Extent> {
+        let found = core.serve(request)?;
+        self.grower.look(core);
+        Some(found)
+    }
+
+    /// As [`serve`](Self::serve), with a search of all that is free.
+    pub(super) fn serve_exhaustively(&self, core: &mut Core, request: &Request) -> Option<Extent> {
+        core.exhaustively(|core| self.serve(core, request))
+    }
+
+    /// Waits for GPU work that blocks were freed after, as the last resort, and serves the request.
+    fn after_gpu_work(&self, request: &Request, error: Error) -> Result<Extent> {
         // Blocks that other threads freed meanwhile may suffice, too.
         match self.wait_and_collect() {
-            Ok(1..) => return self.make_room(bytes, align, attempt),
+            Ok(1..) => return self.make_room(request),
             Ok(0) => {}
             Err(refusal) => {
                 tracing::warn!(%refusal, "blocks that were freed after GPU work cannot be collected");
             }
         }
         // A thread that waited before may have collected all of them, or this wait collected some.
-        self.after_caches_of_use(bytes, align, attempt).ok_or(error)
+        self.after_caches_of_use(request).ok_or(error)
     }
 
-    fn make_room<R>(
-        &self,
-        bytes: u64,
-        align: u64,
-        attempt: &impl Fn(&mut Core) -> Option<R>,
-    ) -> Result<R> {
-        let found = attempt(&mut self.core());
-        if let Some(found) = found.or_else(|| self.after_own_cache(attempt)) {
+    fn make_room(&self, request: &Request) -> Result<Extent> {
+        let found = self.serve(&mut self.core(), request);
+        if let Some(found) = found.or_else(|| self.after_own_cache(request)) {
             return Ok(found);
         }
         self.collect_or_log();
         let mut soft_limit = self.facts.soft_limit.as_ref();
         let mut asked = 0;
         loop {
-            let grown = self.grow_unless_free(bytes, align, soft_limit, attempt)?;
-            let (soft, backed) = match grown {
+            let (soft, backed) = match self.grow_unless_free(request, soft_limit)? {
                 ControlFlow::Break(found) => return Ok(found),
                 ControlFlow::Continue(soft) => soft,
             };
             let pressure = Pressure {
-                requested: bytes,
+                requested: request.bytes,
                 backed,
                 soft_limit: soft.bytes,
                 asked,
             };
-            if let Some(found) = self.after_caches_of_use(bytes, align, attempt) {
+            if let Some(found) = self.after_caches_of_use(request) {
                 return Ok(found);
             }
             asked = asked.saturating_add(1);
             match (soft.relieve.0)(&pressure) {
                 Relief::Retry => {
                     self.collect_or_log();
-                    if let Some(found) = self.after_caches_of_use(bytes, align, attempt) {
+                    if let Some(found) = self.after_caches_of_use(request) {
                         return Ok(found);
                     }
                 }
                 Relief::Refuse => {
-                    let why = NoRoom::SoftLimit { bytes: soft.bytes };
-                    return Err(self.full(why, bytes, align));
+                    return Err(self.full(NoRoom::SoftLimit { bytes: soft.bytes }, request));
                 }
                 Relief::Grow => soft_limit = None,
             }
         }
     }
 
-    /// Adds memory unless the attempt succeeds without. Returns the soft limit that this would exceed, and how much
+    /// Adds memory unless the request is served without. Returns the soft limit that this would exceed, and how much
     /// memory there is.
-    fn grow_unless_free<'a, R>(
+    fn grow_unless_free<'a>(
         &self,
-        bytes: u64,
-        align: u64,
+        request: &Request,
         soft_limit: Option<&'a SoftLimit>,
-        attempt: &impl Fn(&mut Core) -> Option<R>,
-    ) -> Result<ControlFlow<R, (&'a SoftLimit, u64)>> {
-        if let Some(found) = attempt(&mut self.core()) {
+    ) -> Result<ControlFlow<Extent, (&'a SoftLimit, u64)>> {
+        if let Some(found) = self.serve(&mut self.core(), request) {
             return Ok(ControlFlow::Break(found));
         }
         let mut locked = self.supply.locked();
@@ -125,17 +116,17 @@ impl HeapInner {
             // kept for the next ones of their classes, are no reason to grow.
             let mut core = self.core();
             core.release_empty_slabs();
-            if let Some(found) = attempt(&mut core) {
+            if let Some(found) = self.serve(&mut core, request) {
                 return Ok(ControlFlow::Break(found));
             }
         }
         let backed = locked.backing()?.backed();
-        if self.front.shards_have_much(bytes, backed)
-            && let Some(found) = self.after_caches_of_use(bytes, align, attempt)
+        if self.front.shards_have_much(request.bytes, backed)
+            && let Some(found) = self.after_caches_of_use(request)
         {
             return Ok(ControlFlow::Break(found));
         }
-        match self.grow_for(&mut locked, bytes, align, soft_limit, attempt)? {
+        match self.grow_for(&mut locked, request, soft_limit)? {
             // An error here would lose what was found.
             ControlFlow::Break(found) => Ok(ControlFlow::Break(found)),
             ControlFlow::Continue(soft) => {
@@ -144,22 +135,20 @@ impl HeapInner {
         }
     }
 
-    /// Adds memory until the attempt succeeds, or returns the soft limit that this would exceed.
-    fn grow_for<'a, R>(
+    /// Adds memory until the request is served, or returns the soft limit that this would exceed.
+    fn grow_for<'a>(
         &self,
         locked: &mut Locked<'_>,
-        bytes: u64,
-        align: u64,
+        request: &Request,
         soft_limit: Option<&'a SoftLimit>,
-        attempt: &impl Fn(&mut Core) -> Option<R>,
-    ) -> Result<ControlFlow<R, &'a SoftLimit>> {
+    ) -> Result<ControlFlow<Extent, &'a SoftLimit>> {
         // A small block needs a slab.
-        let need = bytes.next_multiple_of(GRANULE).max(SLAB);
+        let need = request.bytes.next_multiple_of(GRANULE).max(SLAB);
         let mut place_made = false;
         loop {
             let want = Want::Block {
                 bytes: need,
-                alignment: align.max(GRANULE),
+                alignment: request.align.max(GRANULE),
                 beside: &|gap| self.beside(gap),
             };
             let most = soft_limit.map_or(u64::MAX, |soft| soft.bytes);
@@ -170,28 +159,28 @@ impl HeapInner {
                 (Ok(None), Some(soft)) => Ok(soft),
                 (Err(error), _) => Err(error),
                 (Ok(grown), _) => {
-                    // The attempt comes before another thread can take the new memory. If there is none, the core has
-                    // room, unless another thread took it.
+                    // Before another thread can take the new memory. If there is none, the core has room, unless another
+                    // thread took it.
                     let mut core = self.with_new(locked.backing()?, grown.unwrap_or_default());
-                    if let Some(found) = core.exhaustively(attempt) {
+                    if let Some(found) = self.serve_exhaustively(&mut core, request) {
                         return Ok(ControlFlow::Break(found));
                     }
                     continue;
                 }
             };
-            if let Some(found) = self.after_caches_of_use(bytes, align, attempt) {
+            if let Some(found) = self.after_caches_of_use(request) {
                 return Ok(ControlFlow::Break(found));
             }
             let is_short = refused.as_ref().err().is_none_or(Backing::lacks_room);
             if is_short && !place_made {
-                place_made = self.make_place(locked, (need, align), most)?;
+                place_made = self.make_place(locked, (need, request.align), most)?;
                 if place_made {
                     continue;
                 }
             }
             return match refused {
                 Ok(soft) => Ok(ControlFlow::Continue(soft)),
-                Err(error) => Err(self.explained(error, bytes, align)),
+                Err(error) => Err(self.explained(error, request)),
             };
         }
     }
@@ -215,21 +204,19 @@ impl HeapInner {
         }
     }
 
-    /// Retries after returning the contents of this thread's cache to the core.
-    fn after_own_cache<R>(&self, attempt: &impl Fn(&mut Core) -> Option<R>) -> Option<R> {
+    /// Serves the request after returning the contents of this thread's cache to the core.
+    fn after_own_cache(&self, request: &Request) -> Option<Extent> {
         member::with(self, |local| {
             let shard = local.shard.as_ref();
             if local.medium.is_empty() && shard.is_none_or(|own| own.shard.segments() == 0) {
                 local.forget_what_is_gone();
                 return None;
             }
-            let (contents, visitor) = local.empty();
             // While this thread still holds its cache: a thread that takes all caches then waits for it, and
             // cannot miss blocks that are in neither place.
-            self.with_core(visitor, |core| {
-                self.take_back_all(core, contents);
-                attempt(core)
-            })
+            let mut core = self.core();
+            self.take_back_all(&mut core, local);
+            self.serve(&mut core, request)
         })
     }
 
@@ -253,6 +240,7 @@ impl HeapInner {
         ahead: bool,
         mut told: impl FnMut(u64, u64) -> Result<()>,
     ) -> Result<()> {
+        let request = Request::new(bytes, 1);
         let (mut unchecked, mut emptied) = (!ahead, false);
         loop {
             if self.core().free_bytes() < bytes {
@@ -266,7 +254,7 @@ impl HeapInner {
             let Some(more) = bytes.checked_sub(free).filter(|&more| more > 0) else {
                 return Ok(());
             };
-            if unchecked && !self.can_add(&mut locked, bytes, more, &mut emptied)? {
+            if unchecked && !self.can_add(&mut locked, &request, more, &mut emptied)? {
                 continue;
             }
             unchecked = false;
@@ -284,8 +272,8 @@ impl HeapInner {
             let began = Instant::now();
             let grown = match locked.grow(Want::More { bytes: step }, most) {
                 Ok(Some(grown)) => grown,
-                Ok(None) => return Err(self.full(NoRoom::SoftLimit { bytes: most }, bytes, 1)),
-                Err(error) => return Err(self.explained(error, bytes, 1)),
+                Ok(None) => return Err(self.full(NoRoom::SoftLimit { bytes: most }, &request)),
+                Err(error) => return Err(self.explained(error, &request)),
             };
             // Growth of another thread has ended.
             if grown.is_empty() {
@@ -317,12 +305,12 @@ impl HeapInner {
         }
     }
 
-    /// Returns whether `more` bytes can be added, so that `bytes` are free. If not, empties the threads' caches if that
+    /// Returns whether `more` bytes can be added, so that as many as requested are free. If not, empties the threads' caches if that
     /// can help and they are not emptied yet, or waits for other growth, after which the caller looks again.
     fn can_add(
         &self,
         locked: &mut Locked<'_>,
-        bytes: u64,
+        request: &Request,
         more: u64,
         emptied: &mut bool,
     ) -> Result<bool> {
@@ -331,12 +319,14 @@ impl HeapInner {
         match backing.check_more(more) {
             Ok(()) => return Ok(true),
             // That number does not include the contents of threads' caches.
-            Err(Error::HeapFull { .. }) if !*emptied && self.caches_may_make_up(bytes, addable) => {
+            Err(Error::HeapFull { .. })
+                if !*emptied && self.caches_may_make_up(request.bytes, addable) =>
+            {
                 self.empty_all_caches();
                 *emptied = true;
             }
             // Other growth may fail, or leave some of its memory free.
-            Err(error) => locked.wait_for_others(self.explained(error, bytes, 1))?,
+            Err(error) => locked.wait_for_others(self.explained(error, request))?,
         }
         Ok(false)
     }

@@ -12,7 +12,7 @@ use super::backing::Backing;
 use super::debug::{BlockInfo, LeakReport, Watch};
 use super::grower::{self, Decay};
 use super::inner::HeapInner;
-use super::piece::{Key, Piece};
+use super::piece::Piece;
 use super::{Block, HeapOptions, HeapStats, Occupancy};
 use crate::driver::{DevicePtr, Driver, Location};
 use crate::topology::Share;
@@ -87,13 +87,13 @@ impl Heap {
     #[track_caller]
     pub fn allocate(&self, layout: Layout) -> Result<Block> {
         let (bytes, align) = (layout.size() as u64, layout.align() as u64);
-        let (offset, key) = match bytes {
-            0 => (0, Key::NONE),
+        let cached = match bytes {
+            0 => None,
             _ => self.inner.allocate_cached(bytes, align),
         };
-        let piece = match key {
-            Key::NONE => self.allocate_slowly(bytes, align, std::panic::Location::caller())?,
-            key => Piece { offset, bytes, key },
+        let piece = match cached {
+            None => self.allocate_slowly(bytes, align, std::panic::Location::caller())?,
+            Some(extent) => extent.with(bytes),
         };
         // SAFETY: the piece was just allocated and counted, for this block alone.
         Ok(unsafe { Block::new(&self.inner, piece) })

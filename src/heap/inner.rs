@@ -105,28 +105,18 @@ impl HeapInner {
         core
     }
 
-    /// Calls `f` with the core, for a thread with a cache, and updates the background growth's view of free
-    /// memory.
-    #[inline]
-    pub(super) fn with_core<R>(&self, visitor: &mut Visitor, f: impl FnOnce(&mut Core) -> R) -> R {
-        self.core.with(visitor, |core| {
-            self.drain(core);
-            let got = f(core);
-            self.grower.look(core);
-            got
-        })
+    /// As [`core`](Self::core), for a thread with a cache.
+    #[inline(always)]
+    pub(super) fn visit<'a>(&'a self, visitor: &'a mut Visitor) -> Inside<'a, Core> {
+        let mut core = self.core.visit(visitor);
+        self.drain(&mut core);
+        core
     }
 
     /// Calls `f` with the core, for a thread with or without a cache.
     pub(super) fn in_core<R>(&self, f: impl Fn(&mut Core) -> R) -> R {
-        member::with(self, |local| Some(self.with_core(&mut local.visitor, &f))).unwrap_or_else(
-            || {
-                let mut core = self.core();
-                let got = f(&mut core);
-                self.grower.look(&core);
-                got
-            },
-        )
+        member::with(self, |local| Some(f(&mut self.visit(&mut local.visitor))))
+            .unwrap_or_else(|| f(&mut self.core()))
     }
 
     #[inline]

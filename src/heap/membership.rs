@@ -48,7 +48,7 @@ impl Home for HeapInner {
         members.tally.add(&local.tally);
         local.closed = true;
         let mut core = self.core();
-        self.take_back_all(&mut core, local.empty().0);
+        self.take_back_all(&mut core, &mut local);
         self.end_shard(&mut core, &mut local);
         core.leave(&mut local.stripe);
     }
@@ -118,7 +118,7 @@ impl HeapInner {
             for local in &mut held {
                 members.tally.add(&local.tally);
                 local.closed = true;
-                self.take_back_all(&mut core, local.empty().0);
+                self.take_back_all(&mut core, local);
                 self.end_shard(&mut core, local);
             }
             self.open_posts(&mut core);

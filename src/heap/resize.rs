@@ -4,9 +4,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Block;
 use super::backing::Want;
+use super::classes::GRANULE;
 use super::inner::HeapInner;
-use super::piece::{Key, Kind, Piece};
-use super::ranges::{Core, GRANULE, MAX_RANGE, RangeId};
+use super::piece::{Extent, Kind, Piece};
+use super::ranges::{Core, MAX_RANGE, RangeId};
 
 impl Block {
     /// Resizes the block to `bytes` in place. Returns `false` and changes nothing if that is impossible.
@@ -91,7 +92,7 @@ impl HeapInner {
             }
             self.shrink_range(offset, node, new);
         }
-        piece.key = Key::range(node, (new / GRANULE) as u32); // at most the largest range's
+        piece.key = Extent::new(offset, node, (new / GRANULE) as u32).key; // at most the largest range's
         true
     }
 
@@ -99,7 +100,7 @@ impl HeapInner {
         match self.in_own_shard(offset, |own| own.shard.extend(node, bytes)) {
             Ok(extended) => extended,
             Err(0) => {
-                self.in_core(|core| core.extend(node, bytes)) || {
+                self.in_core(|core| self.extend_in(core, node, bytes)) || {
                     let grown = self.grow_behind(node, bytes);
                     self.tell();
                     grown
@@ -107,6 +108,12 @@ impl HeapInner {
             }
             Err(_) => false,
         }
+    }
+
+    fn extend_in(&self, core: &mut Core, node: RangeId, bytes: u64) -> bool {
+        let extended = core.extend(node, bytes);
+        self.grower.look(core);
+        extended
     }
 
     /// Returns whether a block can shrink: another thread's shard cannot divide it. A block of the core remains the core's

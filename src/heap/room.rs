@@ -18,16 +18,18 @@ use std::time::Instant;
 
 use crate::backing::Locked;
 use crate::cache::{InVain, Members};
-use crate::classes::{Class, PAGE};
+use crate::classes::GRANULE;
 use crate::error::NoRoom;
 use crate::inner::HeapInner;
 use crate::per_driver::lock;
-use crate::ranges::{Core, GRANULE, MAX_RANGE, Request};
+use crate::piece::Extent;
+use crate::ranges::{Core, MAX_RANGE, Request};
 use crate::{Error, Growth, Result};
 
 impl HeapInner {
     /// Refuses a request that no amount of memory could satisfy.
-    pub(super) fn check_possible(&self, bytes: u64, align: u64) -> Result<()> {
+    pub(super) fn check_possible(&self, request: &Request) -> Result<()> {
+        let &Request { bytes, align, .. } = request;
         // A block that can be shared lies in one chunk.
         let most = if self.facts.exportable {
             Growth::MAX_CHUNK
@@ -42,15 +44,15 @@ impl HeapInner {
                 format!("at most {most} bytes"),
             ));
         }
-        if bytes > self.facts.limit {
-            return Err(self.full(NoRoom::Limit, bytes, align));
+        let (start, limit) = (self.facts.start, self.facts.limit);
+        if bytes > limit {
+            return Err(self.full(NoRoom::Limit, request));
         }
-        let first = self.facts.start.checked_next_multiple_of(align);
+        let first = start.checked_next_multiple_of(align);
         let end = first.and_then(|first| first.checked_add(bytes));
-        if end.is_some_and(|end| end <= self.facts.start + self.facts.limit) {
+        if end.is_some_and(|end| end <= start + limit) {
             return Ok(());
         }
-        let (start, limit) = (self.facts.start, self.facts.limit);
         let why = format!(
             "{bytes} bytes at a multiple of {align} lie nowhere in the heap's {limit} bytes of \
              addresses from {start:#x} on: take a smaller one, or a larger limit"
@@ -59,23 +61,14 @@ impl HeapInner {
     }
 
     /// Returns [`Error::HeapFull`] with the core's numbers.
-    pub(super) fn full(&self, why: NoRoom, requested: u64, align: u64) -> Error {
-        let (total, free, largest_free) = {
-            let core = self.core();
-            (
-                core.total(),
-                core.free_bytes(),
-                core.ranges().nearly_largest_free(),
-            )
-        };
-        let (need, aligned) = match Class::of(requested, align) {
-            // A page can have any alignment.
-            Some(_) => (PAGE, false),
-            None => (
-                Core::range_bytes(requested).unwrap_or(u64::MAX),
-                align > GRANULE,
-            ),
-        };
+    pub(super) fn full(&self, why: NoRoom, request: &Request) -> Error {
+        let core = self.core();
+        let (total, free) = (core.total(), core.free_bytes());
+        let largest_free = core.ranges().nearly_largest_free();
+        drop(core);
+        let need = request.size();
+        // A page can have any alignment.
+        let aligned = request.class.is_none() && request.align > GRANULE;
         let available = free.saturating_add(self.facts.limit.saturating_sub(total));
         let why = match why {
             NoRoom::Limit if aligned && need <= largest_free => NoRoom::Alignment,
@@ -83,8 +76,8 @@ impl HeapInner {
             why => why,
         };
         Error::HeapFull {
-            requested,
-            align,
+            requested: request.bytes,
+            align: request.align,
             guards: 0,
             why,
             limit: self.facts.limit,
@@ -95,51 +88,37 @@ impl HeapInner {
     }
 
     /// Completes an error from growth with the request's size and the core's numbers.
-    pub(super) fn explained(&self, mut error: Error, bytes: u64, align: u64) -> Error {
+    pub(super) fn explained(&self, mut error: Error, request: &Request) -> Error {
         match &mut error {
-            Error::HeapFull { why, .. } => return self.full(*why, bytes, align),
+            Error::HeapFull { why, .. } => return self.full(*why, request),
             // The heap asked the node only for the bytes that are not free already.
             Error::NodeTooFull { requested, .. }
             | Error::NodesTooFull { requested, .. }
-            | Error::OutOfMemory { requested, .. } => *requested = bytes.max(*requested),
+            | Error::OutOfMemory { requested, .. } => *requested = request.bytes.max(*requested),
             _ => {}
         }
         error
     }
-}
 
-impl HeapInner {
-    /// Empties all caches if that can help, and returns the result of `attempt`.
-    /// The request is for `bytes` at a multiple of `align`.
-    pub(super) fn after_caches_of_use<R>(
-        &self,
-        bytes: u64,
-        align: u64,
-        attempt: &impl Fn(&mut Core) -> Option<R>,
-    ) -> Option<R> {
-        let request = Request::new(bytes, align);
+    /// Empties all caches if that can help, and serves the request.
+    pub(super) fn after_caches_of_use(&self, request: &Request) -> Option<Extent> {
         let members = lock(&self.front.members);
         // The bounds do not cover the quarantine, which is emptied together with the caches.
         if self.watch.is_none()
-            && let ControlFlow::Break(found) = self.without_caches(&members, &request, attempt)
+            && let ControlFlow::Break(found) = self.without_caches(&members, request)
         {
             return found;
         }
-        self.empty_all(members, Some(request), attempt)
+        self.empty_all(members, Some(request))
     }
 
-    /// Returns the result of `attempt`; goes on only if caches may have what it lacks.
-    fn without_caches<R>(
-        &self,
-        members: &Members,
-        request: &Request,
-        attempt: &impl Fn(&mut Core) -> Option<R>,
-    ) -> ControlFlow<Option<R>> {
+    /// Serves the request; goes on only if caches may have what it lacks.
+    fn without_caches(&self, members: &Members, request: &Request) -> ControlFlow<Option<Extent>> {
         // No block that was free when this began is missed. It is in the core, which is held, or in the inbox, which
         // has just been drained, or in a cache, whose bound includes it: a thread sets the class's bit before it takes
         // blocks from a slab, and clears it only after a visit to the core.
         let mut core = self.core();
-        if let Some(found) = attempt(&mut core) {
+        if let Some(found) = self.serve(&mut core, request) {
             return ControlFlow::Break(Some(found));
         }
         // While no block moves between a slab and a cache.
@@ -149,8 +128,8 @@ impl HeapInner {
             return ControlFlow::Break(None);
         }
         drop(slabs);
-        if request.class().is_none() {
-            let found = core.exhaustively(attempt);
+        if request.class.is_none() {
+            let found = self.serve_exhaustively(&mut core, request);
             if found.is_some() {
                 return ControlFlow::Break(found);
             }
@@ -181,36 +160,37 @@ impl HeapInner {
 
     /// Returns all cached blocks to the core.
     pub(crate) fn empty_all_caches(&self) {
-        self.empty_all(lock(&self.front.members), None, &|_| None::<()>);
+        self.empty_all(lock(&self.front.members), None);
     }
 
-    /// Empties all caches and returns the result of `attempt`, which serves the request, if any.
-    fn empty_all<R>(
+    /// Empties all caches, and serves the request, if any.
+    fn empty_all(
         &self,
         mut members: MutexGuard<'_, Members>,
-        request: Option<Request>,
-        attempt: &impl Fn(&mut Core) -> Option<R>,
-    ) -> Option<R> {
+        request: Option<&Request>,
+    ) -> Option<Extent> {
         let began = Instant::now();
         self.counters.takings.fetch_add(1, Relaxed);
         let found = {
             let mut held = members.hold_all();
-            // All caches are held until the core has their contents and this attempt has run: other threads wait,
+            // All caches are held until the core has their contents and the request was tried: other threads wait,
             // and cannot miss blocks that are in no place.
             let quarantine = self.watch.as_ref();
             let _quarantine =
                 quarantine.map(|watch| watch.emptied(&|left| self.take_back_left(&left)));
             let mut core = self.core();
             for local in &mut held {
-                self.take_back_all(&mut core, local.empty().0);
+                self.take_back_all(&mut core, local);
             }
             self.open_posts(&mut core);
             core.release_empty_slabs();
-            let found = core.exhaustively(attempt);
-            if let (None, Some(request)) = (&found, request) {
-                core.remember_refusal(request);
-            }
-            found
+            request.and_then(|request| {
+                let found = self.serve_exhaustively(&mut core, request);
+                if found.is_none() {
+                    core.remember_refusal(request);
+                }
+                found
+            })
         };
         if found.is_some() {
             members.in_vain = InVain::default();
@@ -219,9 +199,7 @@ impl HeapInner {
         }
         found
     }
-}
 
-impl HeapInner {
     /// Gives back idle chunks after which growth for a block has room below `most` bytes of all memory: those in its place, or
     /// all if that is too little memory. Returns `false` if none would do; the caller has emptied the threads' caches if that
     /// helps.

@@ -6,8 +6,10 @@
 //! the segments return to the core with the blocks in use, and the core is as if it had given none.
 
 use super::cache::{CacheBound, Local, Own, UNIT, Visitor, member};
+use super::classes::GRANULE;
 use super::inner::HeapInner;
-use super::ranges::{Core, Extent, GRANULE};
+use super::piece::Extent;
+use super::ranges::Core;
 
 /// The largest blocks that come from a shard, in bytes. From a large one come blocks up to twice that, which are at
 /// most this part of it: its next segments are several times as large as they.
@@ -55,7 +57,7 @@ impl HeapInner {
         if self.first_segment() > 0
             && let Some((id, post)) = self.front.shards.claim()
         {
-            let shard = self.with_core(&mut local.visitor, |core| core.new_shard());
+            let shard = self.visit(&mut local.visitor).new_shard();
             local.shard = Some(Box::new(Own {
                 id,
                 shard,
@@ -109,27 +111,27 @@ impl HeapInner {
             return None;
         }
         let first = self.first_segment();
-        self.with_core(visitor, |core| {
-            if own.shard.needs_nodes() {
-                core.lend_nodes(&mut own.shard);
-                if let Some(found) = own.shard.allocate(bytes) {
-                    return Some(found);
-                }
+        let mut core = self.visit(visitor);
+        if own.shard.needs_nodes() {
+            core.lend_nodes(&mut own.shard);
+            if let Some(found) = own.shard.allocate(bytes) {
+                return Some(found);
             }
-            let fed = segments(first, own.shard.total(), bytes).find_map(|segment| {
-                let plenty = core.free_bytes() / PLENTY >= segment.max(first);
-                plenty.then(|| core.feed(&mut own.shard, segment, UNIT))?
-            });
-            let Some(fed) = fed else {
-                own.hold_off = HOLD_OFF;
-                return None;
-            };
-            self.front.shards.set(fed, own.id);
-            // Before the core is left: a thread that finds these bytes in neither place may refuse a request.
-            bound.note_shard(own.shard.free_bytes());
-            own.look_at = own.shard.free_bytes() + first;
-            own.shard.allocate(bytes)
-        })
+        }
+        let fed = segments(first, own.shard.total(), bytes).find_map(|segment| {
+            let plenty = core.free_bytes() / PLENTY >= segment.max(first);
+            plenty.then(|| core.feed(&mut own.shard, segment, UNIT))?
+        });
+        let Some(fed) = fed else {
+            own.hold_off = HOLD_OFF;
+            return None;
+        };
+        self.front.shards.set(fed, own.id);
+        // Before the core is left: a thread that finds these bytes in neither place may refuse a request.
+        bound.note_shard(own.shard.free_bytes());
+        own.look_at = own.shard.free_bytes() + first;
+        self.grower.look(&core);
+        own.shard.allocate(bytes)
     }
 
     /// Puts the blocks that other threads freed into the thread's shard.
@@ -140,9 +142,7 @@ impl HeapInner {
                 if !self.to_shard(local, extent) {
                     // At once: as many may have come too late for a dissolved shard as threads sent, and the
                     // bound of a cache's contents counts no more than its budget.
-                    self.with_core(&mut local.visitor, |core| {
-                        self.give_range(core, extent.node());
-                    });
+                    self.give_range(&mut self.visit(&mut local.visitor), extent.node());
                 }
             });
         }
@@ -213,17 +213,17 @@ impl HeapInner {
         };
         let first = self.first_segment();
         let kept = first.max(own.shard.total() / 8);
-        self.with_core(&mut local.visitor, |core| {
-            let mut end = own.shard.segments();
-            while own.shard.free_bytes() > kept
-                && let Some(empty) = own.shard.last_empty(end)
-            {
-                // The last segment takes its number: one that has a block, since the search has passed it.
-                self.take_segment(core, own, empty);
-                end = empty;
-            }
-            local.bound.note_shard(own.shard.free_bytes());
-        });
+        let mut core = self.visit(&mut local.visitor);
+        let mut end = own.shard.segments();
+        while own.shard.free_bytes() > kept
+            && let Some(empty) = own.shard.last_empty(end)
+        {
+            // The last segment takes its number: one that has a block, since the search has passed it.
+            self.take_segment(&mut core, own, empty);
+            end = empty;
+        }
+        local.bound.note_shard(own.shard.free_bytes());
+        drop(core);
         // Not again before as much was freed as makes the search worth while.
         own.look_at = own.shard.free_bytes() + first.max(own.shard.total() / 16);
     }

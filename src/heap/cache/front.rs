@@ -9,8 +9,10 @@ use crate::cache::local::Tally;
 use crate::cache::magazine::CacheBound;
 use crate::cache::member::Members;
 use crate::cache::shards::{Post, Shards};
+use crate::classes::GRANULE;
 use crate::per_driver::lock;
-use crate::ranges::{CachedBound, Extent, GRANULE, Request, SlabId};
+use crate::piece::Extent;
+use crate::ranges::{CachedBound, Request, SlabId};
 
 /// The threads of a heap and their common state outside the core.
 ///
@@ -44,10 +46,9 @@ impl Front {
     /// Returns a bound of the blocks outside the core.
     pub(crate) fn cached_bound(&self, members: &Members, request: &Request) -> CachedBound {
         let larger = self.budget.most_ever();
-        let class = request.class();
         // First: a block that leaves a post meanwhile is in a thread's bound before.
         let posted = self.posted();
-        let bound = members.bound(larger, class);
+        let bound = members.bound(larger, request.class);
         CachedBound {
             bytes: bound.bytes + posted,
             larger: bound.larger || posted > 0,

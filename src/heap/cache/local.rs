@@ -7,7 +7,7 @@ use super::medium::Medium;
 use super::reserved::Visitor;
 use super::shards::Own;
 use crate::classes::{CLASSES, Class};
-use crate::ranges::{Extent, OwnStripe};
+use crate::ranges::OwnStripe;
 
 /// Counts one thread's allocations and frees. Either may exceed the other: another thread may free.
 #[derive(Clone, Copy, Debug, Default)]
@@ -104,16 +104,6 @@ impl RefillSize {
     }
 }
 
-/// All contents of a cache, which are out of it but counted.
-pub(crate) struct Contents<'a> {
-    #[expect(clippy::vec_box, reason = "magazines are large, and boxed already")]
-    pub(crate) small: Vec<Box<Magazine>>,
-    pub(crate) ranges: Vec<Extent>,
-    pub(crate) shard: Option<&'a mut Own>,
-    /// Cleared once the core has everything.
-    pub(crate) bound: &'a CacheBound,
-}
-
 /// A thread's cache of a heap.
 // In this order: each allocation and free touches the first two.
 #[repr(C)]
@@ -184,16 +174,10 @@ impl Local {
         }
     }
 
-    /// Takes all contents, and lends the visitor to return them to the core.
-    pub(crate) fn empty(&mut self) -> (Contents<'_>, &mut Visitor) {
+    /// Takes all small blocks.
+    pub(crate) fn take_small(&mut self) -> impl Iterator<Item = Box<Magazine>> {
         self.refills = [RefillSize::FIRST; CLASSES];
-        let contents = Contents {
-            small: self.small.iter_mut().flat_map(Shelf::take_all).collect(),
-            ranges: self.medium.take_all(),
-            shard: self.shard.as_deref_mut(),
-            bound: &self.bound,
-        };
-        (contents, &mut self.visitor)
+        self.small.iter_mut().flat_map(Shelf::take_all)
     }
 
     /// Calls `name` with the offset and bytes of each block.

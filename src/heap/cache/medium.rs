@@ -9,7 +9,9 @@ use std::sync::Arc;
 use super::magazine::CacheBound;
 use super::shards::Outgoing;
 use super::shards::Shards;
-use crate::ranges::{Extent, GRANULE, bin_of};
+use crate::classes::GRANULE;
+use crate::piece::Extent;
+use crate::ranges::bin_of;
 
 /// The largest blocks that are cached, in bytes: while threads share the core, and otherwise.
 pub(crate) const MAX_CACHED: u64 = 4 << 20;
@@ -358,7 +360,7 @@ impl Medium {
     }
 
     /// Takes all blocks.
-    pub(super) fn take_all(&mut self) -> Vec<Extent> {
+    pub(crate) fn take_all(&mut self) -> Vec<Extent> {
         self.shrink(0);
         self.missed = (0, 0);
         // The caller clears the note once the core has the blocks.

@@ -22,7 +22,7 @@ pub(crate) mod sync;
 pub(crate) use self::{
     biased::Biased,
     front::{Front, Load},
-    local::{Contents, Local, Tally},
+    local::{Local, Tally},
     magazine::{CacheBound, Magazine},
     medium::{MAX_CACHED, Medium},
     member::{Home, InVain, Member, Members},

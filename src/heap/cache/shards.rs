@@ -16,7 +16,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::cache::inbox::{Inbox, Node};
 use crate::cache::sync::{AtomicU8, AtomicU64, Ordering};
-use crate::ranges::{Extent, GRANULE, Shard};
+use crate::classes::GRANULE;
+use crate::piece::Extent;
+use crate::ranges::Shard;
 
 /// The size and alignment of the parts that change hands, in bytes. With larger ones threads would find no free
 /// memory to divide between the blocks of others; each takes a byte.

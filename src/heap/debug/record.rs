@@ -247,20 +247,19 @@ impl fmt::Display for LeakReport {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ranges::{Core, Extent, RangeId};
+    use crate::piece::Extent;
+    use crate::ranges::{Core, RangeId};
     use proptest::prelude::*;
 
     fn record(offset: u64, bytes: u64, number: u64) -> Record {
         let fit = Fit::of(bytes, 1, 32);
         Record {
-            outer: Piece::range(
-                Extent::new(
-                    offset,
-                    RangeId::from_number(0),
-                    Core::range_granules(fit.bytes) as u32,
-                ),
-                fit.bytes,
-            ),
+            outer: Extent::new(
+                offset,
+                RangeId::from_number(0),
+                Core::range_granules(fit.bytes) as u32,
+            )
+            .with(fit.bytes),
             offset: offset + fit.front,
             bytes,
             align: 1,

@@ -5,15 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::num::NonZeroU64;
 use std::ops::Range;
 
-use crate::classes::PAGE;
+use crate::classes::{GRANULE, PAGE};
+use crate::piece::Extent;
 use crate::ranges::nodes::{Need, NodeState, Nodes, RangeId};
 
-/// The unit of sizes and offsets here, in bytes.
-pub(crate) const GRANULE: u64 = 256;
-pub(super) const LOG_GRANULE: u32 = 8;
+/// The unit of sizes and offsets here.
+pub(super) const LOG_GRANULE: u32 = GRANULE.ilog2();
 
 /// The smallest span, and how many there may be at least.
 const MIN_SPAN: u64 = 64 << 10;
@@ -32,40 +31,6 @@ fn most_nodes(limit: u64) -> usize {
     usize::try_from(limit / PAGE * 2 + spans * 3)
         .unwrap_or(usize::MAX)
         .min((1 << 31) - 128)
-}
-
-/// A range in use. Two words, also as an `Option`, so that functions return it in registers: a result in
-/// memory is written in pieces that store forwarding cannot serve.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Extent {
-    /// Bytes from the heap's start.
-    pub(crate) offset: u64,
-    /// The granules and the node.
-    word: NonZeroU64,
-}
-
-impl Extent {
-    #[inline]
-    pub(crate) const fn new(offset: u64, node: RangeId, granules: u32) -> Self {
-        let word = (granules as u64) << 32 | node.number() as u64;
-        // Not 0: no range has node 0.
-        let word = match NonZeroU64::new(word) {
-            Some(word) => word,
-            None => NonZeroU64::MIN,
-        };
-        Self { offset, word }
-    }
-
-    #[inline]
-    pub(crate) const fn node(self) -> RangeId {
-        RangeId::from_number(self.word.get() as u32)
-    }
-
-    /// Returns the size. A range that was made smaller while another thread's shard had it may take more.
-    #[inline]
-    pub(crate) const fn granules(self) -> u32 {
-        (self.word.get() >> 32) as u32
-    }
 }
 
 /// All ranges. A range ends where the next one starts; the first and the last node of a span are empty.

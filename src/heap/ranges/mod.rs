@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(super) use bins::bin_of;
-pub(super) use extents::{Extent, GRANULE, MAX_RANGE};
+pub(super) use extents::MAX_RANGE;
 pub(super) use nodes::RangeId;
 pub(super) use pages::Owner;
 pub(super) use refusals::{CachedBound, Request};
@@ -29,7 +29,8 @@ pub(super) use table::Ahead;
 
 use self::extents::Ranges;
 use self::refusals::Refusals;
-use super::classes::{Class, PAGE};
+use super::classes::{Class, GRANULE, PAGE};
+use super::piece::Extent;
 use crate::{Error, Result};
 
 /// How many free ranges are searched before the heap grows: some 10 µs. It searches all before it refuses.
@@ -133,6 +134,20 @@ impl Core {
         let extent = self.ranges.allocate(bytes.max(PAGE), align, looks)?;
         self.mark_high_water();
         Some(extent)
+    }
+
+    /// Allocates for a request from what is free here and in slabs.
+    pub(super) fn serve(&mut self, request: &Request) -> Option<Extent> {
+        if let Some(class) = request.class {
+            let mut offset = [0];
+            if self.fill(&OwnStripe::default(), class, &mut offset) > 0 {
+                return Some(Extent::small(offset[0], class));
+            }
+            if !class.may_be_range(request.align) {
+                return None;
+            }
+        }
+        self.allocate(request.bytes, request.align)
     }
 
     /// Returns a shard without memory, which belongs to this core.

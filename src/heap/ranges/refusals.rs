@@ -15,44 +15,46 @@ const RANGES_PER_USE: usize = 256;
 /// The most slabs that are looked at one by one.
 const MOST_SLABS: usize = 1024;
 
-/// A request to the core: for a small block, the page that a new slab or a range takes.
+/// A request for a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
+    /// More than 0.
+    pub(crate) bytes: u64,
+    /// A power of two.
+    pub(crate) align: u64,
     /// The class of a small block.
-    class: Option<Class>,
-    /// In bytes.
-    pub(super) size: u64,
-    pub(super) align: u64,
+    pub(crate) class: Option<Class>,
 }
 
 impl Request {
-    /// Returns the request for `bytes`, more than 0, at a multiple of `align`.
     pub(crate) fn new(bytes: u64, align: u64) -> Self {
-        match Class::of(bytes, align) {
-            Some(class) => Self {
-                class: Some(class),
-                size: PAGE,
-                align: if class.may_be_range(align) {
-                    GRANULE
-                } else {
-                    PAGE
-                },
-            },
-            None => Self {
-                class: None,
-                size: Core::range_bytes(bytes).unwrap_or(u64::MAX),
-                align: align.max(GRANULE),
-            },
+        let class = Class::of(bytes, align);
+        Self {
+            bytes,
+            align,
+            class,
         }
     }
 
-    pub(crate) fn class(&self) -> Option<Class> {
-        self.class
+    /// Returns the bytes of the range that it takes: for a small block the page of a new slab, or of a range in its place.
+    pub(crate) fn size(&self) -> u64 {
+        match self.class {
+            Some(_) => PAGE,
+            None => Core::range_bytes(self.bytes).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Returns that range's alignment.
+    fn range_align(&self) -> u64 {
+        match self.class {
+            Some(class) if !class.may_be_range(self.align) => PAGE,
+            _ => self.align.max(GRANULE),
+        }
     }
 
     /// Returns whether any memory that satisfies this request satisfies `other` too.
     fn is_harder_than(&self, other: &Self) -> bool {
-        self.size >= other.size && self.align >= other.align
+        self.size() >= other.size() && self.range_align() >= other.range_align()
     }
 }
 
@@ -105,7 +107,7 @@ impl Core {
         }
         let (free, ends) = slabs.bytes();
         let idle = self.free_bytes() + free + ends + outside.bytes + self.replaceable(request);
-        if request.size > idle {
+        if request.size() > idle {
             return true;
         }
         let given = self.given(slabs);
@@ -133,11 +135,9 @@ impl Core {
             return false;
         }
         let nodes = slabs.nodes_with_at_most(outside.bytes, MOST_SLABS);
-        nodes.is_some_and(|mut nodes| {
-            nodes.all(|node| {
-                self.free_around(node, outside.bytes, request.size, slabs) < request.size
-            })
-        })
+        let size = request.size();
+        let free = |node| self.free_around(node, outside.bytes, size, slabs);
+        nodes.is_some_and(|mut nodes| nodes.all(|node| free(node) < size))
     }
 
     /// Returns the bytes around a range, up to `enough`, that are free or in slabs with at most `in_use` bytes in
@@ -175,7 +175,7 @@ impl Core {
 
     /// Remembers a request that nothing satisfies, found by an [exhaustive](Self::exhaustively) search with nothing
     /// kept outside.
-    pub(crate) fn remember_refusal(&mut self, request: Request) {
+    pub(crate) fn remember_refusal(&mut self, request: &Request) {
         let last = self.refusals.last.take();
         let in_vain = last.is_some_and(|last| last.uses < last.worthwhile);
         let refusals = &mut self.refusals;
@@ -193,15 +193,15 @@ impl Core {
             return;
         }
         let slabs = self.slabs.hold();
-        let lacks = if self.may_replace(&request) {
-            self.lacks_in(std::iter::once(self.with_holes()), &request, &slabs)
+        let lacks = if self.may_replace(request) {
+            self.lacks_in(std::iter::once(self.with_holes()), request, &slabs)
         } else {
-            self.lacks_in(self.ranges.each_span(), &request, &slabs)
+            self.lacks_in(self.ranges.each_span(), request, &slabs)
         };
         let given = self.given(&slabs);
         drop(slabs);
         self.refusals.last = Some(Refusal {
-            request,
+            request: *request,
             given,
             lacks,
             uses: 0,
@@ -217,7 +217,7 @@ impl Core {
 
     /// Returns whether idle memory may make place for this request: each piece, all idle, would have room for an easier one.
     fn may_replace(&self, request: &Request) -> bool {
-        request.size.saturating_add(request.align) > self.least_apart
+        request.size().saturating_add(request.range_align()) > self.least_apart
     }
 
     /// Returns the bytes of addresses without memory, where those can be part of a new range with idle memory beside them.
@@ -253,6 +253,7 @@ impl Core {
     where
         S: Iterator<Item = (Range<u64>, Option<RangeId>)> + Clone,
     {
+        let (size, align) = (request.size(), request.range_align());
         let mut least = u64::MAX;
         let in_use = |(range, node): &(Range<u64>, Option<RangeId>)| match (
             node,
@@ -271,10 +272,10 @@ impl Core {
             for current in span {
                 let range = &current.0;
                 // The first aligned start in this range, because the block then reaches into the fewest later ranges.
-                let start = self.ranges.aligned(range.start, request.align);
+                let start = self.ranges.aligned(range.start, align);
                 let begins = start < range.end;
                 let needed = if begins {
-                    start.saturating_add(request.size)
+                    start.saturating_add(size)
                 } else {
                     range.end
                 };

@@ -11,9 +11,10 @@
 
 use std::ops::Range;
 
-use super::extents::{Extent, LOG_GRANULE, Ranges};
+use super::extents::{LOG_GRANULE, Ranges};
 use super::nodes::{Node, NodeState, RangeId};
 use crate::classes::PAGE;
+use crate::piece::Extent;
 
 /// How many vacant nodes a shard keeps when it returns segments. Each time that it needs more, it visits the core.
 const NODES: usize = 256;

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use super::extents::{Extent, Ranges};
+use super::extents::Ranges;
 use super::nodes::RangeId;
 use super::pages::{Owner, PageMap};
 use crate::classes::{CLASSES, Class, PAGE};
+use crate::piece::Extent;
 
 /// How many stripes a heap can have.
 pub(super) const STRIPES: usize = 64;

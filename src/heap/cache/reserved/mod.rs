@@ -100,54 +100,41 @@ impl<T> Reserved<T> {
         }
     }
 
-    /// Calls `f` with the value, for a frequent visitor.
-    #[inline]
-    pub(crate) fn with<R>(&self, visitor: &mut Visitor, f: impl FnOnce(&mut T) -> R) -> R {
+    /// Returns the value, for a frequent visitor.
+    #[inline(always)]
+    pub(crate) fn visit<'a>(&'a self, visitor: &'a mut Visitor) -> Inside<'a, T> {
         let visitor = &*visitor;
-        // `f` is called in one place, so that the compiler inlines it; its captures then need no memory.
-        let _busy_or_turn = match self.enter(visitor) {
+        self.inside(match self.enter(visitor) {
             Some(busy) => Ok(busy),
             None => Err(self.visitors_turn(visitor)),
-        };
-        let value = self.value.get_mut();
-        // SAFETY: either the lock is reserved for this visitor, which the exclusive reference makes unique,
-        // and a thread that revokes the reservation waits for `busy`; or this thread has the mutex, and the
-        // lock is reserved for no visitor or for this one. The mutex or `busy` acquired the changes of others.
-        f(unsafe { value.deref() })
-        // `value`, which loom watches, is dropped before `busy` and the turn.
+        })
     }
 
-    /// As [`with`](Self::with), but returns `None` without calling `f` if another thread is inside or has the
-    /// lock reserved.
-    #[inline]
-    pub(crate) fn try_with<R>(
-        &self,
-        visitor: &mut Visitor,
-        f: impl FnOnce(&mut T) -> R,
-    ) -> Option<R> {
+    /// As [`visit`](Self::visit), but returns `None` if another thread is inside or has the lock reserved.
+    #[inline(always)]
+    pub(crate) fn try_visit<'a>(&'a self, visitor: &'a mut Visitor) -> Option<Inside<'a, T>> {
         let visitor = &*visitor;
-        let _busy_or_turn = match self.enter(visitor) {
+        Some(self.inside(match self.enter(visitor) {
             Some(busy) => Ok(busy),
             None => Err(self.try_visitors_turn(visitor)?),
-        };
-        let value = self.value.get_mut();
-        // SAFETY: as above.
-        Some(f(unsafe { value.deref() }))
+        }))
     }
 
-    /// As [`with`](Self::with), but returns `None` without calling `f` unless the lock is reserved for this
-    /// visitor.
-    #[inline]
-    pub(crate) fn if_reserved<R>(
-        &self,
-        visitor: &mut Visitor,
-        f: impl FnOnce(&mut T) -> R,
-    ) -> Option<R> {
-        let visitor = &*visitor;
-        let _busy = self.enter(visitor)?;
-        let value = self.value.get_mut();
-        // SAFETY: as above.
-        Some(f(unsafe { value.deref() }))
+    /// As [`visit`](Self::visit), but returns `None` unless the lock is reserved for this visitor.
+    #[inline(always)]
+    pub(crate) fn if_reserved<'a>(&'a self, visitor: &'a mut Visitor) -> Option<Inside<'a, T>> {
+        Some(self.inside(Ok(self.enter(visitor)?)))
+    }
+
+    #[inline(always)]
+    fn inside<'a>(
+        &'a self,
+        busy_or_turn: Result<Reset<'a>, MutexGuard<'a, Turn>>,
+    ) -> Inside<'a, T> {
+        Inside {
+            value: self.value.get_mut(),
+            _busy_or_turn: busy_or_turn,
+        }
     }
 
     /// Returns whether several visitors use the lock in turn; it may have changed since.
@@ -173,11 +160,7 @@ impl<T> Reserved<T> {
 
     /// Returns the value, for a thread that enters seldom. Takes microseconds if the lock is reserved.
     pub(crate) fn lock(&self) -> Inside<'_, T> {
-        let _turn = self.turn_of(self.lock_turn(), None);
-        Inside {
-            value: self.value.get_mut(),
-            _turn,
-        }
+        self.inside(Err(self.turn_of(self.lock_turn(), None)))
     }
 
     fn lock_turn(&self) -> MutexGuard<'_, Turn> {
@@ -257,10 +240,11 @@ impl<T> Reserved<T> {
     }
 }
 
-/// Access to the value until this is dropped. Fields are dropped in this order.
+/// Access to the value until this is dropped: as the visitor that the lock is reserved for, or with the mutex. Fields are
+/// dropped in this order.
 pub(crate) struct Inside<'a, T> {
     value: MutPtr<T>,
-    _turn: MutexGuard<'a, Turn>,
+    _busy_or_turn: Result<Reset<'a>, MutexGuard<'a, Turn>>,
 }
 
 impl<T> Deref for Inside<'_, T> {
@@ -268,8 +252,10 @@ impl<T> Deref for Inside<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this thread has the mutex, and the lock is reserved for no visitor, or for this one, which
-        // is not inside by the other path. The mutex or `busy` acquired the changes of others.
+        // SAFETY: either the lock is reserved for this visitor, which the exclusive reference in `visit` makes unique, and a
+        // thread that revokes the reservation waits for `busy`; or this thread has the mutex, and the lock is reserved for
+        // no visitor or for this one, which is not inside by the other path. The mutex or `busy` acquired the changes of
+        // others.
         unsafe { self.value.deref() }
     }
 }

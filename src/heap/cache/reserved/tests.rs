@@ -30,8 +30,10 @@ fn count_with(fence: Fence) {
                     // One of them never enters as a visitor.
                     let inside = match (thread, done % 64) {
                         (0, _) => Some(step(&mut value.lock())),
-                        (_, 0..48) => Some(value.with(&mut visitor, step)),
-                        _ => value.try_with(&mut visitor, step),
+                        (_, 0..48) => Some(step(&mut value.visit(&mut visitor))),
+                        _ => value
+                            .try_visit(&mut visitor)
+                            .map(|mut value| step(&mut value)),
                     };
                     done += inside.unwrap_or(0);
                     if thread == 0 && done.is_multiple_of(16) {
@@ -59,26 +61,27 @@ fn who_comes_again_and_again_has_it_reserved_until_another_comes() {
     let value = Reserved::new(0);
     let (mut one, mut other) = (Visitor::new(), Visitor::new());
     for _ in 0..FIRST {
-        value.with(&mut one, |value| *value += 1);
+        *value.visit(&mut one) += 1;
         assert_eq!(owner(&value), 0);
     }
-    value.with(&mut one, |value| *value += 1);
+    *value.visit(&mut one) += 1;
     assert_eq!(owner(&value), one.name);
-    value.with(&mut one, |value| *value += 1);
+    *value.visit(&mut one) += 1;
     // Others turn away for a while, and then revoke the reservation.
     for _ in 0..PATIENCE {
-        assert!(value.try_with(&mut other, |_| ()).is_none());
+        assert!(value.try_visit(&mut other).is_none());
     }
-    assert_eq!(value.try_with(&mut other, |value| *value), Some(FIRST + 2));
+    let inside = value.try_visit(&mut other).map(|value| *value);
+    assert_eq!(inside, Some(FIRST + 2));
     assert_eq!(owner(&value), 0);
     // The next reservation takes twice as many entries.
     for _ in 0..2 * FIRST {
-        value.with(&mut one, |_| ());
+        drop(value.visit(&mut one));
         assert_eq!(owner(&value), 0);
     }
-    value.with(&mut one, |_| ());
+    drop(value.visit(&mut one));
     assert_eq!(owner(&value), one.name);
-    value.with(&mut other, |_| ());
+    drop(value.visit(&mut other));
     assert_eq!(owner(&value), 0);
 }
 
@@ -87,7 +90,7 @@ fn who_takes_turns_has_it_never() {
     let value = Reserved::new(());
     let mut visitors = [Visitor::new(), Visitor::new()];
     for round in 0..10 * FIRST as usize {
-        value.with(&mut visitors[round % 2], |_| ());
+        drop(value.visit(&mut visitors[round % 2]));
         drop(value.lock());
         assert_eq!(owner(&value), 0);
     }
@@ -98,9 +101,10 @@ fn while_it_is_locked_trying_fails_and_changes_nothing() {
     let value = Reserved::new(1);
     let mut visitor = Visitor::new();
     let held = value.lock();
-    assert!(value.try_with(&mut visitor, |_| ()).is_none());
+    assert!(value.try_visit(&mut visitor).is_none());
     drop(held);
-    assert_eq!(value.try_with(&mut visitor, |value| *value), Some(1));
+    let inside = value.try_visit(&mut visitor).map(|value| *value);
+    assert_eq!(inside, Some(1));
 }
 
 #[test]
@@ -108,7 +112,10 @@ fn a_panic_inside_leaves_it_usable() {
     let value = Reserved::made(1, Fence::of_process(), 1);
     let mut visitor = Visitor::new();
     for _ in 0..4 {
-        let panics = || value.with(&mut visitor, |_| panic!("on purpose"));
+        let panics = || {
+            let _inside = value.visit(&mut visitor);
+            panic!("on purpose");
+        };
         assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
     }
     assert_eq!(owner(&value), visitor.name);
@@ -119,7 +126,7 @@ fn a_panic_inside_leaves_it_usable() {
 fn it_is_crowded_while_visitors_take_turns() {
     let lock = Reserved::new(0);
     let (mut one, mut other) = (Visitor::new(), Visitor::new());
-    let visit = |visitor: &mut Visitor| lock.with(visitor, |value| *value += 1);
+    let visit = |visitor: &mut Visitor| *lock.visit(visitor) += 1;
     visit(&mut one);
     drop(lock.lock());
     visit(&mut one);

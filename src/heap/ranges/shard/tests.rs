@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ranges::{Core, GRANULE};
+use crate::classes::GRANULE;
+use crate::ranges::Core;
 
 const CHUNK: u64 = 2 << 20;
 const CHUNKS: u64 = 16;

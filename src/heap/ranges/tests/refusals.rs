@@ -64,15 +64,15 @@ impl Kept {
         if met(core) {
             return;
         }
-        let outside = self.outside(request.class());
+        let outside = self.outside(request.class);
         let ruled_out = rules_out(core, &request, outside)
-            || request.class().is_none() && slabs_cannot_serve(core, &request, outside);
+            || request.class.is_none() && slabs_cannot_serve(core, &request, outside);
         self.ruled_out += u64::from(ruled_out);
         self.give_all(core);
         let found = met(core);
         assert!(!(ruled_out && found), "{bytes} bytes at {align} were there");
         if !found {
-            core.remember_refusal(request);
+            core.remember_refusal(&request);
         }
     }
 }
@@ -159,7 +159,7 @@ fn a_refusal_for_fragments_holds_until_enough_comes_free() {
         !rules_out(&mut core, &request, outside(0)),
         "nobody has looked"
     );
-    core.remember_refusal(request);
+    core.remember_refusal(&request);
     let larger = Request::new(100_000, 4096);
     for request in [request, larger] {
         assert!(rules_out(&mut core, &request, outside(60_000)));
@@ -250,7 +250,7 @@ fn a_refusal_for_the_alignment_holds_until_enough_comes_free() {
     }
     let request = Request::new(SIZE, 2 * SIZE);
     assert!(core.allocate(SIZE, 2 * SIZE).is_none());
-    core.remember_refusal(request);
+    core.remember_refusal(&request);
     let outside = |bytes| CachedBound {
         bytes,
         larger: true,

@@ -9,8 +9,8 @@ use super::super::*;
 fn reserved_for_one(needed: u32) -> (Arc<Reserved<i32>>, Visitor) {
     let value = Arc::new(Reserved::made(0, Fence::of_process(), needed));
     let mut visitor = Visitor::new();
-    value.with(&mut visitor, |value| *value += 1);
-    value.with(&mut visitor, |value| *value += 1);
+    *value.visit(&mut visitor) += 1;
+    *value.visit(&mut visitor) += 1;
     assert_eq!(value.visitor.load(Ordering::Relaxed), visitor.name);
     (value, visitor)
 }
@@ -25,10 +25,10 @@ fn one_has_it_reserved_and_another_takes_it() {
             let value = value.clone();
             thread::spawn(move || *value.lock() += 1)
         };
-        value.with(&mut visitor, |value| *value += 1);
-        value.with(&mut visitor, |value| *value += 1);
+        *value.visit(&mut visitor) += 1;
+        *value.visit(&mut visitor) += 1;
         other.join().unwrap();
-        assert_eq!(value.with(&mut visitor, |value| *value), 5);
+        assert_eq!(*value.visit(&mut visitor), 5);
     });
 }
 
@@ -42,10 +42,10 @@ fn a_visitor_that_comes_too_late_leaves_the_next_one_alone() {
             thread::spawn(move || {
                 let mut visitor = Visitor::new();
                 // Enters, gets the reservation, and enters by it.
-                (0..3).for_each(|_| value.with(&mut visitor, |value| *value += 1));
+                (0..3).for_each(|_| *value.visit(&mut visitor) += 1);
             })
         };
-        value.with(&mut visitor, |value| *value += 1);
+        *value.visit(&mut visitor) += 1;
         other.join().unwrap();
         assert_eq!(*value.lock(), 6);
     });
@@ -59,18 +59,18 @@ fn two_have_it_reserved_in_turn() {
             let value = value.clone();
             thread::spawn(move || {
                 let mut visitor = Visitor::new();
-                value.with(&mut visitor, |value| *value += 1);
-                value.with(&mut visitor, |value| *value += 1);
-                value.with(&mut visitor, |value| *value += 1);
+                *value.visit(&mut visitor) += 1;
+                *value.visit(&mut visitor) += 1;
+                *value.visit(&mut visitor) += 1;
             })
         };
         let mut visitor = Visitor::new();
-        value.with(&mut visitor, |value| *value += 1);
-        value.with(&mut visitor, |value| *value += 1);
-        value.try_with(&mut visitor, |value| {
+        *value.visit(&mut visitor) += 1;
+        *value.visit(&mut visitor) += 1;
+        if let Some(mut value) = value.try_visit(&mut visitor) {
             *value -= 1;
             *value += 1;
-        });
+        }
         other.join().unwrap();
         assert_eq!(*value.lock(), 5);
     });
