@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::sync::tell_refusal;
-use super::cache::{CacheBound, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member};
+use super::cache::{CacheBound, Local, MAX_CACHED, Magazine, Medium, Visitor, member};
 use super::classes::{Class, GRANULE};
 use super::inner::HeapInner;
 use super::piece::{Extent, Kind, Piece};
@@ -83,8 +83,7 @@ impl HeapInner {
         Some(Extent::small(shelf.pop()?, class))
     }
 
-    /// Gets a larger block from the thread's shard or the core, from which it gets more of its size if the
-    /// thread needs many.
+    /// Gets a larger block from the thread's shard or the core.
     #[inline(never)]
     fn fetch(&self, local: &mut Local, bytes: u64, align: u64) -> Option<Extent> {
         let in_shard = local.shard.is_some();
@@ -92,13 +91,16 @@ impl HeapInner {
             return Some(found);
         }
         let crowded = self.core.is_crowded();
-        let more = if in_shard || crowded || local.medium.shares() {
-            self.prepare_shared(local, bytes, align, crowded)
+        if crowded {
+            self.note_crowd(local);
         } else {
             local.crowded = 0;
+        }
+        if in_shard || crowded || local.medium.shares() {
+            local.medium.note_shares(crowded || in_shard);
+        } else {
             local.medium.make_way(bytes);
-            0
-        };
+        }
         local.fetched = local.fetched.wrapping_add(1);
         if local.fetched.is_multiple_of(LOOK_EVERY) {
             self.return_idle(local);
@@ -107,12 +109,6 @@ impl HeapInner {
         let mut core = self.visit(&mut local.visitor);
         self.take_leaving(&mut core, &mut local.medium);
         let found = core.allocate(bytes, align)?;
-        for _ in 0..more {
-            let Some(extent) = core.allocate(bytes, 1) else {
-                break;
-            };
-            local.medium.push(extent);
-        }
         self.grower.look(&core);
         Some(found)
     }
@@ -124,25 +120,6 @@ impl HeapInner {
         local.give_idle(|visitor, full| {
             self.count_unknown(self.visit(visitor).give(full.offsets(), 0));
         });
-    }
-
-    /// Notes whether threads share the core now. Returns how many more blocks than one to get.
-    #[inline(never)]
-    fn prepare_shared(&self, local: &mut Local, bytes: u64, align: u64, crowded: bool) -> u32 {
-        if crowded {
-            self.note_crowd(local)
-        } else {
-            local.crowded = 0
-        }
-        local.medium.note_shares(crowded || local.shard.is_some());
-        if bytes > MAX_CACHED || align > GRANULE {
-            return 0;
-        }
-        let budget = &self.front.budget;
-        let (budget, _) = local.medium.limits(budget.alone(), budget.shared());
-        local
-            .medium
-            .more(Core::range_granules(bytes) as u32, budget)
     }
 
     /// Allocates from the core, and from new memory if the core has no room.
@@ -201,17 +178,17 @@ impl HeapInner {
 
     #[inline]
     fn keep(&self, local: &mut Local, extent: Extent) {
+        let (own, shard) = (local.shard_id(), self.front.shards.of(extent.offset));
         // Cached here, the block would be missed where it is used again first.
-        if self.front.shards.are_used() && self.send_out(local, extent) {
-            return;
+        if shard != 0 && shard != own {
+            return self.send_out(local, shard, extent);
         }
-        let alone = self.front.budget.alone();
-        let (budget, largest) = local.medium.limits(alone, self.front.budget.shared());
+        let (budget, largest) = (local.medium).limits(self.front.alone(), self.front.shared());
         let fits = u64::from(extent.granules()) <= largest;
         if fits && local.medium.keeps() {
             local.medium.put(extent);
-        } else if self.front.shards.are_used() && self.to_shard(local, extent) {
-            return;
+        } else if shard != 0 {
+            return self.free_in_shard(local, extent);
         } else {
             if let Some(mut core) = self.core.if_reserved(&mut local.visitor) {
                 return self.give_range(&mut core, extent.node());
@@ -228,20 +205,11 @@ impl HeapInner {
     fn hand_on(&self, visitor: &mut Visitor, full: &Magazine) {
         let mut empty = Vec::new();
         self.count_unknown(self.slabs.give(full.offsets(), KEPT, &mut empty));
-        if empty.is_empty() {
-            return;
-        }
-        match self.core.try_visit(visitor) {
-            Some(mut core) => core.end_slabs(&empty, KEPT),
-            None => self.front.inbox.push(Load::Slabs(empty)),
-        }
-    }
-
-    /// Applies what was left in the inbox.
-    pub(super) fn take_in(&self, core: &mut Core, load: Load) {
-        match load {
-            Load::Ranges(ranges) => self.give_ranges(core, &ranges),
-            Load::Slabs(empty) => core.end_slabs(&empty, KEPT),
+        // Otherwise they end when memory is short, at the latest.
+        if !empty.is_empty()
+            && let Some(mut core) = self.core.try_visit(visitor)
+        {
+            core.end_slabs(&empty, KEPT);
         }
     }
 
@@ -253,7 +221,7 @@ impl HeapInner {
         }
         match self.core.try_visit(&mut local.visitor) {
             Some(mut core) => self.take_leaving(&mut core, &mut local.medium),
-            None => (self.front.inbox).push(Load::Ranges(local.medium.take_leaving())),
+            None => (self.front.inbox).push(local.medium.take_leaving()),
         }
     }
 
@@ -291,7 +259,7 @@ impl HeapInner {
         self.count_unknown(core.give(offsets, KEPT));
     }
 
-    fn count_unknown(&self, unknown: usize) {
+    pub(super) fn count_unknown(&self, unknown: usize) {
         if unknown > 0 {
             self.reports.count_unknown_frees(unknown);
         }
@@ -303,7 +271,7 @@ impl HeapInner {
     }
 
     #[inline]
-    fn give_ranges(&self, core: &mut Core, ranges: &[Extent]) {
+    pub(super) fn give_ranges(&self, core: &mut Core, ranges: &[Extent]) {
         self.count_unknown(ranges.len() - core.free_all(ranges));
     }
 

@@ -187,7 +187,7 @@ impl HeapInner {
 
     /// Returns the core with the new memory in it.
     pub(super) fn with_new(&self, backing: &Backing, grown: Vec<Range<u64>>) -> Inside<'_, Core> {
-        self.front.budget.follow(backing.backed());
+        self.front.follow(backing.backed());
         let mut core = self.core();
         for added in grown {
             core.add(added, backing.joins());
@@ -208,7 +208,7 @@ impl HeapInner {
     fn after_own_cache(&self, request: &Request) -> Option<Extent> {
         member::with(self, |local| {
             let shard = local.shard.as_ref();
-            if local.medium.is_empty() && shard.is_none_or(|own| own.shard.segments() == 0) {
+            if local.medium.is_empty() && shard.is_none_or(|own| own.shard.total() == 0) {
                 local.forget_what_is_gone();
                 return None;
             }
@@ -349,7 +349,7 @@ impl HeapInner {
             } else {
                 self.core().add(chunk, backing.joins())
             }
-            self.front.budget.follow(backing.backed());
+            self.front.follow(backing.backed());
             error = error.or(refused);
             locked.release(began.elapsed());
         }

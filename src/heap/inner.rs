@@ -122,8 +122,8 @@ impl HeapInner {
     #[inline]
     fn drain(&self, core: &mut Core) {
         if !self.front.inbox.is_empty() {
-            for load in self.front.inbox.take_all() {
-                self.take_in(core, load);
+            for ranges in self.front.inbox.take_all() {
+                self.give_ranges(core, &ranges);
             }
         }
     }

@@ -252,7 +252,7 @@ impl HeapInner {
                 });
             }
         }
-        self.front.budget.follow(backing.backed());
+        self.front.follow(backing.backed());
         match kept {
             None => Ok(true),
             Some(None) => Ok(false),

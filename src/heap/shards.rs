@@ -39,7 +39,7 @@ fn segments(first: u64, total: u64, bytes: u64) -> impl Iterator<Item = u64> {
 impl HeapInner {
     /// Returns the bytes of the first segment; 0 if threads may keep too little for one.
     fn first_segment(&self) -> u64 {
-        FIRST.min(self.front.budget.shared() * GRANULE) / LEAST_FIRST * LEAST_FIRST
+        FIRST.min(self.front.shared() * GRANULE) / LEAST_FIRST * LEAST_FIRST
     }
 
     /// Notes that threads share the core now. Gives a thread that shares it often a shard.
@@ -148,42 +148,35 @@ impl HeapInner {
         }
     }
 
-    /// Sends a block to another thread's shard; returns `false` if it is the core's or this thread's.
+    /// Sends a block to another thread's shard.
     #[inline(never)]
-    pub(super) fn send_out(&self, local: &mut Local, extent: Extent) -> bool {
-        let id = self.front.shards.of(extent.offset);
-        let outgoing = id != 0 && local.shard.as_ref().is_none_or(|own| own.id != id);
-        if outgoing {
-            let (most, shards) = (self.front.budget.shared(), &self.front.shards);
-            local.medium.send_out(id, extent, most, shards);
-        }
-        outgoing
+    pub(super) fn send_out(&self, local: &mut Local, shard: u8, extent: Extent) {
+        let (most, shards) = (self.front.shared(), &self.front.shards);
+        local.medium.send_out(shard, extent, most, shards);
     }
 
-    /// Frees a block to the thread's shard; returns `false` if it is in none.
-    #[inline(always)]
-    fn free_in_shard(&self, local: &mut Local, extent: Extent) -> bool {
+    /// Frees a block to the thread's shard, which has it.
+    #[inline(never)]
+    pub(super) fn free_in_shard(&self, local: &mut Local, extent: Extent) {
         let Some(own) = &mut local.shard else {
-            return false;
+            return;
         };
-        if self.front.shards.of(extent.offset) != own.id {
-            return false;
-        }
-        if !own.shard.free(extent.node()) {
-            self.reports.count_unknown_frees(1);
-        }
+        self.count_unknown(usize::from(!own.shard.free(extent.node())));
         let free = own.shard.free_bytes();
         local.bound.note_shard(free);
         if free > own.look_at {
             self.return_empty_segments(local);
         }
-        true
     }
 
     /// Frees a block to the thread's shard or sends it to another's; returns `false` if it is the core's.
-    #[inline(never)]
-    pub(super) fn to_shard(&self, local: &mut Local, extent: Extent) -> bool {
-        self.free_in_shard(local, extent) || self.send_out(local, extent)
+    fn to_shard(&self, local: &mut Local, extent: Extent) -> bool {
+        match self.front.shards.of(extent.offset) {
+            0 => return false,
+            shard if shard == local.shard_id() => self.free_in_shard(local, extent),
+            shard => self.send_out(local, shard, extent),
+        }
+        true
     }
 
     /// Sorts out blocks that leave the cache but do not belong to the core.
@@ -214,13 +207,10 @@ impl HeapInner {
         let first = self.first_segment();
         let kept = first.max(own.shard.total() / 8);
         let mut core = self.visit(&mut local.visitor);
-        let mut end = own.shard.segments();
-        while own.shard.free_bytes() > kept
-            && let Some(empty) = own.shard.last_empty(end)
-        {
-            // The last segment takes its number: one that has a block, since the search has passed it.
-            self.take_segment(&mut core, own, empty);
-            end = empty;
+        for (start, is_empty) in own.shard.segments().into_iter().rev() {
+            if is_empty && own.shard.free_bytes() > kept {
+                self.take_segment(&mut core, own, start);
+            }
         }
         local.bound.note_shard(own.shard.free_bytes());
         drop(core);
@@ -228,16 +218,16 @@ impl HeapInner {
         own.look_at = own.shard.free_bytes() + first.max(own.shard.total() / 16);
     }
 
-    fn take_segment(&self, core: &mut Core, own: &mut Own, number: usize) {
-        if let Some(range) = core.take_segment(&mut own.shard, number) {
+    fn take_segment(&self, core: &mut Core, own: &mut Own, start: u64) {
+        if let Some(range) = core.take_segment(&mut own.shard, start) {
             self.front.shards.set(range, 0);
         }
     }
 
     /// Returns all segments of a shard to the core, with the blocks in use. The caller holds the cache.
     pub(super) fn dissolve(&self, core: &mut Core, own: &mut Own) {
-        while own.shard.segments() > 0 {
-            self.take_segment(core, own, own.shard.segments() - 1);
+        for (start, _) in own.shard.segments() {
+            self.take_segment(core, own, start);
         }
         own.post.open(|extent| self.give_or_send(core, extent));
     }

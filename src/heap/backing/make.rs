@@ -176,7 +176,7 @@ impl Backing {
     }
 
     /// In a heap whose chunks do not join, returns those of the `idle` chunks, by ascending offsets, that have to go back so
-    /// that one chunk for `bytes` fits: those in the place for it, or all if that is not enough memory. `None` if all would
+    /// that one chunk for `bytes` fits: those in the lowest place for it, or all if that is not enough memory. `None` if all would
     /// not do. Asks the nodes for their free memory, which takes some 10 µs.
     pub(crate) fn to_give_back(
         &self,
@@ -185,8 +185,8 @@ impl Backing {
     ) -> Option<Vec<Range<u64>>> {
         let shape = self.settled.shape;
         let bytes = bytes.checked_next_multiple_of(shape.unit)?;
-        let hole = shape.hole(&self.gaps(), idle, bytes, alignment)?;
-        let in_hole = |chunk: &&Range<u64>| chunk.start < hole.end && chunk.end > hole.start;
+        let place = shape.single(&self.gaps_without(idle), bytes, alignment)?;
+        let in_place = |chunk: &&Range<u64>| chunk.start < place.need && chunk.end > place.start;
         let rooms = self.settled.sites.iter().map(|site| match site.location {
             Location::HostNuma(id) => Some(free_now(&self.driver, NodeId(id))?.min(site.left())),
             _ => None,
@@ -209,8 +209,8 @@ impl Backing {
             });
             !back.is_empty() && fits && bytes <= self.room_below(most).saturating_add(sum_at(None))
         };
-        let in_hole = idle.iter().filter(in_hole).cloned().collect();
-        [in_hole, idle.to_vec()].into_iter().find(is_enough)
+        let in_place = idle.iter().filter(in_place).cloned().collect();
+        [in_place, idle.to_vec()].into_iter().find(is_enough)
     }
 }
 

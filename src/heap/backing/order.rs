@@ -49,7 +49,17 @@ impl Backing {
 
     /// Returns the ranges without memory that no growth has begun to fill, by ascending offsets.
     pub(super) fn gaps(&self) -> Vec<Range<u64>> {
-        let chunks = self.chunks.values().chain(&self.dead).map(Chunk::range);
+        self.gaps_without(&[])
+    }
+
+    /// Returns the gaps that there would be without some chunks, which are in ascending order.
+    pub(super) fn gaps_without(&self, gone: &[Range<u64>]) -> Vec<Range<u64>> {
+        let stays = |chunk: &Range<u64>| {
+            let found = gone.binary_search_by_key(&chunk.start, |gone| gone.start);
+            found.is_err()
+        };
+        let chunks = self.chunks().map(Chunk::range).filter(stays);
+        let chunks = chunks.chain(self.dead.iter().map(Chunk::range));
         let mut taken: Vec<Range<u64>> = chunks.chain(self.claims.iter().cloned()).collect();
         taken.sort_unstable_by_key(|range| range.start);
         let mut gaps = Vec::new();

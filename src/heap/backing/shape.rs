@@ -170,7 +170,7 @@ impl Shape {
     }
 
     /// Finds a place for one chunk, so that the block can be shared as a part of one handle.
-    fn single(self, gaps: &[Range<u64>], bytes: u64, alignment: u64) -> Option<Fill> {
+    pub(super) fn single(self, gaps: &[Range<u64>], bytes: u64, alignment: u64) -> Option<Fill> {
         let needed = round_up(bytes, self.unit)?;
         gaps.iter().find_map(|gap| {
             let block = self.lowest(gap, needed, alignment.max(self.unit))?;
@@ -253,48 +253,6 @@ impl Shape {
             .checked_add(1)?
             .checked_mul(self.max_range)?;
         (range_limit < range.end).then_some(range_limit)
-    }
-
-    /// Returns the place for a chunk of `bytes` in the `gaps` and in `idle` chunks for which the fewest bytes of chunks go
-    /// back: the lowest of several.
-    pub(super) fn hole(
-        self,
-        gaps: &[Range<u64>],
-        idle: &[Range<u64>],
-        bytes: u64,
-        alignment: u64,
-    ) -> Option<Range<u64>> {
-        let alignment = alignment.max(self.unit);
-        let chunks = idle.iter().map(|chunk| (chunk.clone(), true));
-        let gaps = gaps.iter().map(|gap| (gap.clone(), false));
-        let mut cells: Vec<(Range<u64>, bool)> = gaps.chain(chunks).collect();
-        cells.sort_unstable_by_key(|(range, _)| range.start);
-        let mut best: Option<(u64, Range<u64>)> = None;
-        for run in cells.chunk_by(|(left, _), (right, _)| left.end == right.start) {
-            let (Some((first, _)), Some((last, _))) = (run.first(), run.last()) else {
-                continue;
-            };
-            // The bytes of chunks before each cell.
-            let before: Vec<u64> = std::iter::once(0)
-                .chain(run.iter().scan(0, |sum, (range, is_chunk)| {
-                    *sum += u64::from(*is_chunk) * (range.end - range.start);
-                    Some(*sum)
-                }))
-                .collect();
-            for (range, _) in run {
-                let up = self.lowest(&(range.start..last.end), bytes, alignment);
-                let down = self.highest(&(first.start..range.end), bytes, alignment);
-                for place in [up, down].into_iter().flatten() {
-                    let from = run.partition_point(|(cell, _)| cell.end <= place.start);
-                    let to = run.partition_point(|(cell, _)| cell.start < place.end);
-                    let cost = before[to] - before[from];
-                    if best.as_ref().is_none_or(|(least, _)| cost < *least) {
-                        best = Some((cost, place));
-                    }
-                }
-            }
-        }
-        best.map(|(_, place)| place)
     }
 }
 

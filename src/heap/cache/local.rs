@@ -145,6 +145,12 @@ impl Local {
         }
     }
 
+    /// Returns the number of the thread's shard; 0 if it has none.
+    #[inline]
+    pub(crate) fn shard_id(&self) -> u8 {
+        self.shard.as_ref().map_or(0, |own| own.id)
+    }
+
     /// Tightens [`CacheBound`] to the present contents. Drops empty magazines, because pushes to them set no bit.
     pub(crate) fn forget_what_is_gone(&mut self) {
         for (class, shelf) in Class::all().zip(&mut self.small) {
@@ -197,8 +203,8 @@ impl Local {
     /// Returns the bytes of all blocks, and the shard's free bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let small = Class::all().zip(&self.small);
-        let small: u64 = small.map(|(class, shelf)| shelf.bytes(class)).sum();
-        small + self.medium.bytes() + self.bound.shard()
+        let small = small.map(|(class, shelf)| shelf.blocks() as u64 * class.bytes());
+        small.sum::<u64>() + self.medium.bytes() + self.bound.shard()
     }
 }
 

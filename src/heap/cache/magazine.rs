@@ -249,10 +249,6 @@ impl Shelf {
         all.into_iter().flatten().filter(|full| full.len > 0)
     }
 
-    pub(super) fn bytes(&self, class: Class) -> u64 {
-        self.blocks() as u64 * class.bytes()
-    }
-
     pub(super) fn blocks(&self) -> usize {
         self.all().map(|full| full.len).sum()
     }

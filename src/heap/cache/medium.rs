@@ -7,16 +7,15 @@
 use std::sync::Arc;
 
 use super::magazine::CacheBound;
-use super::shards::Outgoing;
-use super::shards::Shards;
+use super::shards::{Outgoing, Shards};
 use crate::classes::GRANULE;
 use crate::piece::Extent;
-use crate::ranges::bin_of;
+use crate::ranges::{Occupied, bin_of};
 
 /// The largest blocks that are cached, in bytes: while threads share the core, and otherwise.
 pub(crate) const MAX_CACHED: u64 = 4 << 20;
 const MAX_ALONE: u64 = 1 << 20;
-const WORDS: usize = bin_of((MAX_CACHED / GRANULE) as u32) / 64 + 1;
+const BINS: usize = bin_of((MAX_CACHED / GRANULE) as u32) + 1;
 /// How many blocks of a bin are compared with a request: the largest bins have many sizes.
 const LOOKS: usize = 4;
 const NONE: u32 = u32::MAX;
@@ -41,12 +40,11 @@ struct Entry {
 /// A thread's cache of larger blocks.
 pub(crate) struct Medium {
     /// The first entry of each bin.
-    firsts: Box<[u32; WORDS * 64]>,
+    firsts: Box<[u32; BINS]>,
     entries: Vec<Entry>,
     vacant: u32,
     granules: u64,
-    /// A bit for each bin that has blocks.
-    full: [u64; WORDS],
+    occupied: Occupied,
     /// The bin to evict next.
     hand: usize,
     /// Blocks on their way back to the core, and their granules.
@@ -59,8 +57,6 @@ pub(crate) struct Medium {
     score: u32,
     /// Blocks not cached since the last sample, which tests whether caching pays again.
     skipped: u32,
-    /// The size that was missed last, and how often in a row.
-    missed: (u32, u32),
     bound: Arc<CacheBound>,
     /// Whether `bound` already says that there may be blocks; saves writing to it.
     noted: bool,
@@ -69,11 +65,11 @@ pub(crate) struct Medium {
 impl Medium {
     pub(super) fn new(bound: Arc<CacheBound>) -> Self {
         Self {
-            firsts: Box::new([NONE; WORDS * 64]),
+            firsts: Box::new([NONE; BINS]),
             entries: Vec::new(),
             vacant: NONE,
             granules: 0,
-            full: [0; WORDS],
+            occupied: Occupied::new(),
             hand: 0,
             leaving: Vec::new(),
             leaving_granules: 0,
@@ -81,7 +77,6 @@ impl Medium {
             shares: false,
             score: HIGH,
             skipped: 0,
-            missed: (0, 0),
             bound,
             noted: false,
         }
@@ -129,7 +124,7 @@ impl Medium {
         let Entry { extent, next } = self.entries[at as usize];
         self.firsts[bin] = next;
         if next == NONE {
-            self.full[bin / 64] &= !(1 << (bin % 64));
+            self.occupied.reset_if(bin, true);
         }
         self.vacate(at);
         self.granules -= u64::from(extent.granules());
@@ -200,8 +195,7 @@ impl Medium {
     #[inline]
     pub(crate) fn limits(&self, alone: u64, shared: u64) -> (u64, u64) {
         if self.shares {
-            let most = alone.max(shared);
-            (most, most.min(MAX_CACHED / GRANULE))
+            (shared, shared.min(MAX_CACHED / GRANULE))
         } else {
             (alone, alone.min(MAX_ALONE / GRANULE))
         }
@@ -264,7 +258,7 @@ impl Medium {
             }
         };
         self.firsts[bin] = at;
-        self.full[bin / 64] |= 1 << (bin % 64);
+        self.occupied.set(bin);
         self.granules += u64::from(extent.granules());
     }
 
@@ -330,75 +324,26 @@ impl Medium {
     #[cold]
     fn shrink(&mut self, most: u64) {
         while self.granules > most {
-            let Some(next) = self.next_full(self.hand).or_else(|| self.next_full(0)) else {
+            let next = self.occupied.next(self.hand);
+            let Some(bin) = next.or_else(|| self.occupied.next(0)) else {
                 break;
             };
-            self.hand = next + 1;
-            self.evict(next, most);
-        }
-    }
-
-    /// Returns the first bin with blocks from `bin` on.
-    #[inline]
-    fn next_full(&self, bin: usize) -> Option<usize> {
-        let mut word = bin / 64;
-        let mut bits = self.full.get(word)? & (u64::MAX << (bin % 64));
-        while bits == 0 {
-            word += 1;
-            bits = *self.full.get(word)?;
-        }
-        Some(word * 64 + bits.trailing_zeros() as usize)
-    }
-
-    /// Evicts blocks of a bin until `most` granules remain.
-    fn evict(&mut self, bin: usize, most: u64) {
-        while self.granules > most && self.firsts[bin] != NONE {
-            let extent = self.take_first(bin, self.firsts[bin]);
-            self.leaving.push(extent);
-            self.leaving_granules += u64::from(extent.granules());
+            self.hand = bin + 1;
+            while self.granules > most && self.firsts[bin] != NONE {
+                let extent = self.take_first(bin, self.firsts[bin]);
+                self.pass_on(extent);
+            }
         }
     }
 
     /// Takes all blocks.
     pub(crate) fn take_all(&mut self) -> Vec<Extent> {
         self.shrink(0);
-        self.missed = (0, 0);
         // The caller clears the note once the core has the blocks.
         self.noted = false;
         let mut all = self.take_leaving();
         all.extend(self.outgoing.take_all());
         all
-    }
-
-    /// Returns how many blocks of `size` granules to fetch besides the one that was missed, to
-    /// [push](Self::push) them. Blocks that [leave](Self::leaving) to make room for them return to the core
-    /// first.
-    #[inline]
-    pub(crate) fn more(&mut self, size: u32, budget: u64) -> u32 {
-        if !self.shares {
-            return 0;
-        }
-        let more = self.wanted(size, budget) - 1;
-        // A thread that only allocates checks its budget nowhere else.
-        if self.granules + u64::from(more) * u64::from(size) > budget {
-            // The fetched blocks are at most a fourth of the budget.
-            self.shrink(budget / 2);
-        }
-        more
-    }
-
-    /// Returns how many blocks to fetch after a miss: one, and more each time the same size is missed again
-    /// with no other in between.
-    #[inline]
-    fn wanted(&mut self, size: u32, budget: u64) -> u32 {
-        const MOST: u32 = 16;
-        if self.missed.0 != size {
-            self.missed = (size, 1);
-            return 1;
-        }
-        self.missed.1 = (self.missed.1 * 2).min(MOST);
-        let room = budget / 4 / u64::from(size.max(1));
-        u64::from(self.missed.1).min(room).max(1) as u32
     }
 
     /// Returns the bytes of all blocks.

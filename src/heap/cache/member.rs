@@ -10,9 +10,7 @@ use std::time::{Duration, Instant};
 use super::biased::Biased;
 use super::local::{Local, Tally};
 use super::magazine::CacheBound;
-use crate::classes::Class;
 use crate::fork::Generation;
-use crate::ranges::CachedBound;
 
 /// The heap that threads are members of.
 pub(crate) trait Home: Send + Sync {
@@ -76,21 +74,6 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// Returns a bound of the contents of all threads' caches, without taking them: each thread may have `larger` bytes of
-    /// larger blocks.
-    pub(crate) fn bound(&self, larger: u64, class: Option<Class>) -> CachedBound {
-        let bound = self.list.iter().map(|member| &*member.bound);
-        CachedBound {
-            bytes: bound.clone().map(|bound| bound.bytes(larger)).sum(),
-            larger: bound.clone().any(CacheBound::has_larger),
-            of_class: class.is_some_and(|class| {
-                bound
-                    .clone()
-                    .any(|bound| bound.has(CacheBound::small(class)))
-            }),
-        }
-    }
-
     /// Takes the caches of all threads.
     pub(crate) fn hold_all(&self) -> Vec<impl DerefMut<Target = Local>> {
         Biased::hold_all(self.list.iter().map(|member| &member.local))

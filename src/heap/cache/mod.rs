@@ -21,7 +21,7 @@ pub(crate) mod sync;
 
 pub(crate) use self::{
     biased::Biased,
-    front::{Front, Load},
+    front::Front,
     local::{Local, Tally},
     magazine::{CacheBound, Magazine},
     medium::{MAX_CACHED, Medium},

@@ -32,13 +32,13 @@ pub(super) const fn is_exact(size: u32) -> bool {
 }
 
 /// Which bins have ranges: a bit for each bin, and a summary bit for each word of these that is not 0.
-pub(super) struct Occupied {
+pub(crate) struct Occupied {
     words: [u64; 64],
     summary: u64,
 }
 
 impl Occupied {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self {
             words: [0; 64],
             summary: 0,
@@ -46,14 +46,14 @@ impl Occupied {
     }
 
     #[inline]
-    pub(super) fn set(&mut self, bin: usize) {
+    pub(crate) fn set(&mut self, bin: usize) {
         self.words[bin / 64 % 64] |= 1 << (bin % 64);
         self.summary |= 1 << (bin / 64 % 64);
     }
 
     /// Clears a bin's bit if `empty`, without a branch, which would be unpredictable.
     #[inline]
-    pub(super) fn reset_if(&mut self, bin: usize, empty: bool) {
+    pub(crate) fn reset_if(&mut self, bin: usize, empty: bool) {
         let word = &mut self.words[bin / 64 % 64];
         *word &= !(u64::from(empty) << (bin % 64));
         self.summary &= !(u64::from(*word == 0) << (bin / 64 % 64));
@@ -61,7 +61,7 @@ impl Occupied {
 
     /// Returns the first bin from `bin` on that has ranges.
     #[inline]
-    pub(super) fn next(&self, bin: usize) -> Option<usize> {
+    pub(crate) fn next(&self, bin: usize) -> Option<usize> {
         let at = bin / 64 % 64;
         let here = self.words[at] & (u64::MAX << (bin % 64));
         let beyond = self.summary & (u64::MAX << at << 1);

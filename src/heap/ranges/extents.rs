@@ -3,7 +3,6 @@
 //! Each range is a node, linked to its neighbours in memory; a free one is in a list by size as well. Nodes
 //! lie in a table of their own, never in the memory that they describe.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 
@@ -36,14 +35,26 @@ fn most_nodes(limit: u64) -> usize {
 /// All ranges. A range ends where the next one starts; the first and the last node of a span are empty.
 pub(crate) struct Ranges {
     pub(super) nodes: Nodes,
-    /// Spans, memory without a gap or a range limit: from the start to the first and last nodes.
-    pub(super) spans: BTreeMap<u64, (RangeId, RangeId)>,
+    /// Memory without a gap or a range limit, by ascending starts.
+    pub(super) spans: Vec<Span>,
     /// The address of offset 0, in granules: alignment applies to addresses.
     origin: u64,
     pub(super) free: u64,
     pub(super) total: u64,
     /// Granules that were ever freed.
     pub(super) given: u64,
+}
+
+/// Memory in a row.
+#[derive(Clone, Copy)]
+pub(super) struct Span {
+    /// In granules.
+    pub(super) start: u64,
+    /// Its first and last nodes, which are empty.
+    pub(super) first: RangeId,
+    pub(super) last: RangeId,
+    /// Of a shard's segment, its node in the core.
+    pub(super) whole: RangeId,
 }
 
 impl Ranges {
@@ -65,7 +76,7 @@ impl Ranges {
     const fn of(nodes: Nodes, origin: u64) -> Self {
         Self {
             nodes,
-            spans: BTreeMap::new(),
+            spans: Vec::new(),
             origin,
             free: 0,
             total: 0,
@@ -248,11 +259,10 @@ impl Ranges {
 
     /// As [`all`](Self::all), separately for each span.
     pub(super) fn each_span(&self) -> impl Iterator<Item = SpanRanges<'_>> + Clone {
-        let spans = self.spans.values();
-        spans.map(|&(first, last)| SpanRanges {
+        self.spans.iter().map(|span| SpanRanges {
             ranges: self,
-            node: self.nodes.get(first).next,
-            last,
+            node: self.nodes.get(span.first).next,
+            last: span.last,
         })
     }
 
@@ -260,17 +270,27 @@ impl Ranges {
     /// join them.
     pub(crate) fn free_before(&self, end: u64) -> u64 {
         let end = end >> LOG_GRANULE;
-        let before = self.spans.range(..end).next_back();
-        let last = before
-            .map(|(_, &(_, last))| self.nodes.get(last))
-            .filter(|last| last.start == end);
+        let before = self.spans[..self.spans_before(end)].last();
+        let last = before.map(|span| self.nodes.get(span.last));
+        let last = last.filter(|last| last.start == end);
         last.map_or(0, |last| self.free_at(last.previous))
     }
 
     /// Returns the free bytes right after `start`, the start of a span, in bytes.
     pub(crate) fn free_after(&self, start: u64) -> u64 {
-        let span = self.spans.get(&(start >> LOG_GRANULE));
-        span.map_or(0, |&(first, _)| self.free_at(self.nodes.get(first).next))
+        let span = self.span_at(start >> LOG_GRANULE).map(|at| self.spans[at]);
+        span.map_or(0, |span| self.free_at(self.nodes.get(span.first).next))
+    }
+
+    /// Returns how many spans start before `granule`.
+    pub(super) fn spans_before(&self, granule: u64) -> usize {
+        self.spans.partition_point(|span| span.start < granule)
+    }
+
+    /// Returns the index of the span that starts at `granule`.
+    pub(super) fn span_at(&self, granule: u64) -> Option<usize> {
+        let at = self.spans.binary_search_by_key(&granule, |span| span.start);
+        at.ok()
     }
 
     fn free_at(&self, node: RangeId) -> u64 {

@@ -17,7 +17,7 @@ mod tests;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub(super) use bins::bin_of;
+pub(super) use bins::{Occupied, bin_of};
 pub(super) use extents::MAX_RANGE;
 pub(super) use nodes::RangeId;
 pub(super) use pages::Owner;
@@ -158,7 +158,7 @@ impl Core {
 
     /// Keeps a shard that has no segments for the next thread.
     pub(super) fn end_shard(&mut self, mut shard: Shard) {
-        debug_assert!(shard.segments() == 0);
+        debug_assert!(shard.total() == 0);
         shard.end(&mut self.ranges);
         self.shards.push(shard);
     }
@@ -179,9 +179,9 @@ impl Core {
         Some(place)
     }
 
-    /// Takes a shard's segment back, with its blocks; returns its place.
-    pub(super) fn take_segment(&mut self, shard: &mut Shard, number: usize) -> Option<Range<u64>> {
-        shard.give_back(&mut self.ranges, number)
+    /// Takes the segment of a shard that starts at `start` back, with its blocks; returns its place.
+    pub(super) fn take_segment(&mut self, shard: &mut Shard, start: u64) -> Option<Range<u64>> {
+        shard.give_back(&mut self.ranges, start)
     }
 
     /// Returns the slabs, which have locks of their own.

@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use super::extents::{LOG_GRANULE, Ranges};
+use super::extents::{LOG_GRANULE, Ranges, Span};
 use super::nodes::{Node, NodeState, RangeId};
 use crate::classes::PAGE;
 use crate::piece::Extent;
@@ -21,11 +21,9 @@ const NODES: usize = 256;
 /// How many vacant nodes a shard has at least before it gets a segment, which takes three at first.
 const NODES_FOR_SEGMENT: usize = 8;
 
-/// A thread's segments. It belongs to the core that made it.
+/// A thread's segments, each a span. It belongs to the core that made it.
 pub(crate) struct Shard {
     ranges: Ranges,
-    /// Where each segment starts, in granules, and its node in the core.
-    segments: Vec<(u64, RangeId)>,
 }
 
 impl Shard {
@@ -80,20 +78,15 @@ impl Shard {
         free.map(|(range, _)| range)
     }
 
-    /// Returns the number of the last of the first `below` segments that has no block.
-    pub(crate) fn last_empty(&self, below: usize) -> Option<usize> {
-        let (nodes, spans) = (&self.ranges.nodes, &self.ranges.spans);
-        self.segments.iter().take(below).rposition(|(start, _)| {
-            spans.get(start).is_some_and(|&(first, last)| {
-                let only = nodes.get(nodes.get(first).next);
-                only.state == NodeState::Free && only.next == last
-            })
-        })
-    }
-
-    /// Returns how many segments there are.
-    pub(crate) fn segments(&self) -> usize {
-        self.segments.len()
+    /// Returns the start of each segment, in bytes, and whether it has no block.
+    pub(crate) fn segments(&self) -> Vec<(u64, bool)> {
+        let nodes = &self.ranges.nodes;
+        let segment = |span: &Span| {
+            let only = nodes.get(nodes.get(span.first).next);
+            let is_empty = only.state == NodeState::Free && only.next == span.last;
+            (span.start << LOG_GRANULE, is_empty)
+        };
+        self.ranges.spans.iter().map(segment).collect()
     }
 }
 
@@ -102,7 +95,6 @@ impl Shard {
     pub(super) fn new(core: &mut Ranges) -> Self {
         Self {
             ranges: core.split(),
-            segments: Vec::new(),
         }
     }
 
@@ -126,16 +118,23 @@ impl Shard {
         if self.ranges.nodes.vacancies() < NODES_FOR_SEGMENT {
             self.borrow_nodes(core);
         }
-        self.segments.push((place.start >> LOG_GRANULE, node));
+        let start = place.start >> LOG_GRANULE;
         self.ranges.add(place, false);
+        if let Some(at) = self.ranges.span_at(start) {
+            self.ranges.spans[at].whole = node;
+        }
     }
 
-    /// Returns a segment to the core, with its blocks; returns its place.
-    pub(super) fn give_back(&mut self, core: &mut Ranges, number: usize) -> Option<Range<u64>> {
-        let &(start, whole) = self.segments.get(number)?;
-        let (first, last) = self.ranges.spans.remove(&start)?;
-        self.segments.swap_remove(number);
+    /// Returns the segment that starts at `start` bytes to the core, with its blocks; returns its place.
+    pub(super) fn give_back(&mut self, core: &mut Ranges, start: u64) -> Option<Range<u64>> {
         let own = &mut self.ranges;
+        let at = own.span_at(start >> LOG_GRANULE)?;
+        let Span {
+            start,
+            first,
+            last,
+            whole,
+        } = own.spans.remove(at);
         let (mut free, mut taken) = (Vec::new(), 0);
         let head = own.nodes.get(first).next;
         let mut at = head;
@@ -181,7 +180,6 @@ impl Shard {
     /// Checks all invariants of the tables; panics if one fails.
     pub(super) fn check(&self) {
         self.ranges.check(false);
-        assert_eq!(self.segments.len(), self.ranges.spans.len());
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::extents::{LOG_GRANULE, MAX_RANGE, Ranges};
+use super::extents::{LOG_GRANULE, MAX_RANGE, Ranges, Span};
 #[cfg(test)]
 use super::nodes::NodeState;
 use super::nodes::RangeId;
@@ -32,72 +32,68 @@ impl Ranges {
             } else {
                 start + MOST
             };
-            let part = start..end.min(last);
-            start = part.end;
-            let joins_left = joins && !is_range_limit(part.start);
-            let left = self.span_before(part.start).filter(|_| joins_left);
-            self.add_part(part, left, joins);
+            self.add_part(start..end.min(last), joins);
+            start = end.min(last);
         }
     }
 
     /// Returns the bytes of the smallest span; `u64::MAX` without any.
     pub(super) fn least_span(&self) -> u64 {
         let spans = self.spans.iter();
-        let sizes = spans.map(|(start, &(_, last))| self.nodes.get(last).start - start);
+        let sizes = spans.map(|span| self.nodes.get(span.last).start - span.start);
         sizes.min().map_or(u64::MAX, |least| least << LOG_GRANULE)
     }
 
-    /// Returns the start of the span that ends at `end` granules.
-    fn span_before(&self, end: u64) -> Option<u64> {
-        let (&start, &(_, last)) = self.spans.range(..end).next_back()?;
-        (self.nodes.get(last).start == end).then_some(start)
-    }
-
-    fn add_part(&mut self, part: Range<u64>, left: Option<u64>, joins: bool) {
+    fn add_part(&mut self, part: Range<u64>, joins: bool) {
         let size = part.end - part.start;
         self.total += size;
-        let size = size as u32; // no more than a range may have
+        let mut at = self.spans_before(part.start);
+        let left = at.checked_sub(1).map(|left| self.spans[left].last);
+        let joins_at = |granule| joins && !is_range_limit(granule);
+        if left.is_some_and(|last| self.nodes.get(last).start == part.start && joins_at(part.start))
+        {
+            at -= 1;
+        } else {
+            let first = self.nodes.add(part.start, 0, RangeId::NONE, RangeId::NONE);
+            let last = self.nodes.add(part.start, 0, first, RangeId::NONE);
+            let begin = self.nodes.get_mut(first);
+            begin.next = last;
+            begin.growable_end = joins;
+            let span = Span {
+                start: part.start,
+                first,
+                last,
+                whole: RangeId::NONE,
+            };
+            self.spans.insert(at, span);
+        }
         // Adds it as a used range and then frees it: only `free` coalesces.
-        let node = match left.and_then(|start| self.spans.get(&start).copied()) {
-            Some((_, last)) => {
-                let node = self.nodes.insert_before(last, part.start, size);
-                self.nodes.get_mut(last).start = part.end;
-                node
-            }
-            None => {
-                let first = self.nodes.add(part.start, 0, RangeId::NONE, RangeId::NONE);
-                let last = self.nodes.add(part.end, 0, first, RangeId::NONE);
-                let begin = self.nodes.get_mut(first);
-                begin.next = last;
-                begin.growable_end = joins;
-                self.spans.insert(part.start, (first, last));
-                self.nodes.insert_before(last, part.start, size)
-            }
-        };
-        if joins {
-            self.join_right(part.end, left.unwrap_or(part.start));
+        let last = self.spans[at].last;
+        let node = self.nodes.insert_before(last, part.start, size as u32); // no more than a range may have
+        self.nodes.get_mut(last).start = part.end;
+        if joins_at(part.end)
+            && self
+                .spans
+                .get(at + 1)
+                .is_some_and(|right| right.start == part.end)
+        {
+            self.join_right(at);
         }
         self.free(node);
     }
 
-    /// Merges the span that starts at `end`, if there is one, into the one at `start`.
-    fn join_right(&mut self, end: u64, start: u64) {
-        let (left, right) = (self.spans.get(&start), self.spans.get(&end));
-        let (false, Some(&(first, last)), Some(&(right_first, right_last))) =
-            (is_range_limit(end), left, right)
-        else {
-            return;
-        };
-        self.spans.remove(&end);
+    /// Merges the span at an index and the next one.
+    fn join_right(&mut self, at: usize) {
+        let right = self.spans.remove(at + 1);
+        let last = std::mem::replace(&mut self.spans[at].last, right.last);
         let before = self.nodes.get(last).previous;
-        let after = self.nodes.get(right_first).next;
+        let after = self.nodes.get(right.first).next;
         let left = self.nodes.get_mut(before);
         left.next = after;
         left.growable_end = false;
         self.nodes.get_mut(after).previous = before;
         self.nodes.retire(last);
-        self.nodes.retire(right_first);
-        self.spans.insert(start, (first, right_last));
+        self.nodes.retire(right.first);
     }
 
     /// Removes memory, in bytes, if all of it is free; returns whether it did.
@@ -106,7 +102,7 @@ impl Ranges {
         let Some(node) = self.free_range_around(start, end) else {
             return false;
         };
-        let Some((&at, &(first, last))) = self.spans.range(..=start).next_back() else {
+        let Some(at) = self.spans_before(start + 1).checked_sub(1) else {
             return false;
         };
         self.nodes.unlink(node);
@@ -114,7 +110,7 @@ impl Ranges {
         let whole_end = whole.start + u64::from(whole.size);
         self.free -= end - start;
         self.total -= end - start;
-        self.spans.remove(&at);
+        let span = self.spans.remove(at);
         // The memory becomes two empty nodes: the last of the span before it, and the first of the one behind it.
         let (left, before) = if whole.start == start {
             (node, whole.previous)
@@ -136,18 +132,23 @@ impl Ranges {
         if let Some(rest) = rest {
             self.nodes.link(rest);
         }
-        self.set_span(at, first, left);
-        self.set_span(end, right, last);
+        let behind = Span {
+            start: end,
+            first: right,
+            ..span
+        };
+        self.insert_span(at, behind);
+        self.insert_span(at, Span { last: left, ..span });
         true
     }
 
-    /// Notes a span, or retires its ends if nothing lies between them.
-    fn set_span(&mut self, start: u64, first: RangeId, last: RangeId) {
-        if self.nodes.get(first).next == last {
-            self.nodes.retire(first);
-            self.nodes.retire(last);
+    /// Inserts a span at an index, or retires its ends if nothing lies between them.
+    fn insert_span(&mut self, at: usize, span: Span) {
+        if self.nodes.get(span.first).next == span.last {
+            self.nodes.retire(span.first);
+            self.nodes.retire(span.last);
         } else {
-            self.spans.insert(start, (first, last));
+            self.spans.insert(at, span);
         }
     }
 
@@ -166,7 +167,10 @@ impl Ranges {
     /// Checks all invariants of the tables; panics if one fails. `joins`: all memory joins.
     pub(super) fn check(&self, joins: bool) {
         let (mut free, mut total, mut ranges, mut free_nodes) = (0, 0, 0, 0);
-        for (&start, &(first, last)) in &self.spans {
+        for &Span {
+            start, first, last, ..
+        } in &self.spans
+        {
             let ends = [first, last].map(|node| *self.nodes.get(node));
             assert!(
                 ends.iter()

@@ -41,7 +41,7 @@ fn own(heap: &Heap) -> Option<(u8, usize, u64)> {
     member::with(&**heap.inner(), |local| {
         let own = local.shard.as_ref()?;
         assert_eq!(local.bound.shard(), own.shard.free_bytes());
-        Some((own.id, own.shard.segments(), own.shard.free_bytes()))
+        Some((own.id, own.shard.segments().len(), own.shard.free_bytes()))
     })
 }
 

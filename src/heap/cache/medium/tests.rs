@@ -40,26 +40,15 @@ medium.pass_on(extent)
                     }
                 }
             } else {
-                // Once, or as a thread that needs many of a size.
-                for _ in 0..if step == 1 { 1 } else { 12 } {
-                    if let Some(extent) = medium.pop(size) {
-                        prop_assert_eq!(kept.remove(&extent.node()), Some(size));
-                        prop_assert_eq!(extent.offset, u64::from(extent.node().number()));
-                        prop_assert_eq!(extent.granules(), size);
-                        continue;
-                    }
-                    medium.note_shares(shares);
-                    let (budget, _) = medium.limits(alone, shared);
-                    let more = medium.more(size, budget);
-                    for left in medium.take_leaving() {
-                        prop_assert!(kept.remove(&left.node()).is_some());
-                    }
-                    for _ in 0..more {
-                        let extent = new(size);
-                        kept.insert(extent.node(), size);
-                        medium.push(extent);
-                    }
-                    prop_assert!(medium.granules <= budget.max(alone));
+                if let Some(extent) = medium.pop(size) {
+                    prop_assert_eq!(kept.remove(&extent.node()), Some(size));
+                    prop_assert_eq!(extent.offset, u64::from(extent.node().number()));
+                    prop_assert_eq!(extent.granules(), size);
+                    continue;
+                }
+                medium.note_shares(shares);
+                for left in medium.take_leaving() {
+                    prop_assert!(kept.remove(&left.node()).is_some());
                 }
             }
             prop_assert!(medium.granules + medium.leaving_granules <= alone.max(shared));
@@ -125,22 +114,6 @@ fn a_block_behind_others_of_its_bin_is_found() {
         assert_eq!(medium.pop(extent.granules()), Some(extent));
     }
     assert!(medium.is_empty() && medium.pop(4096).is_none());
-}
-
-#[test]
-fn more_is_fetched_of_what_is_missed_again_and_again() {
-    let mut medium = Medium::new(Arc::default());
-    let ample = 1 << 20;
-    let wanted: Vec<u32> = (0..6).map(|_| medium.wanted(16, ample)).collect();
-    assert_eq!(wanted, [1, 2, 4, 8, 16, 16]);
-    assert_eq!(medium.wanted(17, ample), 1);
-    assert_eq!(medium.wanted(17, 8 * 17), 2);
-    assert_eq!(
-        medium.wanted(17, 8 * 17),
-        2,
-        "no more than a fourth of the budget"
-    );
-    assert_eq!(medium.wanted(17, 0), 1);
 }
 
 #[test]

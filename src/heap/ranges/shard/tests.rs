@@ -103,8 +103,9 @@ impl All {
             }
             Step::Resize(which, bytes) => self.resize(which, bytes),
             Step::TakeSegment(part, number) => {
-                if let Some(number) = number.checked_rem(self.shards[part].segments()) {
-                    self.take_segment(part, number);
+                let segments = self.shards[part].segments();
+                if let Some(number) = number.checked_rem(segments.len()) {
+                    self.take_segment(part, segments[number].0);
                 }
             }
         }
@@ -146,9 +147,9 @@ impl All {
         self.blocks[at] = Extent::new(offset, node, wanted);
     }
 
-    fn take_segment(&mut self, part: Part, number: usize) {
+    fn take_segment(&mut self, part: Part, start: u64) {
         let shard = &mut self.shards[part];
-        let range = self.core.take_segment(shard, number).unwrap();
+        let range = self.core.take_segment(shard, start).unwrap();
         for unit in range.start / CHUNK..range.end / CHUNK {
             assert_eq!(self.of_unit.remove(&unit), Some(part));
         }
@@ -168,12 +169,18 @@ impl All {
         for shard in &self.shards {
             let free = shard.free_ranges().map(|range| range.end - range.start);
             assert_eq!(free.sum::<u64>(), shard.free_bytes());
-            if let Some(number) = shard.last_empty(usize::MAX) {
-                let start = shard.segments[number].0 << LOG_GRANULE;
+            for start in empty(shard) {
                 assert!(shard.free_ranges().any(|range| range.start == start));
             }
         }
     }
+}
+
+/// Returns the starts of the segments that have no block.
+fn empty(shard: &Shard) -> Vec<u64> {
+    let segments = shard.segments().into_iter();
+    let empty = segments.filter(|(_, is_empty)| *is_empty);
+    empty.map(|(start, _)| start).collect()
 }
 
 fn range_of(extent: &Extent) -> Range<u64> {
@@ -198,8 +205,8 @@ proptest! {
         }
         all.check();
         for part in 0..SHARDS {
-            while all.shards[part].segments() > 0 {
-                all.take_segment(part, 0);
+            for (start, _) in all.shards[part].segments() {
+                all.take_segment(part, start);
                 all.check();
             }
         }
@@ -224,20 +231,29 @@ fn an_empty_segment_is_found() {
     let mut core = Core::new(0, CHUNKS * CHUNK).unwrap();
     core.add(0..4 * CHUNK, true);
     let mut shard = core.new_shard();
-    assert_eq!(shard.last_empty(usize::MAX), None);
+    assert!(empty(&shard).is_empty());
     core.feed(&mut shard, CHUNK, CHUNK).unwrap();
     let all = shard.allocate(CHUNK).unwrap();
-    assert_eq!(shard.last_empty(usize::MAX), None);
+    assert!(empty(&shard).is_empty());
     core.feed(&mut shard, CHUNK, CHUNK).unwrap();
-    assert_eq!(shard.last_empty(usize::MAX), Some(1));
+    let [(one, _), (other, _)] = shard.segments()[..] else {
+        panic!("two segments");
+    };
+    let (first, second) = if all.offset == one {
+        (one, other)
+    } else {
+        (other, one)
+    };
+    assert_eq!(empty(&shard), [second]);
     let part = shard.allocate(1).unwrap();
-    assert_eq!(shard.last_empty(usize::MAX), None);
+    assert!(empty(&shard).is_empty());
     shard.free(all.node());
-    assert_eq!(shard.last_empty(usize::MAX), Some(0));
-    assert_eq!(core.take_segment(&mut shard, 0), Some(0..CHUNK));
+    assert_eq!(empty(&shard), [first]);
+    let place = |start| Some(start..start + CHUNK);
+    assert_eq!(core.take_segment(&mut shard, first), place(first));
     assert!(shard.free(part.node()));
-    assert_eq!(core.take_segment(&mut shard, 0), Some(CHUNK..2 * CHUNK));
-    assert_eq!(core.take_segment(&mut shard, 0), None);
+    assert_eq!(core.take_segment(&mut shard, second), place(second));
+    assert_eq!(core.take_segment(&mut shard, second), None);
     assert_eq!(core.free_bytes(), core.ranges().largest_free());
 }
 
@@ -257,7 +273,8 @@ fn nodes_that_shards_no_longer_need_return() {
         .collect();
         assert_eq!(blocks.len() as u64, CHUNK / PAGE);
         assert!(blocks.iter().all(|block| shard.free(block.node())));
-        core.take_segment(shard, 0).unwrap();
+        let start = shard.segments()[0].0;
+        core.take_segment(shard, start).unwrap();
     };
     fill(&mut core, &mut shard);
     let bytes = core.metadata();
