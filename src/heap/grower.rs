@@ -51,7 +51,7 @@ fn spawn(
 /// Returns whether less is free than there should be, and records the free bytes.
 fn is_short(heap: &HeapInner, signal: &Signal) -> bool {
     let core = heap.core();
-    let free = core.free_bytes();
+    let free = core.ranges.free_bytes();
     signal.free.store(free, Relaxed);
     free < signal.ahead
 }
@@ -138,7 +138,7 @@ impl Decay {
             heap.front.sum_of_shards(CacheBound::take_least_in_shard) + posted.min(posted_before);
         let (peak, used, backed) = {
             let mut core = heap.core();
-            (core.take_peak(), core.used(), core.total())
+            (core.take_peak(), core.used(), core.ranges.total())
         };
         self.peaks[self.next] = peak.saturating_sub(least_idle);
         self.next = (self.next + 1) % PARTS;
@@ -193,7 +193,7 @@ impl Signal {
     #[inline]
     pub(super) fn look(&self, core: &Core) {
         if self.ahead > 0 {
-            let free = core.free_bytes();
+            let free = core.ranges.free_bytes();
             self.free.store(free, Relaxed);
             if free < self.ahead && !self.awake.swap(true, Relaxed) {
                 // So that this comes before the thread looks at `awake`, or after it sleeps.

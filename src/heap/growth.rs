@@ -199,8 +199,8 @@ impl HeapInner {
     fn beside(&self, gap: &Range<u64>) -> Beside {
         let core = self.core();
         Beside {
-            before: core.ranges().free_before(gap.start),
-            after: core.ranges().free_after(gap.end),
+            before: core.ranges.free_before(gap.start),
+            after: core.ranges.free_after(gap.end),
         }
     }
 
@@ -243,14 +243,14 @@ impl HeapInner {
         let request = Request::new(bytes, 1);
         let (mut unchecked, mut emptied) = (!ahead, false);
         loop {
-            if self.core().free_bytes() < bytes {
+            if self.core().ranges.free_bytes() < bytes {
                 self.collect_or_log();
             }
             if ahead && self.closed.load(Relaxed) {
                 return Ok(());
             }
             let mut locked = self.supply.locked();
-            let free = self.core().free_bytes();
+            let free = self.core().ranges.free_bytes();
             let Some(more) = bytes.checked_sub(free).filter(|&more| more > 0) else {
                 return Ok(());
             };
@@ -299,9 +299,9 @@ impl HeapInner {
 
     /// Gives the core's table memory for more ranges with no lock held: the kernel takes longer for a page than an allocation.
     fn populate_table(&self) {
-        let ahead = self.core().table_ahead(SPARE);
+        let ahead = self.core().ranges.nodes.ahead(SPARE);
         if let Some(ahead) = ahead.filter(Ahead::populate) {
-            self.core().table_populated(&ahead);
+            self.core().ranges.nodes.populated(&ahead);
         }
     }
 
@@ -364,7 +364,10 @@ impl HeapInner {
         let mut chunks = backing.chunks_before(end).map(Chunk::range);
         chunks.find(|chunk| {
             let mut core = self.core();
-            let left = core.free_bytes().checked_sub(chunk.end - chunk.start);
+            let left = core
+                .ranges
+                .free_bytes()
+                .checked_sub(chunk.end - chunk.start);
             left.is_some_and(|left| left >= keep) && core.remove(chunk.clone())
         })
     }

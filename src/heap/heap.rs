@@ -191,7 +191,7 @@ impl Heap {
         mut progress: impl FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<()> {
         self.inner.expect_this_process()?;
-        let before = self.inner.core().free_bytes();
+        let before = self.inner.core().ranges.free_bytes();
         let mut done = 0;
         let added = self.inner.add_memory(bytes, false, |step, left| {
             done += step;

@@ -141,13 +141,13 @@ impl HeapInner {
         let possible = self.facts.joins
             && bytes <= MAX_RANGE
             && !self.closed.load(Relaxed)
-            && self.core().ranges().end_of_memory_behind(node).is_some();
+            && self.core().ranges.end_of_memory_behind(node).is_some();
         if !possible {
             return false;
         }
         let mut locked = self.supply.locked();
         // No other thread adds memory meanwhile, but others may still take the free bytes behind the block.
-        let Some((start, memory_end)) = self.core().ranges().end_of_memory_behind(node) else {
+        let Some((start, memory_end)) = self.core().ranges.end_of_memory_behind(node) else {
             return false;
         };
         let end = start + bytes;

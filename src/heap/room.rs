@@ -63,8 +63,8 @@ impl HeapInner {
     /// Returns [`Error::HeapFull`] with the core's numbers.
     pub(super) fn full(&self, why: NoRoom, request: &Request) -> Error {
         let core = self.core();
-        let (total, free) = (core.total(), core.free_bytes());
-        let largest_free = core.ranges().nearly_largest_free();
+        let (total, free) = (core.ranges.total(), core.ranges.free_bytes());
+        let largest_free = core.ranges.nearly_largest_free();
         drop(core);
         let need = request.size();
         // A page can have any alignment.
@@ -154,7 +154,7 @@ impl HeapInner {
             .front
             .cached_bound(&members, &Request::new(MAX_RANGE, 1));
         let (free_in_slabs, ends) = slabs.bytes();
-        let most = core.free_bytes() + outside.bytes + quarantined + free_in_slabs + ends;
+        let most = core.ranges.free_bytes() + outside.bytes + quarantined + free_in_slabs + ends;
         bytes <= addable.saturating_add(most)
     }
 
@@ -263,5 +263,5 @@ impl HeapInner {
 
 /// Returns whether all of a chunk that joins no other is free.
 fn is_idle(core: &Core, chunk: &Range<u64>) -> bool {
-    core.ranges().free_after(chunk.start) == chunk.end - chunk.start
+    core.ranges.free_after(chunk.start) == chunk.end - chunk.start
 }

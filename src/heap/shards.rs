@@ -119,7 +119,7 @@ impl HeapInner {
             }
         }
         let fed = segments(first, own.shard.total(), bytes).find_map(|segment| {
-            let plenty = core.free_bytes() / PLENTY >= segment.max(first);
+            let plenty = core.ranges.free_bytes() / PLENTY >= segment.max(first);
             plenty.then(|| core.feed(&mut own.shard, segment, UNIT))?
         });
         let Some(fed) = fed else {

@@ -93,7 +93,7 @@ impl HeapInner {
         let quarantined = self.watch.as_ref().map_or(0, |watch| watch.quarantined());
         let deferred = self.deferral.pending();
         let core = self.core();
-        let (free, backed) = (core.free_bytes(), core.total());
+        let (free, backed) = (core.ranges.free_bytes(), core.ranges.total());
         let slabs = self.slabs.hold();
         let (free_in_slabs, slab_ends) = slabs.bytes();
         let (counts, tables) = (slabs.class_counts(), slabs.metadata());
@@ -113,7 +113,7 @@ impl HeapInner {
             free,
             free_in_slabs,
             slab_ends,
-            largest_free: core.ranges().largest_free(),
+            largest_free: core.ranges.largest_free(),
             backed,
             backed_high_water: core.total_high_water(),
             used_high_water: core.used_high_water(),

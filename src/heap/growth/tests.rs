@@ -61,9 +61,9 @@ fn growth_in_advance_gives_the_table_memory_for_more_ranges() {
     let heap = heap.build(&driver).unwrap();
     let inner: &HeapInner = heap.inner();
     inner.add_memory(4 << 20, false, |_, _| Ok(())).unwrap();
-    assert!(inner.core().table_ahead(SPARE).is_some());
+    assert!(inner.core().ranges.nodes.ahead(SPARE).is_some());
     inner.add_memory(8 << 20, true, |_, _| Ok(())).unwrap();
-    assert!(inner.core().table_ahead(SPARE).is_none());
+    assert!(inner.core().ranges.nodes.ahead(SPARE).is_none());
 }
 
 #[test]
@@ -327,9 +327,9 @@ fn what_is_reserved_may_lie_in_a_cache() {
     heap.reserve(64 << 20).unwrap();
     drop(heap.allocate(Layout::new::<[u8; 65_536]>()).unwrap());
     let inner: &HeapInner = heap.inner();
-    assert!(inner.core().free_bytes() < 64 << 20);
+    assert!(inner.core().ranges.free_bytes() < 64 << 20);
     heap.reserve(64 << 20).unwrap();
-    assert_eq!(inner.core().free_bytes(), 64 << 20);
+    assert_eq!(inner.core().ranges.free_bytes(), 64 << 20);
     assert!(heap.reserve((64 << 20) + 1).is_err());
 }
 
@@ -340,7 +340,7 @@ fn what_leaves_a_cache_meanwhile_makes_up_for_what_is_missing() {
     heap.reserve(64 << 20).unwrap();
     drop(heap.allocate(Layout::new::<[u8; 65_536]>()).unwrap());
     let inner: &HeapInner = heap.inner();
-    assert!(inner.core().free_bytes() < 64 << 20);
+    assert!(inner.core().ranges.free_bytes() < 64 << 20);
     assert!(inner.caches_may_make_up(64 << 20, 0));
     inner.empty_all_caches();
     assert!(inner.caches_may_make_up(64 << 20, 0));

@@ -34,7 +34,7 @@ fn most_nodes(limit: u64) -> usize {
 
 /// All ranges. A range ends where the next one starts; the first and the last node of a span are empty.
 pub(crate) struct Ranges {
-    pub(super) nodes: Nodes,
+    pub(crate) nodes: Nodes,
     /// Memory without a gap or a range limit, by ascending starts.
     pub(super) spans: Vec<Span>,
     /// The address of offset 0, in granules: alignment applies to addresses.
@@ -86,13 +86,13 @@ impl Ranges {
 
     /// Returns all memory, in bytes.
     #[inline]
-    pub(super) fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.total << LOG_GRANULE
     }
 
     /// Returns the free bytes.
     #[inline]
-    pub(super) fn free_bytes(&self) -> u64 {
+    pub(crate) fn free_bytes(&self) -> u64 {
         self.free << LOG_GRANULE
     }
 

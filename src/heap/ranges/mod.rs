@@ -27,11 +27,17 @@ pub(super) use slabs::SlabId;
 pub(super) use stripes::{HeldSlabs, OwnStripe, Stripes};
 pub(super) use table::Ahead;
 
-use self::extents::Ranges;
+use self::extents::{LOG_GRANULE, Ranges};
+use self::nodes::NodeState;
 use self::refusals::Refusals;
 use super::classes::{Class, GRANULE, PAGE};
 use super::piece::Extent;
 use crate::{Error, Result};
+
+/// How many vacant nodes a shard keeps when it returns segments. Each time that it needs more, it visits the core.
+const NODES: usize = 256;
+/// How many vacant nodes a shard has at least before it gets a segment, which takes three at first.
+const NODES_FOR_SEGMENT: usize = 8;
 
 /// How many free ranges are searched before the heap grows: some 10 µs. It searches all before it refuses.
 const LOOKS: usize = if cfg!(test) { 3 } else { 1024 };
@@ -52,7 +58,7 @@ pub(super) struct Core {
     high_water: (u64, u64),
     /// The most that was not free before.
     earlier_high_water: u64,
-    ranges: Ranges,
+    pub(super) ranges: Ranges,
     slabs: Arc<Stripes>,
     refusals: Refusals,
     /// Shards that ended.
@@ -96,7 +102,7 @@ impl Core {
         }
         self.ranges.add(range, joins);
         self.forget_refusals();
-        self.high_water.0 = self.high_water.0.max(self.total());
+        self.high_water.0 = self.high_water.0.max(self.ranges.total());
     }
 
     /// Removes memory if all of it is free; returns whether it did.
@@ -111,7 +117,7 @@ impl Core {
 
     /// Returns the bytes that were ever freed, or more.
     fn given(&self, slabs: &HeldSlabs<'_>) -> u64 {
-        (self.ranges.given << extents::LOG_GRANULE).wrapping_add(slabs.given())
+        (self.ranges.given << LOG_GRANULE).wrapping_add(slabs.given())
     }
 
     /// Returns the granules that a range for `bytes` takes.
@@ -153,19 +159,26 @@ impl Core {
     /// Returns a shard without memory, which belongs to this core.
     pub(super) fn new_shard(&mut self) -> Shard {
         let ended = self.shards.pop();
-        ended.unwrap_or_else(|| Shard::new(&mut self.ranges))
+        ended.unwrap_or_else(|| Shard {
+            ranges: self.ranges.split(),
+        })
     }
 
     /// Keeps a shard that has no segments for the next thread.
     pub(super) fn end_shard(&mut self, mut shard: Shard) {
         debug_assert!(shard.total() == 0);
-        shard.end(&mut self.ranges);
+        let nodes = &mut shard.ranges.nodes;
+        nodes.give_back(&mut self.ranges.nodes, usize::MAX);
         self.shards.push(shard);
     }
 
-    /// Gives a shard vacant nodes.
+    /// Gives a shard vacant nodes, more to one that has many.
     pub(super) fn lend_nodes(&mut self, shard: &mut Shard) {
-        shard.borrow_nodes(&mut self.ranges);
+        let nodes = &mut shard.ranges.nodes;
+        let enough = nodes.vacancies() + (NODES / 4).max(nodes.count / 8);
+        while nodes.vacancies() < enough {
+            self.ranges.nodes.lend(nodes);
+        }
     }
 
     /// Gives a shard a segment of `bytes`, at an address that is a multiple of `align`; returns its place.
@@ -174,14 +187,54 @@ impl Core {
         const LOOKS: usize = 16;
         let extent = self.ranges.allocate_slowly(bytes, align, LOOKS)?;
         self.mark_high_water();
+        if shard.ranges.nodes.vacancies() < NODES_FOR_SEGMENT {
+            self.lend_nodes(shard);
+        }
         let place = extent.offset..extent.offset + bytes;
-        shard.add(&mut self.ranges, extent.node(), place.clone());
+        shard.ranges.add(place.clone(), false);
+        let at = shard.ranges.span_at(place.start >> LOG_GRANULE)?; // always
+        shard.ranges.spans[at].whole = extent.node();
         Some(place)
     }
 
-    /// Takes the segment of a shard that starts at `start` back, with its blocks; returns its place.
+    /// Takes the segment of a shard that starts at `start` bytes back, with its blocks; returns its place.
     pub(super) fn take_segment(&mut self, shard: &mut Shard, start: u64) -> Option<Range<u64>> {
-        shard.give_back(&mut self.ranges, start)
+        let own = &mut shard.ranges;
+        let at = own.span_at(start >> LOG_GRANULE)?;
+        let span = own.spans.remove(at);
+        let (mut free, mut taken) = (Vec::new(), 0);
+        let head = own.nodes.get(span.first).next;
+        let mut at = head;
+        while at != span.last {
+            let node = *own.nodes.get(at);
+            if node.state == NodeState::Free {
+                own.nodes.unlink(at);
+                own.free -= u64::from(node.size);
+                free.push(at);
+            }
+            (at, taken) = (node.next, taken + 1);
+        }
+        let last = *own.nodes.get(span.last);
+        own.total -= last.start - span.start;
+        own.nodes.retire(span.first);
+        own.nodes.retire(span.last);
+        let nodes = &mut self.ranges.nodes;
+        nodes.take_over(&mut own.nodes, taken);
+        let vacant = own.nodes.vacancies().saturating_sub(NODES);
+        own.nodes.give_back(nodes, vacant);
+        // The segment's nodes take the place of the one that it was here.
+        let whole = *nodes.get(span.whole);
+        nodes.get_mut(whole.previous).next = head;
+        nodes.get_mut(head).previous = whole.previous;
+        nodes.get_mut(whole.next).previous = last.previous;
+        let tail = nodes.get_mut(last.previous);
+        (tail.next, tail.growable_end) = (whole.next, whole.growable_end);
+        nodes.retire(span.whole);
+        // Only `free` coalesces.
+        for node in free {
+            self.ranges.free(node);
+        }
+        Some(start..last.start << LOG_GRANULE)
     }
 
     /// Returns the slabs, which have locks of their own.
@@ -305,31 +358,6 @@ impl Core {
     /// Frees slabs without a block in use, so that their memory can serve other sizes.
     pub(super) fn release_empty_slabs(&mut self) {
         self.slabs.release_empty(&mut self.ranges);
-    }
-
-    /// Returns the ranges, to look at.
-    pub(super) const fn ranges(&self) -> &Ranges {
-        &self.ranges
-    }
-
-    /// Returns all memory, in bytes.
-    pub(super) fn total(&self) -> u64 {
-        self.ranges.total()
-    }
-
-    /// Returns the free bytes outside slabs.
-    pub(super) fn free_bytes(&self) -> u64 {
-        self.ranges.free_bytes()
-    }
-
-    /// Returns the part of the table of ranges to populate, without the core's lock, so that `more` ranges have memory there.
-    pub(super) fn table_ahead(&self, more: usize) -> Option<Ahead> {
-        self.ranges.nodes.ahead(more)
-    }
-
-    /// Notes that the part is populated.
-    pub(super) fn table_populated(&mut self, ahead: &Ahead) {
-        self.ranges.nodes.populated(ahead);
     }
 
     /// Iterates over the ranges in use, including slabs, in the order of offsets.

@@ -113,7 +113,7 @@ const MORE: usize = BATCH;
 
 /// All nodes, or a shard's, in one common table, so that nodes keep their indexes when they
 /// move between the two.
-pub(super) struct Nodes {
+pub(crate) struct Nodes {
     /// The core alone adds nodes to the table; it [lends](Self::lend) some to shards.
     nodes: View<Node>,
     /// The end of each bin's list: a sentinel that can be read and written like any other node.
@@ -230,12 +230,12 @@ impl Nodes {
     }
 
     /// Returns the part of the table to populate so that `more` nodes can be added.
-    pub(super) fn ahead(&self, more: usize) -> Option<Ahead> {
+    pub(crate) fn ahead(&self, more: usize) -> Option<Ahead> {
         self.nodes.ahead(more.saturating_sub(self.vacancies()))
     }
 
     /// Notes that a part is populated.
-    pub(super) fn populated(&mut self, ahead: &Ahead) {
+    pub(crate) fn populated(&mut self, ahead: &Ahead) {
         self.nodes.populated(ahead);
     }
 

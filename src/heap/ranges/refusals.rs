@@ -106,7 +106,8 @@ impl Core {
             return false;
         }
         let (free, ends) = slabs.bytes();
-        let idle = self.free_bytes() + free + ends + outside.bytes + self.replaceable(request);
+        let idle =
+            self.ranges.free_bytes() + free + ends + outside.bytes + self.replaceable(request);
         if request.size() > idle {
             return true;
         }
@@ -223,7 +224,7 @@ impl Core {
     /// Returns the bytes of addresses without memory, where those can be part of a new range with idle memory beside them.
     fn replaceable(&self, request: &Request) -> u64 {
         if self.may_replace(request) {
-            self.limit.saturating_sub(self.total())
+            self.limit.saturating_sub(self.ranges.total())
         } else {
             0
         }

@@ -34,30 +34,19 @@ impl SlabId {
     }
 }
 
-struct Slab {
+pub(super) struct Slab {
     /// Bytes from the heap's start.
     start: u64,
-    node: RangeId,
-    class: Class,
-    blocks: u32,
-    free: u32,
+    pub(super) node: RangeId,
+    pub(super) class: Class,
+    pub(super) blocks: u32,
+    pub(super) free: u32,
     /// Its position in its class's list of slabs with free blocks.
     place: Option<u32>,
     /// No word before this one has free blocks.
     hint: u32,
     /// A set bit is a free block.
     words: Box<[u64]>,
-}
-
-/// The state of a block, and of its slab, after it was freed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Given {
-    /// It is free.
-    Free,
-    /// It is free, no block of its slab is in use, and the class has enough other slabs with free blocks.
-    Last,
-    /// No block in use begins there.
-    Unknown,
 }
 
 /// The slabs of one stripe.
@@ -187,7 +176,8 @@ impl Slabs {
         }
     }
 
-    fn there(&self) -> impl Iterator<Item = &Slab> {
+    /// Iterates over all slabs.
+    pub(super) fn there(&self) -> impl Iterator<Item = &Slab> {
         self.slabs.iter().filter(|slab| !slab.words.is_empty())
     }
 
@@ -206,22 +196,14 @@ impl Slabs {
         same.then(|| slab.in_use())
     }
 
-    /// Iterates over the slabs' ranges, and the bytes of blocks in use in each.
-    pub(super) fn nodes(&self) -> impl Iterator<Item = (RangeId, u64)> {
-        self.there().map(|slab| (slab.node, slab.in_use()))
-    }
-
-    /// Frees a block. The slab stays, also without a block in use.
-    pub(super) fn give(&mut self, id: SlabId, offset: u64, kept: usize) -> Given {
-        let Some(slab) = self.slabs.get_mut(id.index()) else {
-            return Given::Unknown;
-        };
-        let Some(block) = slab.index_of(offset) else {
-            return Given::Unknown;
-        };
+    /// Frees a block; returns `None` if no block in use begins there. The slab stays, also without a block in use. Returns
+    /// `true` if it has none, and the class has more than `kept` slabs with free blocks.
+    pub(super) fn give(&mut self, id: SlabId, offset: u64, kept: usize) -> Option<bool> {
+        let slab = self.slabs.get_mut(id.index())?;
+        let block = slab.index_of(offset)?;
         let (word, bit) = (block / 64, 1 << (block % 64));
         if slab.words[word as usize] & bit != 0 {
-            return Given::Unknown;
+            return None;
         }
         slab.words[word as usize] |= bit;
         slab.hint = slab.hint.min(word);
@@ -234,11 +216,7 @@ impl Slabs {
             slab.place = Some(partial.len() as u32);
             partial.push(id.index() as u32);
         }
-        if slab.is_empty() && partial.len() > kept {
-            Given::Last
-        } else {
-            Given::Free
-        }
+        Some(slab.is_empty() && partial.len() > kept)
     }
 
     /// Frees the slab if it has no block in use and its class has more than `kept` slabs with free blocks.
@@ -281,34 +259,6 @@ impl Slabs {
         self.vacant.push(index);
     }
 
-    /// Iterates over free blocks, and over the unusable ends.
-    pub(super) fn free_ranges(&self) -> impl Iterator<Item = Range<u64>> {
-        self.there().flat_map(|slab| {
-            let size = slab.class.bytes();
-            let end = slab.start + u64::from(slab.blocks) * size;
-            let is_free = |block: &u32| slab.words[*block as usize / 64] & (1 << (block % 64)) != 0;
-            let free = (0..slab.blocks).filter(is_free).map(move |block| {
-                let at = slab.start + u64::from(block) * size;
-                at..at + size
-            });
-            free.chain(std::iter::once(end..end.next_multiple_of(PAGE)))
-        })
-    }
-
-    /// Returns the number of slabs that there are, or were at once.
-    pub(super) const fn count(&self) -> usize {
-        self.slabs.len()
-    }
-
-    /// Adds, for each class, how many blocks are free and how many there are.
-    pub(super) fn add_to(&self, counts: &mut [(u64, u64); CLASSES]) {
-        for slab in self.there() {
-            let (free, all) = &mut counts[slab.class.index()];
-            *free += u64::from(slab.free);
-            *all += u64::from(slab.blocks);
-        }
-    }
-
     /// Returns the size of the tables, in bytes.
     pub(super) fn metadata(&self) -> usize {
         let words: usize = self.slabs.iter().map(|slab| slab.words.len()).sum();
@@ -329,8 +279,20 @@ impl Slab {
         self.class.block_at(within)
     }
 
+    /// Iterates over free blocks, and over the unusable end.
+    pub(super) fn free_ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let size = self.class.bytes();
+        let end = self.start + u64::from(self.blocks) * size;
+        let is_free = |block: &u32| self.words[*block as usize / 64] & (1 << (block % 64)) != 0;
+        let free = (0..self.blocks).filter(is_free).map(move |block| {
+            let at = self.start + u64::from(block) * size;
+            at..at + size
+        });
+        free.chain(std::iter::once(end..end.next_multiple_of(PAGE)))
+    }
+
     /// Returns the bytes of blocks in use.
-    fn in_use(&self) -> u64 {
+    pub(super) fn in_use(&self) -> u64 {
         u64::from(self.blocks - self.free) * self.class.bytes()
     }
 

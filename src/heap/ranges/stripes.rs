@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use super::extents::Ranges;
 use super::nodes::RangeId;
 use super::pages::{Owner, PageMap};
-use super::slabs::{Given, STRIPES, SlabId, Slabs};
+use super::slabs::{STRIPES, Slab, SlabId, Slabs};
 use crate::classes::{CLASSES, Class};
 use crate::per_driver::lock;
 
@@ -186,9 +186,9 @@ impl Stripes {
                     continue;
                 }
                 match slabs.give(id, offset, kept) {
-                    Given::Free => {}
-                    Given::Last => empty.push(id),
-                    Given::Unknown => unknown += 1,
+                    Some(false) => {}
+                    Some(true) => empty.push(id),
+                    None => unknown += 1,
                 }
             }
             rest = &mut rest[..others];
@@ -219,13 +219,14 @@ impl HeldSlabs<'_> {
         self.0.get(usize::from(id.stripe()))?.as_deref()
     }
 
-    fn sum(&self, f: impl Fn(&Slabs) -> u64) -> u64 {
-        self.all().map(f).sum()
+    fn slabs(&self) -> impl Iterator<Item = &Slab> {
+        self.all().flat_map(Slabs::there)
     }
 
     /// Returns the bytes of free blocks, and those at the ends of slabs, too few for a block.
     pub(crate) fn bytes(&self) -> (u64, u64) {
-        (self.sum(|slabs| slabs.free), self.sum(|slabs| slabs.ends))
+        let sum = |f: fn(&Slabs) -> u64| self.all().map(f).sum();
+        (sum(|slabs| slabs.free), sum(|slabs| slabs.ends))
     }
 
     /// Returns the bytes of blocks that were ever freed.
@@ -245,28 +246,30 @@ impl HeldSlabs<'_> {
         self.of(id)?.block_at(id, offset)
     }
 
-    /// Iterates over the ranges of slabs with at most so many bytes in use. `None` if there are more slabs than
-    /// `most`, with or without blocks.
+    /// Iterates over the ranges of slabs with at most so many bytes in use. `None` if there are more slabs than `most`.
     pub(super) fn nodes_with_at_most(
         &self,
         in_use: u64,
         most: usize,
     ) -> Option<impl Iterator<Item = RangeId>> {
-        let all: usize = self.all().map(Slabs::count).sum();
-        let nodes = self.all().flat_map(Slabs::nodes);
-        let few = nodes.filter(move |(_, used)| *used <= in_use);
-        (all <= most).then(|| few.map(|(node, _)| node))
+        let few = self.slabs().filter(move |slab| slab.in_use() <= in_use);
+        let is_few = self.slabs().nth(most).is_none();
+        is_few.then(|| few.map(|slab| slab.node))
     }
 
     /// Iterates over free blocks, and over the unusable ends.
     pub(crate) fn free_ranges(&self) -> impl Iterator<Item = Range<u64>> {
-        self.all().flat_map(Slabs::free_ranges)
+        self.slabs().flat_map(Slab::free_ranges)
     }
 
     /// Returns, for each class, how many blocks are free and how many there are.
     pub(crate) fn class_counts(&self) -> [(u64, u64); CLASSES] {
         let mut counts = [(0, 0); CLASSES];
-        self.all().for_each(|slabs| slabs.add_to(&mut counts));
+        for slab in self.slabs() {
+            let (free, all) = &mut counts[slab.class.index()];
+            *free += u64::from(slab.free);
+            *all += u64::from(slab.blocks);
+        }
         counts
     }
 

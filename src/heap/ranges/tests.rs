@@ -206,14 +206,18 @@ impl Both {
         };
         let (extent, size) = self.ranges[at];
         let wanted = Core::range_bytes(bytes).unwrap();
-        let free = self.core.free_bytes();
+        let free = self.core.ranges.free_bytes();
         if wanted <= size {
             assert!(self.core.extend(extent.node(), bytes));
-            assert_eq!(self.core.free_bytes(), free, "extending never gives back");
+            assert_eq!(
+                self.core.ranges.free_bytes(),
+                free,
+                "extending never gives back"
+            );
             self.core.shrink(extent.node(), bytes);
         } else if !self.core.extend(extent.node(), bytes) {
             assert_eq!(
-                self.core.free_bytes(),
+                self.core.ranges.free_bytes(),
                 free,
                 "refused, but something changed"
             );
@@ -225,7 +229,7 @@ impl Both {
             assert!(room < wanted - size, "{room} bytes behind it were free");
             return;
         }
-        assert_eq!(self.core.free_bytes() + wanted, free + size);
+        assert_eq!(self.core.ranges.free_bytes() + wanted, free + size);
         self.model.used.remove(&extent.offset);
         self.model.take(extent.offset..extent.offset + wanted);
         self.ranges[at].1 = wanted;
@@ -250,8 +254,11 @@ impl Both {
             .zip(counts)
             .map(|(class, (_, all))| all * class.bytes())
             .sum();
-        assert_eq!(self.core.total(), backed);
-        assert_eq!(self.core.free_bytes() + used + in_slabs + ends, backed);
+        assert_eq!(self.core.ranges.total(), backed);
+        assert_eq!(
+            self.core.ranges.free_bytes() + used + in_slabs + ends,
+            backed
+        );
         let small: u64 = self.small.iter().map(|(_, class)| class.bytes()).sum();
         assert_eq!(free_in_slabs + small, in_slabs);
         let by_class: u64 = Class::all()

@@ -161,7 +161,7 @@ fn no_request_is_refused_for_what_shards_have() {
             });
         }
         barrier.wait();
-        let core = heap.inner().core().ranges().largest_free();
+        let core = heap.inner().core().ranges.largest_free();
         assert!(core < 60 * MIB, "segments of three threads are missing");
         let all = heap.allocate(layout(64 * MIB)).unwrap();
         assert!(heap.allocate(layout(1)).is_err());

@@ -165,7 +165,10 @@ impl All {
         let total: u64 = self.shards.iter().map(Shard::total).sum();
         assert_eq!(total, self.of_unit.len() as u64 * CHUNK);
         let free: u64 = self.shards.iter().map(Shard::free_bytes).sum();
-        assert_eq!(free + self.core.free_bytes() + used, self.core.total());
+        assert_eq!(
+            free + self.core.ranges.free_bytes() + used,
+            self.core.ranges.total()
+        );
         for shard in &self.shards {
             let free = shard.free_ranges().map(|range| range.end - range.start);
             assert_eq!(free.sum::<u64>(), shard.free_bytes());
@@ -254,7 +257,7 @@ fn an_empty_segment_is_found() {
     assert!(shard.free(part.node()));
     assert_eq!(core.take_segment(&mut shard, second), place(second));
     assert_eq!(core.take_segment(&mut shard, second), None);
-    assert_eq!(core.free_bytes(), core.ranges().largest_free());
+    assert_eq!(core.ranges.free_bytes(), core.ranges.largest_free());
 }
 
 #[test]

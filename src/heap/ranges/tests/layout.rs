@@ -11,9 +11,9 @@ fn all_memory_is_one_range_again_when_all_is_free() {
     }
     let blocks: Vec<Extent> = std::iter::from_fn(|| core.allocate(9000, 1)).collect();
     assert!(blocks.len() as u64 >= 4 * CHUNK / 9216 - 1);
-    assert!(core.ranges().largest_free() < 9216);
+    assert!(core.ranges.largest_free() < 9216);
     core.free_all(&blocks);
-    assert_eq!(core.ranges().largest_free(), 4 * CHUNK);
+    assert_eq!(core.ranges.largest_free(), 4 * CHUNK);
     assert_eq!(core.all_ranges().count(), 1);
 }
 
@@ -21,12 +21,12 @@ fn all_memory_is_one_range_again_when_all_is_free() {
 fn a_range_between_range_limits_is_as_long_as_can_be() {
     let mut core = Core::new(0, LIMIT).unwrap();
     core.add(0..MAX_RANGE + 3 * CHUNK, true);
-    assert_eq!(core.total(), MAX_RANGE + 3 * CHUNK);
-    assert_eq!(core.ranges().largest_free(), MAX_RANGE);
+    assert_eq!(core.ranges.total(), MAX_RANGE + 3 * CHUNK);
+    assert_eq!(core.ranges.largest_free(), MAX_RANGE);
     assert!(core.allocate(MAX_RANGE + 1, 1).is_none());
     let all = core.allocate(MAX_RANGE, 1).unwrap();
     core.add(MAX_RANGE + 3 * CHUNK..MAX_RANGE + 4 * CHUNK, true);
-    assert_eq!(core.ranges().largest_free(), 4 * CHUNK);
+    assert_eq!(core.ranges.largest_free(), 4 * CHUNK);
     core.free(all.node());
     core.ranges.check(true);
 }
@@ -42,14 +42,14 @@ fn where_memory_ends_one_span_does_not_depend_on_what_came_first() {
             core.add(parts[part].clone(), true);
         }
         assert_eq!(core.all_ranges().count(), 2, "{order:?}");
-        assert_eq!(core.ranges().largest_free(), 3 * CHUNK, "{order:?}");
-        assert_eq!(core.ranges().free_before(MAX_RANGE), 2 * CHUNK);
-        assert_eq!(core.ranges().free_after(MAX_RANGE), 3 * CHUNK);
+        assert_eq!(core.ranges.largest_free(), 3 * CHUNK, "{order:?}");
+        assert_eq!(core.ranges.free_before(MAX_RANGE), 2 * CHUNK);
+        assert_eq!(core.ranges.free_after(MAX_RANGE), 3 * CHUNK);
         core.ranges.check(true);
         for part in parts.clone() {
             assert!(core.remove(part));
         }
-        assert_eq!(core.total(), 0);
+        assert_eq!(core.ranges.total(), 0);
     }
 }
 
@@ -64,9 +64,12 @@ fn a_range_takes_what_is_free_behind_it_to_the_last_granule() {
     core.free(wall.node());
     assert!(!core.extend(block.node(), CHUNK + 1), "memory ends");
     assert!(core.extend(block.node(), CHUNK));
-    assert_eq!((core.free_bytes(), core.all_ranges().count()), (0, 1));
+    assert_eq!(
+        (core.ranges.free_bytes(), core.all_ranges().count()),
+        (0, 1)
+    );
     core.shrink(block.node(), 1);
-    assert_eq!(core.ranges().largest_free(), CHUNK - PAGE);
+    assert_eq!(core.ranges.largest_free(), CHUNK - PAGE);
     core.ranges.check(true);
 }
 
