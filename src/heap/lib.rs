@@ -113,7 +113,7 @@
 //! - Each class keeps one slab without a block in each stripe until the stripe's thread ends, or the heap would have to grow.
 //! - A bound for a refusal is taken while all stripes are locked, so that no block moves between a slab and a cache meanwhile.
 //!
-//! **Shards** (`shards.rs`, `ranges/shard.rs`, `cache/shards.rs`). While threads share the core, a visit costs several times as
+//! **Shards** (`shards.rs`, `cache/shards.rs`). While threads share the core, a visit costs several times as
 //! much: the lines of its tables are in another CPU's cache. So a thread that met others there 128 times in a row gets a
 //! shard: segments of the core's free memory, which it alone divides into blocks. The first segment has 4 MiB, later ones
 //! up to an eighth of the shard's memory. The blocks have up to 1 MiB, and up to 2 MiB once the shard has 64 MiB. A thread

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Block;
 use super::backing::Want;
+use super::cache::Own;
 use super::classes::GRANULE;
 use super::inner::HeapInner;
 use super::piece::{Extent, Kind, Piece};
@@ -79,7 +80,9 @@ impl HeapInner {
                 return false;
             }
         } else if new < old {
-            if !self.can_shrink(offset) {
+            // Another thread's shard cannot divide it. A block of the core remains the core's until it is free.
+            let can = self.in_own_shard(offset, |own| !own.shard.needs_nodes());
+            if !can.unwrap_or_else(|owner| owner == 0) {
                 return false;
             }
             if self.facts.scrub {
@@ -90,7 +93,15 @@ impl HeapInner {
                     return false;
                 }
             }
-            self.shrink_range(offset, node, new);
+            // Without a node for it, the rest comes free with the block.
+            let shrink = |own: &mut Own| {
+                if !own.shard.needs_nodes() {
+                    own.shard.shrink(node, new);
+                }
+            };
+            if self.in_own_shard(offset, shrink) == Err(0) {
+                self.in_core(|core| core.shrink(node, new));
+            }
         }
         piece.key = Extent::new(offset, node, (new / GRANULE) as u32).key; // at most the largest range's
         true
@@ -100,35 +111,18 @@ impl HeapInner {
         match self.in_own_shard(offset, |own| own.shard.extend(node, bytes)) {
             Ok(extended) => extended,
             Err(0) => {
-                self.in_core(|core| self.extend_in(core, node, bytes)) || {
+                let extend = |core: &mut Core| {
+                    let extended = core.extend(node, bytes);
+                    self.grower.look(core);
+                    extended
+                };
+                self.in_core(extend) || {
                     let grown = self.grow_behind(node, bytes);
                     self.tell();
                     grown
                 }
             }
             Err(_) => false,
-        }
-    }
-
-    fn extend_in(&self, core: &mut Core, node: RangeId, bytes: u64) -> bool {
-        let extended = core.extend(node, bytes);
-        self.grower.look(core);
-        extended
-    }
-
-    /// Returns whether a block can shrink: another thread's shard cannot divide it. A block of the core remains the core's
-    /// until it is free.
-    fn can_shrink(&self, offset: u64) -> bool {
-        match self.in_own_shard(offset, |own| !own.shard.needs_nodes()) {
-            Ok(can) => can,
-            Err(owner) => owner == 0,
-        }
-    }
-
-    /// Frees the bytes of a block that [can shrink](Self::can_shrink) beyond `bytes`.
-    fn shrink_range(&self, offset: u64, node: RangeId, bytes: u64) {
-        if self.in_own_shard(offset, |own| own.shard.shrink(node, bytes)) == Err(0) {
-            self.in_core(|core| core.shrink(node, bytes));
         }
     }
 

@@ -1,7 +1,7 @@
 //! Shards: parts of the memory that one thread divides without the core.
 //!
 //! While threads share the core, each visit waits for the others, and finds its tables in another CPU's cache. So
-//! a thread that often meets others there gets segments for itself (`ranges/shard.rs`). Blocks that other threads
+//! a thread that often meets others there gets segments for itself. Blocks that other threads
 //! free return to it by its post (`cache/shards.rs`). Wherever the cache of a thread is emptied, so is its shard:
 //! the segments return to the core with the blocks in use, and the core is as if it had given none.
 
@@ -85,7 +85,7 @@ impl HeapInner {
             self.open_post(local);
         }
         let own = local.shard.as_mut()?;
-        let found = match own.shard.allocate(bytes) {
+        let found = match own.shard.allocate_in_shard(bytes) {
             None => self.feed_shard(&mut local.visitor, own, &local.bound, bytes),
             found => found,
         };
@@ -114,7 +114,7 @@ impl HeapInner {
         let mut core = self.visit(visitor);
         if own.shard.needs_nodes() {
             core.lend_nodes(&mut own.shard);
-            if let Some(found) = own.shard.allocate(bytes) {
+            if let Some(found) = own.shard.allocate_in_shard(bytes) {
                 return Some(found);
             }
         }
@@ -131,7 +131,7 @@ impl HeapInner {
         bound.note_shard(own.shard.free_bytes());
         own.look_at = own.shard.free_bytes() + first;
         self.grower.look(&core);
-        own.shard.allocate(bytes)
+        own.shard.allocate_in_shard(bytes)
     }
 
     /// Puts the blocks that other threads freed into the thread's shard.

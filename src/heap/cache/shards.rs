@@ -1,7 +1,18 @@
 //! Which thread's shard each part of the addresses belongs to, and where other threads leave blocks that they free
 //! there.
 //!
-//! A thread divides its segments into blocks without the core (`ranges/shard.rs`). A unit of addresses changes
+//! A thread divides its segments, ranges of the core, into blocks without it:
+//!
+//! ```text
+//! core:   … ─ in use ─┬─────── segment, in use ────────┬─ free ─ …
+//! shard:        first ├─ in use ─┬─ free ─┬─ in use ───┤ last
+//! ```
+//!
+//! A shard's nodes lie in the core's table. So a segment can return to the core at any time, with blocks in
+//! use: its nodes take the place of the one node that it was, and free memory at its ends joins the free memory
+//! beside it. No block has to be freed first, and no block changes.
+//!
+//! A unit of addresses changes
 //! hands only while the core's lock is held: from the core to a shard when all of it is free, and back at any
 //! time, while the thread's cache is held too. So a unit with a block in use goes from a shard to the core at
 //! most. A thread that frees a block therefore reads, without a lock, one of two things:
@@ -18,7 +29,7 @@ use crate::cache::inbox::{Inbox, Node};
 use crate::cache::sync::{AtomicU8, AtomicU64, Ordering};
 use crate::classes::GRANULE;
 use crate::piece::Extent;
-use crate::ranges::Shard;
+use crate::ranges::Ranges;
 
 /// The size and alignment of the parts that change hands, in bytes. With larger ones threads would find no free
 /// memory to divide between the blocks of others; each takes a byte.
@@ -46,7 +57,8 @@ pub(crate) struct Shards {
 #[repr(align(128))]
 pub(crate) struct Own {
     pub(crate) id: u8,
-    pub(crate) shard: Shard,
+    /// Its segments.
+    pub(crate) shard: Ranges,
     pub(crate) post: Arc<Post>,
     /// With more free bytes than this, segments without a block are looked for.
     pub(crate) look_at: u64,

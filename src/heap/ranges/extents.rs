@@ -113,10 +113,11 @@ impl Ranges {
         self.nodes.metadata()
     }
 
-    /// Allocates a range of at least `bytes`, more than 0, at an address that is a multiple of `align`, a
+    /// Allocates a range of at least `bytes`, and a page, at an address that is a multiple of `align`, a
     /// power of two. Searches at most `looks` ranges.
     #[inline(always)]
     pub(super) fn allocate(&mut self, bytes: u64, align: u64, looks: usize) -> Option<Extent> {
+        let bytes = bytes.max(PAGE);
         let size = bytes.div_ceil(GRANULE) as u32;
         if align <= GRANULE
             && bytes <= MAX_RANGE
@@ -195,7 +196,7 @@ impl Ranges {
     /// Frees a used range; returns whether it was in use. Changes nothing if it was not, which only unsafe
     /// code can cause.
     #[inline(always)]
-    pub(super) fn free(&mut self, node: RangeId) -> bool {
+    pub(crate) fn free(&mut self, node: RangeId) -> bool {
         let this = self.nodes.get(node);
         if this.state != NodeState::Used {
             return false;
@@ -327,9 +328,9 @@ impl Iterator for SpanRanges<'_> {
 impl Ranges {
     /// Grows a range in use to at least `bytes` in place; returns whether there is room right behind it.
     /// Never shrinks it.
-    pub(super) fn extend(&mut self, node: RangeId, bytes: u64) -> bool {
+    pub(crate) fn extend(&mut self, node: RangeId, bytes: u64) -> bool {
         let this = self.nodes.get(node);
-        let size = bytes.div_ceil(GRANULE);
+        let size = bytes.max(PAGE).div_ceil(GRANULE);
         let Some(more) = size.checked_sub(this.size.into()).filter(|&more| more > 0) else {
             return true;
         };
@@ -370,9 +371,9 @@ impl Ranges {
     }
 
     /// Frees the bytes of a range in use beyond `bytes`, more than 0.
-    pub(super) fn shrink(&mut self, node: RangeId, bytes: u64) {
+    pub(crate) fn shrink(&mut self, node: RangeId, bytes: u64) {
         let this = *self.nodes.get(node);
-        let size = bytes.div_ceil(GRANULE);
+        let size = bytes.max(PAGE).div_ceil(GRANULE);
         if let Some(rest) = u64::from(this.size)
             .checked_sub(size)
             .filter(|&rest| rest > 0)

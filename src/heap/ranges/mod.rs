@@ -6,7 +6,6 @@ mod extents;
 mod nodes;
 mod pages;
 mod refusals;
-mod shard;
 mod slabs;
 mod spans;
 mod stripes;
@@ -18,16 +17,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(super) use bins::{Occupied, bin_of};
-pub(super) use extents::MAX_RANGE;
+pub(super) use extents::{MAX_RANGE, Ranges};
 pub(super) use nodes::RangeId;
 pub(super) use pages::Owner;
 pub(super) use refusals::{CachedBound, Request};
-pub(super) use shard::Shard;
 pub(super) use slabs::SlabId;
 pub(super) use stripes::{HeldSlabs, OwnStripe, Stripes};
 pub(super) use table::Ahead;
 
-use self::extents::{LOG_GRANULE, Ranges};
+use self::extents::LOG_GRANULE;
 use self::nodes::NodeState;
 use self::refusals::Refusals;
 use super::classes::{Class, GRANULE, PAGE};
@@ -62,7 +60,7 @@ pub(super) struct Core {
     slabs: Arc<Stripes>,
     refusals: Refusals,
     /// Shards that ended.
-    shards: Vec<Shard>,
+    shards: Vec<Ranges>,
     /// The most memory, in bytes.
     limit: u64,
     /// Whether each search looks at all free ranges.
@@ -137,7 +135,7 @@ impl Core {
     #[inline(never)]
     pub(super) fn allocate(&mut self, bytes: u64, align: u64) -> Option<Extent> {
         let looks = if self.exhaustive { usize::MAX } else { LOOKS };
-        let extent = self.ranges.allocate(bytes.max(PAGE), align, looks)?;
+        let extent = self.ranges.allocate(bytes, align, looks)?;
         self.mark_high_water();
         Some(extent)
     }
@@ -157,24 +155,22 @@ impl Core {
     }
 
     /// Returns a shard without memory, which belongs to this core.
-    pub(super) fn new_shard(&mut self) -> Shard {
+    pub(super) fn new_shard(&mut self) -> Ranges {
         let ended = self.shards.pop();
-        ended.unwrap_or_else(|| Shard {
-            ranges: self.ranges.split(),
-        })
+        ended.unwrap_or_else(|| self.ranges.split())
     }
 
     /// Keeps a shard that has no segments for the next thread.
-    pub(super) fn end_shard(&mut self, mut shard: Shard) {
+    pub(super) fn end_shard(&mut self, mut shard: Ranges) {
         debug_assert!(shard.total() == 0);
-        let nodes = &mut shard.ranges.nodes;
+        let nodes = &mut shard.nodes;
         nodes.give_back(&mut self.ranges.nodes, usize::MAX);
         self.shards.push(shard);
     }
 
     /// Gives a shard vacant nodes, more to one that has many.
-    pub(super) fn lend_nodes(&mut self, shard: &mut Shard) {
-        let nodes = &mut shard.ranges.nodes;
+    pub(super) fn lend_nodes(&mut self, shard: &mut Ranges) {
+        let nodes = &mut shard.nodes;
         let enough = nodes.vacancies() + (NODES / 4).max(nodes.count / 8);
         while nodes.vacancies() < enough {
             self.ranges.nodes.lend(nodes);
@@ -182,24 +178,29 @@ impl Core {
     }
 
     /// Gives a shard a segment of `bytes`, at an address that is a multiple of `align`; returns its place.
-    pub(super) fn feed(&mut self, shard: &mut Shard, bytes: u64, align: u64) -> Option<Range<u64>> {
+    pub(super) fn feed(
+        &mut self,
+        shard: &mut Ranges,
+        bytes: u64,
+        align: u64,
+    ) -> Option<Range<u64>> {
         // The thread can do without.
         const LOOKS: usize = 16;
         let extent = self.ranges.allocate_slowly(bytes, align, LOOKS)?;
         self.mark_high_water();
-        if shard.ranges.nodes.vacancies() < NODES_FOR_SEGMENT {
+        if shard.nodes.vacancies() < NODES_FOR_SEGMENT {
             self.lend_nodes(shard);
         }
         let place = extent.offset..extent.offset + bytes;
-        shard.ranges.add(place.clone(), false);
-        let at = shard.ranges.span_at(place.start >> LOG_GRANULE)?; // always
-        shard.ranges.spans[at].whole = extent.node();
+        shard.add(place.clone(), false);
+        let at = shard.span_at(place.start >> LOG_GRANULE)?; // always
+        shard.spans[at].whole = extent.node();
         Some(place)
     }
 
     /// Takes the segment of a shard that starts at `start` bytes back, with its blocks; returns its place.
-    pub(super) fn take_segment(&mut self, shard: &mut Shard, start: u64) -> Option<Range<u64>> {
-        let own = &mut shard.ranges;
+    pub(super) fn take_segment(&mut self, shard: &mut Ranges, start: u64) -> Option<Range<u64>> {
+        let own = shard;
         let at = own.span_at(start >> LOG_GRANULE)?;
         let span = own.spans.remove(at);
         let (mut free, mut taken) = (Vec::new(), 0);
@@ -244,7 +245,7 @@ impl Core {
 
     /// Grows a range in use to at least `bytes` in place; returns whether there was room behind it.
     pub(super) fn extend(&mut self, node: RangeId, bytes: u64) -> bool {
-        let extended = self.ranges.extend(node, bytes.max(PAGE));
+        let extended = self.ranges.extend(node, bytes);
         self.mark_high_water();
         extended
     }
@@ -252,7 +253,7 @@ impl Core {
     /// Frees the bytes of a range in use beyond `bytes`.
     pub(super) fn shrink(&mut self, node: RangeId, bytes: u64) {
         self.forget_refusals();
-        self.ranges.shrink(node, bytes.max(PAGE));
+        self.ranges.shrink(node, bytes);
     }
 
     /// Frees a range; returns whether it was in use.

@@ -3,9 +3,8 @@
 use std::ops::Range;
 
 use super::extents::{LOG_GRANULE, MAX_RANGE, Ranges, Span};
-#[cfg(test)]
-use super::nodes::NodeState;
-use super::nodes::RangeId;
+use super::nodes::{NodeState, RangeId};
+use crate::piece::Extent;
 
 /// The longest span, in granules.
 const MOST: u64 = MAX_RANGE >> LOG_GRANULE;
@@ -18,6 +17,41 @@ const fn is_range_limit(granule: u64) -> bool {
 
 const fn range_limit_after(granule: u64) -> u64 {
     (granule / MOST + 1) * MOST
+}
+
+/// What a shard needs, whose segments are spans.
+impl Ranges {
+    /// Allocates a range of at least `bytes`, more than 0.
+    #[inline(always)]
+    pub(crate) fn allocate_in_shard(&mut self, bytes: u64) -> Option<Extent> {
+        if self.needs_nodes() {
+            None
+        } else {
+            self.allocate(bytes, 1, usize::MAX)
+        }
+    }
+
+    /// Returns whether nothing can be allocated before the core [lends](super::Core::lend_nodes) nodes.
+    #[inline]
+    pub(crate) fn needs_nodes(&self) -> bool {
+        self.nodes.vacancies() == 0
+    }
+
+    /// Iterates over the free ranges.
+    pub(crate) fn free_ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let free = self.all().filter(|(_, node)| node.is_none());
+        free.map(|(range, _)| range)
+    }
+
+    /// Returns the start of each segment, in bytes, and whether it has no block.
+    pub(crate) fn segments(&self) -> Vec<(u64, bool)> {
+        let segment = |span: &Span| {
+            let only = self.nodes.get(self.nodes.get(span.first).next);
+            let is_empty = only.state == NodeState::Free && only.next == span.last;
+            (span.start << LOG_GRANULE, is_empty)
+        };
+        self.spans.iter().map(segment).collect()
+    }
 }
 
 impl Ranges {

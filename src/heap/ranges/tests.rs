@@ -10,6 +10,7 @@ use crate::classes::CLASSES;
 
 mod layout;
 mod refusals;
+mod shards;
 
 const LIMIT: u64 = MAX_RANGE + 8 * CHUNK;
 const CHUNK: u64 = 2 << 20;

@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::classes::GRANULE;
-use crate::ranges::Core;
 
 const CHUNK: u64 = 2 << 20;
 const CHUNKS: u64 = 16;
@@ -39,7 +37,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 struct All {
     core: Core,
-    shards: Vec<Shard>,
+    shards: Vec<Ranges>,
     joins: bool,
     /// The shard of each unit of addresses.
     of_unit: BTreeMap<u64, Part>,
@@ -85,7 +83,7 @@ impl All {
                         if shard.needs_nodes() {
                             self.core.lend_nodes(shard);
                         }
-                        shard.allocate(bytes)
+                        shard.allocate_in_shard(bytes)
                     }
                     None => self.core.allocate(bytes, 1),
                 };
@@ -157,14 +155,14 @@ impl All {
 
     fn check(&self) {
         self.core.ranges.check(self.joins);
-        self.shards.iter().for_each(Shard::check);
+        self.shards.iter().for_each(|shard| shard.check(false));
         let mut blocks: Vec<Range<u64>> = self.blocks.iter().map(range_of).collect();
         blocks.sort_unstable_by_key(|block| block.start);
         assert!(blocks.windows(2).all(|two| two[0].end <= two[1].start));
         let used: u64 = blocks.iter().map(|block| block.end - block.start).sum();
-        let total: u64 = self.shards.iter().map(Shard::total).sum();
+        let total: u64 = self.shards.iter().map(Ranges::total).sum();
         assert_eq!(total, self.of_unit.len() as u64 * CHUNK);
-        let free: u64 = self.shards.iter().map(Shard::free_bytes).sum();
+        let free: u64 = self.shards.iter().map(Ranges::free_bytes).sum();
         assert_eq!(
             free + self.core.ranges.free_bytes() + used,
             self.core.ranges.total()
@@ -180,7 +178,7 @@ impl All {
 }
 
 /// Returns the starts of the segments that have no block.
-fn empty(shard: &Shard) -> Vec<u64> {
+fn empty(shard: &Ranges) -> Vec<u64> {
     let segments = shard.segments().into_iter();
     let empty = segments.filter(|(_, is_empty)| *is_empty);
     empty.map(|(start, _)| start).collect()
@@ -236,7 +234,7 @@ fn an_empty_segment_is_found() {
     let mut shard = core.new_shard();
     assert!(empty(&shard).is_empty());
     core.feed(&mut shard, CHUNK, CHUNK).unwrap();
-    let all = shard.allocate(CHUNK).unwrap();
+    let all = shard.allocate_in_shard(CHUNK).unwrap();
     assert!(empty(&shard).is_empty());
     core.feed(&mut shard, CHUNK, CHUNK).unwrap();
     let [(one, _), (other, _)] = shard.segments()[..] else {
@@ -248,7 +246,7 @@ fn an_empty_segment_is_found() {
         (other, one)
     };
     assert_eq!(empty(&shard), [second]);
-    let part = shard.allocate(1).unwrap();
+    let part = shard.allocate_in_shard(1).unwrap();
     assert!(empty(&shard).is_empty());
     shard.free(all.node());
     assert_eq!(empty(&shard), [first]);
@@ -265,13 +263,13 @@ fn nodes_that_shards_no_longer_need_return() {
     let mut core = Core::new(0, CHUNKS * CHUNK).unwrap();
     core.add(0..4 * CHUNK, true);
     let mut shard = core.new_shard();
-    let fill = |core: &mut Core, shard: &mut Shard| {
+    let fill = |core: &mut Core, shard: &mut Ranges| {
         core.feed(shard, CHUNK, CHUNK).unwrap();
         let blocks: Vec<Extent> = std::iter::from_fn(|| {
             if shard.needs_nodes() {
                 core.lend_nodes(shard);
             }
-            shard.allocate(1)
+            shard.allocate_in_shard(1)
         })
         .collect();
         assert_eq!(blocks.len() as u64, CHUNK / PAGE);
