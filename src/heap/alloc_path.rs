@@ -146,7 +146,7 @@ impl HeapInner {
         let taken = self.with_memory(&Request::new(bytes, align));
         self.tell();
         if taken.is_err() {
-            self.counters.failed.fetch_add(1, Relaxed);
+            self.failed.fetch_add(1, Relaxed);
         }
         Ok(taken?.with(bytes))
     }

@@ -1,6 +1,5 @@
 //! The bytes of a heap's memory, as the heap itself reads and writes them.
 
-use super::facts::Facts;
 use crate::driver::{Access, DevicePtr, Driver, Location, Relaxed};
 use crate::error::WrongBytes;
 use crate::memory::CpuView;
@@ -23,11 +22,12 @@ pub(crate) struct ByteAccess {
 }
 
 impl ByteAccess {
-    pub(crate) fn new(facts: &Facts) -> Self {
+    /// Returns access to memory that the CPU has `host` access to, and that `gpu` may write.
+    pub(crate) fn new(driver: &Driver, host: Access, gpu: Option<i32>) -> Self {
         Self {
-            driver: facts.driver.clone(),
-            host: facts.host,
-            gpu: facts.gpu,
+            driver: driver.clone(),
+            host,
+            gpu,
             stream: None,
             staging: None,
         }

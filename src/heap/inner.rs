@@ -1,20 +1,23 @@
 //! The state that a heap's handles, blocks and threads share.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
-use super::backing::{Backing, Chunk, Supply};
+use egmem_core::backing::Chosen;
+
+use super::backing::{Backing, Chunk, Plan, Supply};
+use super::bytes::ByteAccess;
 use super::cache::{Front, Inside, Reserved, Visitor, member};
 use super::debug::Watch;
 use super::deferred::Deferral;
-use super::facts::Facts;
 use super::grower::Signal;
-use super::options::HeapOptions;
+use super::options::{HeapOptions, SoftLimit};
 use super::piece::Piece;
 use super::ranges::{Core, Stripes};
-use super::reports::{Counters, Reports};
+use super::reports::Reports;
 use crate::Result;
-use crate::driver::Driver;
+use crate::driver::{Access, Driver, Location};
+use crate::fork::Generation;
 
 /// A value on cache lines of its own, because all threads write to it.
 #[repr(align(128))]
@@ -42,7 +45,10 @@ pub(super) struct HeapInner {
     pub(super) grower: Arc<Signal>,
     #[cfg(feature = "share")]
     pub(super) shares: super::share::Shares,
-    pub(super) counters: Counters,
+    /// Allocations that failed.
+    pub(super) failed: AtomicU64,
+    /// How often the heap took the caches of all threads.
+    pub(super) takings: AtomicU64,
     pub(super) reports: Arc<Reports>,
 }
 
@@ -56,7 +62,7 @@ impl HeapInner {
         let core = Core::new(backing.start().0, backing.limit())?;
         let facts = Facts::new(driver, &backing, options);
         let reports = Arc::clone(backing.reports());
-        let watch = |debug| Watch::new(debug, &facts, &reports);
+        let watch = |debug| Watch::new(debug, facts.start, facts.bytes(), &reports);
         let watch = options.debug.clone().map(watch);
         let inner = |this: &Weak<Self>| Self {
             this: Weak::clone(this),
@@ -71,7 +77,8 @@ impl HeapInner {
             grower: Arc::new(Signal::new(options.grow_ahead)),
             #[cfg(feature = "share")]
             shares: super::share::Shares::default(),
-            counters: Counters::default(),
+            failed: AtomicU64::new(0),
+            takings: AtomicU64::new(0),
             reports,
             facts,
         };
@@ -126,5 +133,88 @@ impl HeapInner {
                 self.give_ranges(core, &ranges);
             }
         }
+    }
+}
+
+/// Values that never change after the heap is built: read by all threads, without a lock.
+pub(super) struct Facts {
+    /// Unique in this process, never reused.
+    pub(super) id: u64,
+    /// The address of offset 0.
+    pub(super) start: u64,
+    pub(super) limit: u64,
+    pub(super) host: Access,
+    /// Whether chunks can be exported: importers may write anywhere in them.
+    pub(super) exportable: bool,
+    /// Whether a block may lie in several chunks.
+    pub(super) joins: bool,
+    /// What the chunks are made of.
+    pub(super) chosen: Chosen,
+    /// `None` if the chunks lie in several places.
+    pub(super) location: Option<Location>,
+    pub(super) driver: Driver,
+    pub(super) scrub: bool,
+    /// The process that created the heap. A forked child frees nothing.
+    pub(super) born: Generation,
+    /// The process in which freeing a block needs no scrubbing, checking or lookup.
+    pub(super) plain_in: Generation,
+    /// A GPU that may write the memory, if any.
+    pub(super) gpu: Option<i32>,
+    pub(super) soft_limit: Option<SoftLimit>,
+    pub(super) wait_for_gpu: bool,
+}
+
+impl Facts {
+    /// Settles the facts of a new heap, and gives it its number.
+    pub(super) fn new(driver: &Driver, backing: &Backing, options: &HeapOptions) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let born = Generation::current();
+        Self {
+            id: NEXT.fetch_add(1, Relaxed),
+            start: backing.start().0,
+            limit: backing.limit(),
+            host: backing.host_access(),
+            exportable: backing.is_exportable(),
+            joins: backing.joins(),
+            chosen: backing.chosen().clone(),
+            location: match options.plan.nodes[..] {
+                [node] => Some(node),
+                _ => None,
+            },
+            driver: driver.clone(),
+            scrub: options.scrub_on_free,
+            born,
+            plain_in: if options.scrub_on_free || options.debug.is_some() {
+                Generation::NEVER
+            } else {
+                born
+            },
+            gpu: gpu_that_writes(driver, &options.plan),
+            soft_limit: options.soft_limit.clone(),
+            wait_for_gpu: options.wait_for_gpu,
+        }
+    }
+
+    /// Returns access to the bytes of the memory.
+    pub(super) fn bytes(&self) -> ByteAccess {
+        ByteAccess::new(&self.driver, self.host, self.gpu)
+    }
+}
+
+fn gpu_that_writes(driver: &Driver, plan: &Plan) -> Option<i32> {
+    let ordinal = |location| match location {
+        Location::Device(gpu) => Some(gpu),
+        _ => None,
+    };
+    match &plan.access.gpus {
+        Some(gpus) => gpus
+            .iter()
+            .filter(|desc| desc.access == Access::ReadWrite)
+            .find_map(|desc| ordinal(desc.location)),
+        None => plan
+            .nodes
+            .iter()
+            .find_map(|&node| ordinal(node))
+            .or_else(|| driver.device_count().ok().filter(|&n| n > 0).map(|_| 0)),
     }
 }

@@ -45,14 +45,14 @@
 //!
 //! | part of `HeapInner` | what it holds | its locks |
 //! |---|---|---|
-//! | `facts` (`facts.rs`) | addresses, limit, access, options, the process that built the heap | none |
-//! | `front` (`cache/front.rs`) | threads' caches and their budget, inbox, shards | `members`, one for each cache |
+//! | `facts` (`inner.rs`) | addresses, limit, access, options, the process that built the heap | none |
+//! | `front` (`cache/mod.rs`) | threads' caches and their budget, inbox, shards | `members`, one for each cache |
 //! | `core` (`cache/reserved/`, `ranges/`) | free and used ranges | the core's |
 //! | `slabs` (`ranges/stripes.rs`) | slabs of small blocks; the core knows them too | one for each stripe, after the core's |
 //! | `supply` (`backing/supply.rs`) | the chunks, and growth that other threads wait for | `backing` |
 //! | `deferral` (`deferred/deferral.rs`) | blocks that wait for GPU work | `waiting`, `collecting`, `deferred` |
 //! | `watch` (`debug/`), `grower` (`grower.rs`), `shares` (`share/`) | debug mode, the background threads' signal, exported chunks | each its own |
-//! | `counters`, `reports` (`reports.rs`) | failures, emptyings of all caches; findings that are logged with no lock held | none; `reports` its own, after all others |
+//! | `reports` (`reports.rs`) | findings that are logged with no lock held | its own, after all others |
 //!
 //! A method that needs one part is the part's. The paths, which need several (`alloc_path.rs`, `growth.rs`, `release.rs`,
 //! `membership.rs`), are methods on `HeapInner`, and above them are `Heap` and `Block`. A part that has to
@@ -228,7 +228,6 @@ mod cache;
 mod classes;
 pub mod debug;
 mod deferred;
-mod facts;
 mod grower;
 mod growth;
 mod heap;

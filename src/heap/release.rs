@@ -5,7 +5,6 @@ use std::mem::ManuallyDrop;
 use std::panic::Location as Caller;
 use std::sync::Arc;
 
-use super::bytes::ByteAccess;
 use super::debug::{Left, blocks};
 use super::deferred::Deferred;
 use super::inner::HeapInner;
@@ -242,7 +241,7 @@ impl HeapInner {
         let start = DevicePtr(self.facts.start + offset);
         // SAFETY: the heap's memory is mapped and granted while it has blocks. The caller promises that nothing else uses
         // this one.
-        unsafe { ByteAccess::new(&self.facts).fill(start, bytes, 0) }
+        unsafe { self.facts.bytes().fill(start, bytes, 0) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Counts of rare events, and findings under the heap's locks, logged later with none held.
+//! Findings under the heap's locks, logged later with none held.
 
 use std::sync::Mutex;
 use std::sync::atomic::{
@@ -7,15 +7,6 @@ use std::sync::atomic::{
 };
 
 use crate::per_driver::lock;
-
-/// Counts of rare events, written without a lock.
-#[derive(Default)]
-pub(super) struct Counters {
-    /// Allocations that failed.
-    pub(super) failed: AtomicU64,
-    /// How often the heap took the caches of all threads.
-    pub(super) takings: AtomicU64,
-}
 
 /// The most reports that wait; more are dropped.
 const MOST: usize = 1000;

@@ -170,7 +170,7 @@ impl HeapInner {
         request: Option<&Request>,
     ) -> Option<Extent> {
         let began = Instant::now();
-        self.counters.takings.fetch_add(1, Relaxed);
+        self.takings.fetch_add(1, Relaxed);
         let found = {
             let mut held = members.hold_all();
             // All caches are held until the core has their contents and the request was tried: other threads wait,

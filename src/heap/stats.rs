@@ -121,8 +121,8 @@ impl HeapInner {
             metadata: (core.metadata() + tables) as u64,
             allocated_blocks: tally.allocated,
             freed_blocks: tally.freed,
-            failed: self.counters.failed.load(Relaxed),
-            cache_takings: self.counters.takings.load(Relaxed),
+            failed: self.failed.load(Relaxed),
+            cache_takings: self.takings.load(Relaxed),
             threads: threads as u64,
             classes: classes
                 .map(|(class, (free, blocks))| ClassStats {

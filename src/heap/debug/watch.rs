@@ -9,7 +9,6 @@ use super::site::Origin;
 use super::state::State;
 use super::{BlockInfo, DamageKind, DamageReport, DebugOptions, LeakReport, Seen};
 use crate::bytes::ByteAccess;
-use crate::facts::Facts;
 use crate::per_driver::lock;
 use crate::piece::Piece;
 use crate::reports::Reports;
@@ -37,15 +36,21 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub(crate) fn new(options: DebugOptions, facts: &Facts, reports: &Arc<Reports>) -> Self {
+    /// Returns the state of a heap without blocks, whose offset 0 is at the address `start`.
+    pub(crate) fn new(
+        options: DebugOptions,
+        start: u64,
+        bytes: ByteAccess,
+        reports: &Arc<Reports>,
+    ) -> Self {
         let options = Arc::new(options);
         Self {
             options: Arc::clone(&options),
             state: Mutex::new(State {
                 options,
-                start: facts.start,
+                start,
                 table: Table::default(),
-                bytes: ByteAccess::new(facts),
+                bytes,
                 reports: Arc::clone(reports),
                 kept: DamageReport::default(),
             }),
