@@ -240,7 +240,6 @@ mod options;
 mod picture;
 mod piece;
 mod ranges;
-mod raw;
 mod release;
 mod reports;
 mod resize;
@@ -252,13 +251,12 @@ mod stats;
 
 pub use arena::{Arena, ArenaBlock};
 pub use backing::DriverCounts;
-pub use block::{Block, NotFreed};
+pub use block::{Block, NotFreed, RawBlock};
 pub use debug::DebugOptions;
 pub use heap::Heap;
 pub use occupancy::{Chunk, Occupancy, OccupancyTotals};
 pub use on_stream::{OnStream, StreamBlock};
 pub use options::{HeapOptions, Pressure, Relief};
-pub use raw::RawBlock;
 pub use release::NotAllFreed;
 pub use stats::{ClassStats, HeapStats};
 
