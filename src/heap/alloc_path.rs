@@ -66,8 +66,7 @@ impl HeapInner {
         }
         // Before the blocks leave their present place.
         local.bound.note(CacheBound::small(class));
-        let shelf = &mut local.small[class.index()];
-        let mut magazine = shelf.take_empty();
+        let magazine = local.small[class.index()].to_fill();
         let refill = local.refills[class.index()].next(class);
         let (own, visitor) = (&mut local.stripe, &mut local.visitor);
         magazine.fill(refill, |out| match self.slabs.take(own, class, out) {
@@ -79,8 +78,7 @@ impl HeapInner {
             }
             taken => taken,
         });
-        shelf.load(magazine);
-        Some(Extent::small(shelf.pop()?, class))
+        Some(Extent::small(magazine.pop()?, class))
     }
 
     /// Gets a larger block from the thread's shard or the core.

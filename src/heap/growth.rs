@@ -1,6 +1,6 @@
 //! How the heap makes room: threads' caches, blocks whose GPU work has finished, new memory.
 
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use super::backing::{Backing, Beside, Chunk, Locked, Want};
 use super::cache::{InVain, Inside, member};
 use super::classes::{GRANULE, SLAB};
 use super::inner::HeapInner;
-use super::options::{Pressure, Relief, SoftLimit};
+use super::options::{Pressure, Relief};
 use super::piece::Extent;
 use super::ranges::{Ahead, Core, Request};
 use crate::error::NoRoom;
@@ -71,13 +71,16 @@ impl HeapInner {
         let mut soft_limit = self.facts.soft_limit.as_ref();
         let mut asked = 0;
         loop {
-            let (soft, backed) = match self.grow_unless_free(request, soft_limit)? {
-                ControlFlow::Break(found) => return Ok(found),
-                ControlFlow::Continue(soft) => soft,
+            let most = soft_limit.map_or(u64::MAX, |soft| soft.bytes);
+            if let Some(found) = self.grow_unless_free(request, most)? {
+                return Ok(found);
+            }
+            let Some(soft) = soft_limit else {
+                continue; // unreachable: nothing exceeds no limit
             };
             let pressure = Pressure {
                 requested: request.bytes,
-                backed,
+                backed: self.core().ranges.total(),
                 soft_limit: soft.bytes,
                 asked,
             };
@@ -100,48 +103,39 @@ impl HeapInner {
         }
     }
 
-    /// Adds memory unless the request is served without. Returns the soft limit that this would exceed, and how much
-    /// memory there is.
-    fn grow_unless_free<'a>(
-        &self,
-        request: &Request,
-        soft_limit: Option<&'a SoftLimit>,
-    ) -> Result<ControlFlow<Extent, (&'a SoftLimit, u64)>> {
-        if let Some(found) = self.serve(&mut self.core(), request) {
-            return Ok(ControlFlow::Break(found));
+    /// Adds memory unless the request is served without. Returns `None` if there would be more than `most` bytes of memory.
+    fn grow_unless_free(&self, request: &Request, most: u64) -> Result<Option<Extent>> {
+        let found = self.serve(&mut self.core(), request);
+        if found.is_some() {
+            return Ok(found);
         }
         let mut locked = self.supply.locked();
-        {
-            // Another thread may have added memory while this one waited for its turn. And slabs without a block, which are
-            // kept for the next ones of their classes, are no reason to grow.
-            let mut core = self.core();
-            core.release_empty_slabs();
-            if let Some(found) = self.serve(&mut core, request) {
-                return Ok(ControlFlow::Break(found));
-            }
+        // Another thread may have added memory while this one waited for its turn. And slabs without a block, which are
+        // kept for the next ones of their classes, are no reason to grow.
+        let mut core = self.core();
+        core.release_empty_slabs();
+        let found = self.serve(&mut core, request);
+        if found.is_some() {
+            return Ok(found);
         }
+        drop(core);
         let backed = locked.backing()?.backed();
-        if self.front.shards_have_much(request.bytes, backed)
-            && let Some(found) = self.after_caches_of_use(request)
-        {
-            return Ok(ControlFlow::Break(found));
-        }
-        match self.grow_for(&mut locked, request, soft_limit)? {
-            // An error here would lose what was found.
-            ControlFlow::Break(found) => Ok(ControlFlow::Break(found)),
-            ControlFlow::Continue(soft) => {
-                Ok(ControlFlow::Continue((soft, locked.backing()?.backed())))
+        if self.front.shards_have_much(request.bytes, backed) {
+            let found = self.after_caches_of_use(request);
+            if found.is_some() {
+                return Ok(found);
             }
         }
+        self.grow_for(&mut locked, request, most)
     }
 
-    /// Adds memory until the request is served, or returns the soft limit that this would exceed.
-    fn grow_for<'a>(
+    /// Adds memory until the request is served. Returns `None` if there would be more than `most` bytes of memory.
+    fn grow_for(
         &self,
         locked: &mut Locked<'_>,
         request: &Request,
-        soft_limit: Option<&'a SoftLimit>,
-    ) -> Result<ControlFlow<Extent, &'a SoftLimit>> {
+        most: u64,
+    ) -> Result<Option<Extent>> {
         // A small block needs a slab.
         let need = request.bytes.next_multiple_of(GRANULE).max(SLAB);
         let mut place_made = false;
@@ -151,36 +145,33 @@ impl HeapInner {
                 alignment: request.align.max(GRANULE),
                 beside: &|gap| self.beside(gap),
             };
-            let most = soft_limit.map_or(u64::MAX, |soft| soft.bytes);
-            let refused = match (locked.grow(want, most), soft_limit) {
-                (Ok(None), Some(soft)) if locked.backing()?.joins() => {
-                    return Ok(ControlFlow::Continue(soft));
-                }
-                (Ok(None), Some(soft)) => Ok(soft),
-                (Err(error), _) => Err(error),
-                (Ok(grown), _) => {
+            let refused = match locked.grow(want, most) {
+                Ok(None) if locked.backing()?.joins() => return Ok(None),
+                Ok(None) => None,
+                Err(error) => Some(error),
+                Ok(Some(grown)) => {
                     // Before another thread can take the new memory. If there is none, the core has room, unless another
                     // thread took it.
-                    let mut core = self.with_new(locked.backing()?, grown.unwrap_or_default());
-                    if let Some(found) = self.serve_exhaustively(&mut core, request) {
-                        return Ok(ControlFlow::Break(found));
+                    let mut core = self.with_new(locked.backing()?, grown);
+                    match self.serve_exhaustively(&mut core, request) {
+                        None => continue,
+                        found => return Ok(found),
                     }
-                    continue;
                 }
             };
-            if let Some(found) = self.after_caches_of_use(request) {
-                return Ok(ControlFlow::Break(found));
+            let found = self.after_caches_of_use(request);
+            if found.is_some() {
+                return Ok(found);
             }
-            let is_short = refused.as_ref().err().is_none_or(Backing::lacks_room);
-            if is_short && !place_made {
+            if refused.as_ref().is_none_or(Backing::lacks_room) && !place_made {
                 place_made = self.make_place(locked, (need, request.align), most)?;
                 if place_made {
                     continue;
                 }
             }
             return match refused {
-                Ok(soft) => Ok(ControlFlow::Continue(soft)),
-                Err(error) => Err(self.explained(error, request)),
+                None => Ok(None),
+                Some(error) => Err(self.explained(error, request)),
             };
         }
     }

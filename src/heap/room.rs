@@ -11,7 +11,7 @@
 //! full node, nothing can be added. So before a request fails, chunks without a block go back to the machine and make
 //! place for one chunk.
 
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -104,42 +104,42 @@ impl HeapInner {
     pub(super) fn after_caches_of_use(&self, request: &Request) -> Option<Extent> {
         let members = lock(&self.front.members);
         // The bounds do not cover the quarantine, which is emptied together with the caches.
-        if self.watch.is_none()
-            && let ControlFlow::Break(found) = self.without_caches(&members, request)
-        {
-            return found;
+        if self.watch.is_none() {
+            let (found, may_help) = self.without_caches(&members, request);
+            if !may_help {
+                return found;
+            }
         }
         self.empty_all(members, Some(request))
     }
 
-    /// Serves the request; goes on only if caches may have what it lacks.
-    fn without_caches(&self, members: &Members, request: &Request) -> ControlFlow<Option<Extent>> {
+    /// Serves the request. Returns too whether caches may have what it lacks.
+    fn without_caches(&self, members: &Members, request: &Request) -> (Option<Extent>, bool) {
         // No block that was free when this began is missed. It is in the core, which is held, or in the inbox, which
         // has just been drained, or in a cache, whose bound includes it: a thread sets the class's bit before it takes
         // blocks from a slab, and clears it only after a visit to the core.
         let mut core = self.core();
-        if let Some(found) = self.serve(&mut core, request) {
-            return ControlFlow::Break(Some(found));
+        let found = self.serve(&mut core, request);
+        if found.is_some() {
+            return (found, false);
         }
         // While no block moves between a slab and a cache.
         let slabs = self.slabs.hold();
         let outside = self.front.cached_bound(members, request);
         if core.rules_out(request, outside, &slabs) {
-            return ControlFlow::Break(None);
+            return (None, false);
         }
         drop(slabs);
-        if request.class.is_none() {
-            let found = self.serve_exhaustively(&mut core, request);
-            if found.is_some() {
-                return ControlFlow::Break(found);
-            }
-            let slabs = self.slabs.hold();
-            let outside = self.front.cached_bound(members, request);
-            if core.slabs_cannot_serve(request, outside, &slabs) {
-                return ControlFlow::Break(None);
-            }
+        if request.class.is_some() {
+            return (None, true);
         }
-        ControlFlow::Continue(())
+        let found = self.serve_exhaustively(&mut core, request);
+        if found.is_some() {
+            return (found, false);
+        }
+        let slabs = self.slabs.hold();
+        let outside = self.front.cached_bound(members, request);
+        (None, !core.slabs_cannot_serve(request, outside, &slabs))
     }
 
     /// Returns whether `bytes` could be free if the core had all cached blocks and `addable` more bytes were

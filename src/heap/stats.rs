@@ -115,7 +115,7 @@ impl HeapInner {
             slab_ends,
             largest_free: core.ranges.largest_free(),
             backed,
-            backed_high_water: core.total_high_water(),
+            backed_high_water: core.total_high_water,
             used_high_water: core.used_high_water(),
             limit: self.facts.limit,
             metadata: (core.metadata() + tables) as u64,

@@ -47,7 +47,7 @@ impl Magazine {
     }
 
     #[inline]
-    pub(super) fn pop(&mut self) -> Option<u64> {
+    pub(crate) fn pop(&mut self) -> Option<u64> {
         self.len = self.len.checked_sub(1)?;
         Some(self.offsets[self.len])
     }
@@ -226,17 +226,10 @@ impl Shelf {
         loaded.len += 1;
     }
 
-    /// Takes a magazine in when no blocks are left; drops the empty one, if any.
-    pub(crate) fn load(&mut self, magazine: Box<Magazine>) {
+    /// Returns the magazine to fill when no blocks are left.
+    pub(crate) fn to_fill(&mut self) -> &mut Magazine {
         self.unpark();
-        if let Some(empty) = self.loaded.replace(magazine) {
-            self.spare.get_or_insert(empty);
-        }
-    }
-
-    /// Returns an empty magazine to fill: the loaded one, if any.
-    pub(crate) fn take_empty(&mut self) -> Box<Magazine> {
-        self.loaded.take().unwrap_or_else(Magazine::empty)
+        self.loaded.get_or_insert_with(Magazine::empty)
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Magazine> {

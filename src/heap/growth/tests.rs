@@ -1,6 +1,7 @@
 //! Cached blocks stay within reach of all threads.
 
 use std::alloc::Layout;
+use std::ops::ControlFlow;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;

@@ -52,8 +52,10 @@ pub(super) enum Found {
 
 /// All of a heap's memory by offsets: ranges, and slabs of small blocks within them.
 pub(super) struct Core {
-    /// The most memory there ever was, and the most that was not free since [`take_peak`](Self::take_peak), in bytes.
-    high_water: (u64, u64),
+    /// The most memory there ever was, in bytes.
+    pub(super) total_high_water: u64,
+    /// The most that was not free since [`take_peak`](Self::take_peak), in bytes.
+    high_water: u64,
     /// The most that was not free before.
     earlier_high_water: u64,
     pub(super) ranges: Ranges,
@@ -81,11 +83,12 @@ impl Core {
         let ranges = Ranges::new(origin, limit)
             .map_err(|error| Error::system("reserving addresses for a heap's tables", &error))?;
         Ok(Self {
-            high_water: (0, 0),
+            total_high_water: 0,
+            high_water: 0,
             earlier_high_water: 0,
             ranges,
             slabs: Arc::new(Stripes::new(limit)),
-            refusals: Refusals::default(),
+            refusals: Refusals::NONE,
             shards: Vec::new(),
             limit,
             exhaustive: false,
@@ -100,7 +103,7 @@ impl Core {
         }
         self.ranges.add(range, joins);
         self.forget_refusals();
-        self.high_water.0 = self.high_water.0.max(self.ranges.total());
+        self.total_high_water = self.total_high_water.max(self.ranges.total());
     }
 
     /// Removes memory if all of it is free; returns whether it did.
@@ -297,7 +300,7 @@ impl Core {
 
     #[inline]
     fn mark_high_water(&mut self) {
-        self.high_water.1 = self.high_water.1.max(self.used());
+        self.high_water = self.high_water.max(self.used());
     }
 
     /// Returns the bytes that are in use, including blocks in caches and slabs.
@@ -308,20 +311,15 @@ impl Core {
 
     /// Returns the most bytes that were in use at once since the last call, including blocks in caches and slabs.
     pub(super) fn take_peak(&mut self) -> u64 {
-        let peak = self.high_water.1;
-        self.high_water.1 = self.used();
+        let peak = self.high_water;
+        self.high_water = self.used();
         self.earlier_high_water = self.earlier_high_water.max(peak);
         peak
     }
 
-    /// Returns the most memory there ever was, in bytes.
-    pub(super) fn total_high_water(&self) -> u64 {
-        self.high_water.0
-    }
-
     /// Returns the most bytes that were ever in use at once, including blocks in caches and slabs.
     pub(super) fn used_high_water(&self) -> u64 {
-        self.high_water.1.max(self.earlier_high_water)
+        self.high_water.max(self.earlier_high_water)
     }
 
     /// Frees small blocks; returns how many were not in use. Slabs without a block in use end, unless they are the last `kept` of

@@ -8,8 +8,6 @@ use super::{Class, Core, GRANULE, HeldSlabs, Owner, PAGE, RangeId};
 
 /// Searching this many ranges takes about a millisecond.
 const MOST_RANGES: usize = 1 << 17;
-/// The most searches skipped after a remembered refusal that was used too seldom; the number doubles from 1.
-const MOST_LEFT_OUT: u32 = 1024;
 /// A search of so many ranges takes as long as a refusal without it, roughly.
 const RANGES_PER_USE: usize = 256;
 /// The most slabs that are looked at one by one.
@@ -69,12 +67,10 @@ pub(crate) struct CachedBound {
 }
 
 /// The last refusal after a search of everything.
-#[derive(Default)]
 pub(super) struct Refusals {
     last: Option<Refusal>,
-    /// How many searches are still to be skipped, and how many the next time.
-    left_out: u32,
-    next: u32,
+    /// How many requests were refused since, with its help or not: so many pay for the next search.
+    since: usize,
 }
 
 /// A request that nothing free satisfied, while no blocks were outside the core.
@@ -84,9 +80,14 @@ struct Refusal {
     given: u64,
     /// The bytes in use then that have to be freed before anything can satisfy it.
     lacks: u64,
-    /// How many requests it has refused, and how many pay for the search.
-    uses: usize,
-    worthwhile: usize,
+}
+
+impl Refusals {
+    /// Nothing is remembered, and the next search needs no reason.
+    pub(super) const NONE: Self = Self {
+        last: None,
+        since: usize::MAX,
+    };
 }
 
 impl Core {
@@ -112,14 +113,14 @@ impl Core {
             return true;
         }
         let given = self.given(slabs);
-        let Some(refusal) = &mut self.refusals.last else {
+        let Some(refusal) = &self.refusals.last else {
             return false;
         };
         let freed = given
             .wrapping_sub(refusal.given)
             .saturating_add(outside.bytes);
         let holds = request.is_harder_than(&refusal.request) && freed < refusal.lacks;
-        refusal.uses += usize::from(holds);
+        self.refusals.since = self.refusals.since.saturating_add(holds.into());
         holds
     }
 
@@ -177,20 +178,9 @@ impl Core {
     /// Remembers a request that nothing satisfies, found by an [exhaustive](Self::exhaustively) search with nothing
     /// kept outside.
     pub(crate) fn remember_refusal(&mut self, request: &Request) {
-        let last = self.refusals.last.take();
-        let in_vain = last.is_some_and(|last| last.uses < last.worthwhile);
-        let refusals = &mut self.refusals;
-        if refusals.left_out > 0 {
-            refusals.left_out -= 1;
-            return;
-        }
-        refusals.next = if in_vain {
-            (refusals.next * 2).clamp(1, MOST_LEFT_OUT)
-        } else {
-            0
-        };
-        refusals.left_out = refusals.next;
-        if self.ranges.nodes.count > MOST_RANGES {
+        let ranges = self.ranges.nodes.count;
+        if ranges > MOST_RANGES || self.refusals.since < ranges / RANGES_PER_USE {
+            self.refusals.since = self.refusals.since.saturating_add(1);
             return;
         }
         let slabs = self.slabs.hold();
@@ -201,19 +191,18 @@ impl Core {
         };
         let given = self.given(&slabs);
         drop(slabs);
-        self.refusals.last = Some(Refusal {
+        let last = Some(Refusal {
             request: *request,
             given,
             lacks,
-            uses: 0,
-            worthwhile: (self.ranges.nodes.count / RANGES_PER_USE).max(1),
         });
+        self.refusals = Refusals { last, since: 0 };
     }
 
     /// Forgets the refusals after memory was added or removed, or a block shrank: the bounds count whole
     /// blocks, in the memory that there was.
     pub(super) fn forget_refusals(&mut self) {
-        self.refusals.last = None;
+        self.refusals = Refusals::NONE;
     }
 
     /// Returns whether idle memory may make place for this request: each piece, all idle, would have room for an easier one.
