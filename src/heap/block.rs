@@ -1,6 +1,5 @@
-//! A block of a heap, with and without an owner.
+//! A block of a heap.
 
-use std::alloc::Layout;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::panic::Location as Caller;
@@ -9,13 +8,10 @@ use std::sync::Arc;
 
 use egmem_core::Backing;
 
-use super::Heap;
 use super::backing::Chunk;
-use super::classes::{Class, PAGE};
 use super::deferred::Deferred;
 use super::inner::HeapInner;
-use super::piece::{Key, Piece};
-use super::ranges::Core;
+use super::piece::Piece;
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::guard::name_missing;
 use crate::memory::{AccessChecks, CpuView, Engine, Memory, cpu_accessors, impl_cpu_memory};
@@ -296,75 +292,3 @@ impl NotFreed {
         *self.error
     }
 }
-
-/// A block without its owner: [`Block::into_raw`] returns one, and [`Block::from_raw`] turns it back.
-///
-/// It frees nothing when it is dropped. The heap of a block that is never turned back is never released.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RawBlock {
-    /// The block's offset in bytes from the heap's first address.
-    pub offset: u64,
-    /// The number of bytes requested.
-    pub bytes: u64,
-    /// How the heap finds the block. The value has no meaning outside the heap.
-    pub key: u64,
-}
-
-impl RawBlock {
-    /// Pages of this many bytes, counted from the heap's first address, tell blocks apart: of the large blocks in use at
-    /// most one begins in each page, and of the small ones all that begin in one page have the same key and the same
-    /// [usable size](Heap::usable_size). No page has both. In [debug mode](crate::debug) this does not hold.
-    pub const PAGE: u64 = PAGE;
-
-    /// The alignment of every block in bytes.
-    pub const MIN_ALIGN: u64 = 16;
-
-    /// Returns whether the block is small: other blocks may begin in its [page](Self::PAGE). Those of up to
-    /// 1 KiB at an alignment of up to 256 bytes are, and some of up to 2 KiB.
-    #[inline]
-    pub fn is_small(&self) -> bool {
-        Key::from_number(self.key).is_small()
-    }
-}
-
-impl Heap {
-    /// Returns the least bytes that a block of `layout` takes from the heap, without the guards of the [debug
-    /// mode](crate::debug): as many may be requested at the same cost. `u64::MAX` if there is no such block.
-    #[inline]
-    pub fn usable_size(layout: Layout) -> u64 {
-        let bytes = layout.size() as u64;
-        match Class::of(bytes, layout.align() as u64) {
-            Some(class) => class.bytes(),
-            None => Core::range_bytes(bytes).unwrap_or(u64::MAX),
-        }
-    }
-}
-
-impl Block {
-    /// Returns the block without its owner. It stays in use until it is [turned back](Self::from_raw) and dropped.
-    #[inline]
-    pub fn into_raw(self) -> RawBlock {
-        let Piece { offset, bytes, key } = self.into_piece();
-        RawBlock {
-            offset,
-            bytes,
-            key: key.number(),
-        }
-    }
-
-    /// Returns the owner of a block.
-    ///
-    /// # Safety
-    /// [`into_raw`](Self::into_raw) returned these numbers for a block of this heap, and it was not turned back since. For
-    /// a [small](RawBlock::is_small) block, `bytes` is the size requested.
-    #[inline]
-    pub unsafe fn from_raw(heap: &Heap, raw: RawBlock) -> Self {
-        let RawBlock { offset, bytes, key } = raw;
-        let key = Key::from_number(key);
-        // SAFETY: the caller promises that the piece is a block of this heap, which is counted and has no other owner.
-        unsafe { Self::new(heap.inner(), Piece { offset, bytes, key }) }
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -240,6 +240,7 @@ mod options;
 mod picture;
 mod piece;
 mod ranges;
+mod raw;
 mod release;
 mod reports;
 mod resize;
@@ -251,12 +252,13 @@ mod stats;
 
 pub use arena::{Arena, ArenaBlock};
 pub use backing::DriverCounts;
-pub use block::{Block, NotFreed, RawBlock};
+pub use block::{Block, NotFreed};
 pub use debug::DebugOptions;
 pub use heap::Heap;
 pub use occupancy::{Chunk, Occupancy, OccupancyTotals};
 pub use on_stream::{OnStream, StreamBlock};
 pub use options::{HeapOptions, Pressure, Relief};
+pub use raw::RawBlock;
 pub use release::NotAllFreed;
 pub use stats::{ClassStats, HeapStats};
 

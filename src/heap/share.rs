@@ -1,18 +1,18 @@
 //! Shares blocks with other processes, as windows on their chunks.
 
-use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 
-use egmem_share::{Exports, Holds, Shared};
-
-use super::backing::Chunk;
+use egmem_share::Shared;
 
 use super::inner::HeapInner;
 use super::{Block, Heap};
-use crate::per_driver::lock;
-use crate::vmm::PhysicalMemory;
 use crate::{Error, Result};
+
+use self::chunks::SharedChunk;
+pub(super) use self::chunks::Shares;
+
+mod chunks;
 
 impl Block {
     /// Prepares the block to be sent over a [`Channel`](egmem_share::Channel), published on the exchange or
@@ -130,44 +130,5 @@ impl HeapInner {
             return Err(Error::invalid(what, why));
         }
         Ok((self.shares.hold(chunk), chunk.range()))
-    }
-}
-
-/// The chunks of a heap that have shared blocks, so that each chunk is exported once. By the address of the chunk's memory,
-/// which no other memory has while the entry can be upgraded.
-#[derive(Debug, Default)]
-pub(super) struct Shares(Mutex<HashMap<usize, Weak<SharedChunk>>>);
-
-/// Keeps a chunk's memory, so that it is not given back meanwhile.
-#[derive(Debug)]
-struct SharedChunk {
-    // In this order: the exports are dropped before the memory.
-    exports: Exports,
-    memory: Arc<PhysicalMemory>,
-}
-
-impl Holds for SharedChunk {
-    fn physical(&self) -> &PhysicalMemory {
-        &self.memory
-    }
-    fn exports(&self) -> &Exports {
-        &self.exports
-    }
-}
-
-impl Shares {
-    fn hold(&self, chunk: &Chunk) -> Arc<SharedChunk> {
-        let mut chunks = lock(&self.0);
-        let key = Arc::as_ptr(chunk.memory()).addr();
-        if let Some(held) = chunks.get(&key).and_then(Weak::upgrade) {
-            return held;
-        }
-        chunks.retain(|_, chunk| chunk.strong_count() > 0);
-        let held = Arc::new(SharedChunk {
-            exports: Exports::default(),
-            memory: Arc::clone(chunk.memory()),
-        });
-        chunks.insert(key, Arc::downgrade(&held));
-        held
     }
 }
