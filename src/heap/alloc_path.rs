@@ -106,9 +106,9 @@ impl HeapInner {
         self.sort_leaving(local);
         let mut core = self.visit(&mut local.visitor);
         self.take_leaving(&mut core, &mut local.medium);
-        let found = core.allocate(bytes, align)?;
+        let found = core.allocate(bytes, align);
         self.grower.look(&core);
-        Some(found)
+        found
     }
 
     /// Returns the cached blocks that take a page each, of classes that the thread does not use any more, to the core.
@@ -176,9 +176,9 @@ impl HeapInner {
 
     #[inline]
     fn keep(&self, local: &mut Local, extent: Extent) {
-        let (own, shard) = (local.shard_id(), self.front.shards.of(extent.offset));
+        let shard = self.front.shards.of(extent.offset);
         // Cached here, the block would be missed where it is used again first.
-        if shard != 0 && shard != own {
+        if shard != 0 && shard != local.shard_id() {
             return self.send_out(local, shard, extent);
         }
         let (budget, largest) = (local.medium).limits(self.front.alone(), self.front.shared());

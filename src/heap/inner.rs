@@ -116,7 +116,9 @@ impl HeapInner {
     #[inline(always)]
     pub(super) fn visit<'a>(&'a self, visitor: &'a mut Visitor) -> Inside<'a, Core> {
         let mut core = self.core.visit(visitor);
-        self.drain(&mut core);
+        if !self.front.inbox.is_empty() {
+            self.drain(&mut core);
+        }
         core
     }
 
@@ -126,12 +128,10 @@ impl HeapInner {
             .unwrap_or_else(|| f(&mut self.core()))
     }
 
-    #[inline]
+    #[cold]
     fn drain(&self, core: &mut Core) {
-        if !self.front.inbox.is_empty() {
-            for ranges in self.front.inbox.take_all() {
-                self.give_ranges(core, &ranges);
-            }
+        for ranges in self.front.inbox.take_all() {
+            self.give_ranges(core, &ranges);
         }
     }
 }

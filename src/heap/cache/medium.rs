@@ -44,6 +44,7 @@ pub(crate) struct Medium {
     entries: Vec<Entry>,
     vacant: u32,
     granules: u64,
+    /// The bins that have blocks, or had since the last eviction.
     occupied: Occupied,
     /// The bin to evict next.
     hand: usize,
@@ -123,9 +124,6 @@ impl Medium {
     fn take_first(&mut self, bin: usize, at: u32) -> Extent {
         let Entry { extent, next } = self.entries[at as usize];
         self.firsts[bin] = next;
-        if next == NONE {
-            self.occupied.reset_if(bin, true);
-        }
         self.vacate(at);
         self.granules -= u64::from(extent.granules());
         extent
@@ -333,6 +331,7 @@ impl Medium {
                 let extent = self.take_first(bin, self.firsts[bin]);
                 self.pass_on(extent);
             }
+            self.occupied.reset_if(bin, self.firsts[bin] == NONE);
         }
     }
 

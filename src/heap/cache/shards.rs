@@ -98,7 +98,9 @@ impl Shards {
     pub(crate) fn of(&self, offset: u64) -> u8 {
         // Relaxed: the thread that allocated the block saw that the unit was its own, so this reads that or a
         // later owner. A thread that reads that the core has it locks the core next.
-        let owners = self.owners.get().map_or(&[][..], |owners| owners);
+        let Some(owners) = self.owners.get() else {
+            return 0;
+        };
         let owner = owners.get((offset / UNIT) as usize);
         owner.map_or(0, |owner| owner.load(Ordering::Relaxed))
     }
