@@ -178,13 +178,36 @@ impl Backing {
     /// As [`order`](Self::order); [`Error::HeapFull`] if no node's share is large enough for bytes that must be one
     /// chunk; [`Error::OutOfMemory`]; the driver's errors.
     pub(crate) fn step(&mut self, order: &mut Order<'_>) -> Result<bool> {
-        match self.next_chunk(order) {
-            Ok(Some(chunk)) => {
-                order.made.push(chunk);
-                Ok(true)
+        let shape = self.settled.shape;
+        let Some(fill) = order.fill else {
+            return Ok(false);
+        };
+        let least = if order.single {
+            fill.needed()
+        } else {
+            shape.unit
+        };
+        loop {
+            let is_small = order.single || order.size < shape.chunk;
+            if order.at >= fill.end || (order.at >= fill.need && is_small) {
+                return Ok(false);
             }
-            Ok(None) => Ok(false),
-            Err(error) => self.fall_back(order, error).map(|()| true),
+            let bytes = shape.before_range_limit(order.at, order.size.min(fill.end - order.at));
+            match self.make(order.at, bytes, least.min(bytes)) {
+                Ok(chunk) => {
+                    order.at = chunk.range().end;
+                    order.made.push(chunk);
+                    return Ok(true);
+                }
+                // Beyond the bytes needed, a shortage ends the growth without an error.
+                Err(error) if is_shortage(&error) && order.at >= fill.need => return Ok(false),
+                Err(error) if is_shortage(&error) && bytes > least => {
+                    order.size = (bytes / 2).next_multiple_of(shape.unit).max(least);
+                    self.counts.halvings += 1;
+                    order.halved = true;
+                }
+                Err(error) => return self.fall_back(order, error).map(|()| true),
+            }
         }
     }
 
@@ -245,39 +268,6 @@ impl Backing {
             Error::HeapFull { why, .. } => order.want.refused(why, self.limit()),
             other => other,
         })
-    }
-
-    fn next_chunk(&mut self, order: &mut Order<'_>) -> Result<Option<Chunk>> {
-        let shape = self.settled.shape;
-        let Some(fill) = order.fill else {
-            return Ok(None);
-        };
-        let least = if order.single {
-            fill.needed()
-        } else {
-            shape.unit
-        };
-        loop {
-            let is_small = order.single || order.size < shape.chunk;
-            if order.at >= fill.end || (order.at >= fill.need && is_small) {
-                return Ok(None);
-            }
-            let bytes = shape.before_range_limit(order.at, order.size.min(fill.end - order.at));
-            match self.make(order.at, bytes, least.min(bytes)) {
-                Ok(chunk) => {
-                    order.at = chunk.range().end;
-                    return Ok(Some(chunk));
-                }
-                // Beyond the bytes needed, a shortage ends the growth without an error.
-                Err(error) if is_shortage(&error) && order.at >= fill.need => return Ok(None),
-                Err(error) if is_shortage(&error) && bytes > least => {
-                    order.size = (bytes / 2).next_multiple_of(shape.unit).max(least);
-                    self.counts.halvings += 1;
-                    order.halved = true;
-                }
-                Err(error) => return Err(error),
-            }
-        }
     }
 }
 
