@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::sync::tell_refusal;
-use super::cache::{CacheBound, Local, MAX_CACHED, Magazine, Medium, Visitor, member};
+use super::cache::{CacheBound, Local, MAX_CACHED, Medium, Visitor, member};
 use super::classes::{Class, GRANULE};
 use super::inner::HeapInner;
 use super::piece::{Extent, Kind, Piece};
@@ -66,7 +66,7 @@ impl HeapInner {
         }
         // Before the blocks leave their present place.
         local.bound.note(CacheBound::small(class));
-        let magazine = local.small[class.index()].to_fill();
+        let magazine = local.small[class.index()].unparked();
         let refill = local.refills[class.index()].next(class);
         let (own, visitor) = (&mut local.stripe, &mut local.visitor);
         magazine.fill(refill, |out| match self.slabs.take(own, class, out) {
@@ -115,8 +115,8 @@ impl HeapInner {
     #[cold]
     #[inline(never)]
     fn return_idle(&self, local: &mut Local) {
-        local.give_idle(|visitor, full| {
-            self.count_unknown(self.visit(visitor).give(full.offsets(), 0));
+        local.give_idle(|visitor, offsets| {
+            self.count_unknown(self.visit(visitor).give(offsets, 0));
         });
     }
 
@@ -161,8 +161,8 @@ impl HeapInner {
             match piece.key.kind() {
                 Kind::Small(class) => {
                     let visitor = &mut local.visitor;
-                    let hand_on = |full: &Magazine| self.hand_on(visitor, full);
-                    local.small[class.index()].push(class, piece.offset, &local.bound, hand_on);
+                    let give = |part: &[u64]| self.hand_on(visitor, part);
+                    local.small[class.index()].push(class, piece.offset, &local.bound, give);
                 }
                 Kind::Range(_) => self.keep(local, piece.extent()),
             }
@@ -200,9 +200,9 @@ impl HeapInner {
 
     /// Returns small blocks to their slabs.
     #[cold]
-    fn hand_on(&self, visitor: &mut Visitor, full: &Magazine) {
+    fn hand_on(&self, visitor: &mut Visitor, part: &[u64]) {
         let mut empty = Vec::new();
-        self.count_unknown(self.slabs.give(full.offsets(), KEPT, &mut empty));
+        self.count_unknown(self.slabs.give(part, KEPT, &mut empty));
         // Otherwise they end when memory is short, at the latest.
         if !empty.is_empty()
             && let Some(mut core) = self.core.try_visit(visitor)

@@ -84,7 +84,7 @@ impl RefillSize {
     pub(crate) fn next(&mut self, class: Class) -> usize {
         let now = self.next.max(class.blocks_in_lines() as u8);
         // At most half a magazine.
-        self.next = (now * 2).min(Magazine::capacity(class) as u8 / 2);
+        self.next = (now * 2).min(Magazine::part(class) as u8 / 2);
         now.into()
     }
 
@@ -154,7 +154,7 @@ impl Local {
     /// Tightens [`CacheBound`] to the present contents. Drops empty magazines, because pushes to them set no bit.
     pub(crate) fn forget_what_is_gone(&mut self) {
         for (class, shelf) in Class::all().zip(&mut self.small) {
-            if self.bound.has(CacheBound::small(class)) && shelf.blocks() == 0 {
+            if self.bound.has(CacheBound::small(class)) && shelf.offsets().is_empty() {
                 *shelf = Shelf::default();
                 self.bound.forget(CacheBound::small(class));
             }
@@ -164,7 +164,7 @@ impl Local {
 
     /// Calls `give` with the blocks that take a page each, of the classes that the thread has not used since the last
     /// call.
-    pub(crate) fn give_idle(&mut self, mut give: impl FnMut(&mut Visitor, &Magazine)) {
+    pub(crate) fn give_idle(&mut self, mut give: impl FnMut(&mut Visitor, &[u64])) {
         for class in Class::all().filter(|class| class.takes_page()) {
             let shelf = &mut self.small[class.index()];
             let refill = &mut self.refills[class.index()];
@@ -173,9 +173,9 @@ impl Local {
                 continue;
             }
             *refill = RefillSize::FIRST;
-            shelf
-                .take_all()
-                .for_each(|full| give(&mut self.visitor, &full));
+            if let Some(magazine) = shelf.take() {
+                give(&mut self.visitor, magazine.offsets());
+            }
             self.bound.forget(CacheBound::small(class));
         }
     }
@@ -183,16 +183,14 @@ impl Local {
     /// Takes all small blocks.
     pub(crate) fn take_small(&mut self) -> impl Iterator<Item = Box<Magazine>> {
         self.refills = [RefillSize::FIRST; CLASSES];
-        self.small.iter_mut().flat_map(Shelf::take_all)
+        self.small.iter_mut().filter_map(Shelf::take)
     }
 
     /// Calls `name` with the offset and bytes of each block.
     pub(crate) fn each(&self, mut name: impl FnMut(u64, u64)) {
         for (class, shelf) in Class::all().zip(&self.small) {
-            for full in shelf.all() {
-                for &offset in full.offsets() {
-                    name(offset, class.bytes());
-                }
+            for &offset in shelf.offsets() {
+                name(offset, class.bytes());
             }
         }
         self.medium.each(&mut name);
@@ -203,7 +201,7 @@ impl Local {
     /// Returns the bytes of all blocks, and the shard's free bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let small = Class::all().zip(&self.small);
-        let small = small.map(|(class, shelf)| shelf.blocks() as u64 * class.bytes());
+        let small = small.map(|(class, shelf)| shelf.offsets().len() as u64 * class.bytes());
         small.sum::<u64>() + self.medium.bytes() + self.bound.shard()
     }
 }
@@ -215,7 +213,7 @@ mod tests {
     #[test]
     fn each_grant_is_twice_the_last_up_to_half_a_magazine() {
         for class in Class::all() {
-            let most = Magazine::capacity(class) / 2;
+            let most = Magazine::part(class) / 2;
             let mut refill = RefillSize::FIRST;
             let mut expected = class.blocks_in_lines();
             for _ in 0..10 {

@@ -1,49 +1,50 @@
-//! A thread's small blocks of a class, in magazines, and a summary of a thread's cache that other threads read without
+//! A thread's small blocks of a class, and a summary of a thread's cache that other threads read without
 //! stopping the thread.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::classes::{CLASSES, Class};
 
-/// The most offsets in a magazine.
-pub(crate) const CAPACITY: usize = 64;
+/// The most blocks that go to their slabs at once.
+const PART: usize = 64;
 
-/// Bytes in a full magazine of a larger class: 16 blocks of 2 KiB.
-const MAGAZINE_BYTES: u64 = 32 << 10;
+/// Their bytes for a larger class: 16 blocks of 2 KiB.
+const PART_BYTES: u64 = 32 << 10;
 
-/// The results of [`Magazine::capacity`]: every free needs one, and a division is slow.
-const CAPACITIES: [u8; CLASSES] = {
-    let mut capacity = [CAPACITY as u8; CLASSES];
+/// The results of [`Magazine::part`]: every free needs one, and a division is slow.
+const PARTS: [u8; CLASSES] = {
+    let mut parts = [PART as u8; CLASSES];
     let mut index = 0;
     while index < CLASSES {
-        let fit = MAGAZINE_BYTES / Class::from_index(index).bytes();
-        if fit < CAPACITY as u64 {
-            capacity[index] = fit as u8;
+        let fit = PART_BYTES / Class::from_index(index).bytes();
+        if fit < PART as u64 {
+            parts[index] = fit as u8;
         }
         index += 1;
     }
-    capacity
+    parts
 };
 
-/// Small blocks of one class, which move between a thread and the slabs together (Bonwick and Adams, "Magazines and
-/// Vmem", 2001).
+/// A stack of small blocks of one class. A full one gives the older half of its blocks to their slabs: a thread that
+/// allocates and frees around that boundary exchanges none. (Bonwick and Adams, "Magazines and Vmem", 2001, have two
+/// magazines for that.)
 pub(crate) struct Magazine {
-    pub(super) len: usize,
-    pub(super) offsets: [u64; CAPACITY],
+    len: usize,
+    offsets: [u64; 2 * PART],
 }
 
 impl Magazine {
-    pub(crate) fn empty() -> Box<Self> {
+    fn empty() -> Box<Self> {
         Box::new(Self {
             len: 0,
-            offsets: [0; CAPACITY],
+            offsets: [0; 2 * PART],
         })
     }
 
-    /// Returns how many blocks of `class` fill a magazine.
+    /// Returns how many blocks of `class` are half of a magazine.
     #[inline]
-    pub(crate) const fn capacity(class: Class) -> usize {
-        CAPACITIES[class.index()] as usize
+    pub(crate) const fn part(class: Class) -> usize {
+        PARTS[class.index()] as usize
     }
 
     #[inline]
@@ -52,13 +53,19 @@ impl Magazine {
         Some(self.offsets[self.len])
     }
 
+    #[inline]
+    fn push(&mut self, offset: u64) {
+        self.offsets[self.len] = offset;
+        self.len += 1;
+    }
+
     pub(crate) fn offsets(&self) -> &[u64] {
         &self.offsets[..self.len]
     }
 
-    /// Lets `fill` write up to `capacity` offsets; it returns how many it wrote.
-    pub(crate) fn fill(&mut self, capacity: usize, fill: impl FnOnce(&mut [u64]) -> usize) {
-        self.len = fill(&mut self.offsets[..capacity]);
+    /// Lets `fill` write up to `most` offsets to an empty magazine; it returns how many it wrote.
+    pub(crate) fn fill(&mut self, most: usize, fill: impl FnOnce(&mut [u64]) -> usize) {
+        self.len = fill(&mut self.offsets[..most]);
         // The magazine pops from its end, and the lowest offsets are handed out first.
         self.offsets[..self.len].reverse();
     }
@@ -130,9 +137,8 @@ impl CacheBound {
     pub(crate) fn bytes(&self, larger: u64) -> u64 {
         let bits = self.0.load(Relaxed);
         let small = Class::all().filter(|class| bits & Self::small(*class) != 0);
-        // Two magazines of each class.
         let small: u64 = small
-            .map(|class| 2 * Magazine::capacity(class) as u64 * class.bytes())
+            .map(|class| 2 * Magazine::part(class) as u64 * class.bytes())
             .sum();
         let larger = match bits & Self::LARGER {
             0 => 0,
@@ -142,63 +148,44 @@ impl CacheBound {
     }
 }
 
-/// The small blocks of one class, in two magazines: a thread that allocates and frees around the boundary
-/// of one exchanges none.
+/// The place of a class's magazine. At most one of the two has it.
 #[derive(Default)]
 pub(crate) struct Shelf {
-    /// Blocks are popped from and pushed to this one.
-    loaded: Option<Box<Magazine>>,
-    /// Full or empty, if present.
-    spare: Option<Box<Magazine>>,
-    /// The loaded one until the class's next allocation or free, which loads it again.
+    magazine: Option<Box<Magazine>>,
+    /// In its place until the class's next allocation or free, which puts it back.
     parked: Option<Box<Magazine>>,
 }
 
 impl Shelf {
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<u64> {
-        match self.loaded.as_mut()?.pop() {
-            Some(offset) => Some(offset),
-            None => {
-                std::mem::swap(&mut self.loaded, &mut self.spare);
-                self.loaded.as_mut()?.pop()
-            }
-        }
+        self.magazine.as_mut()?.pop()
     }
 
-    /// Parks the loaded magazine; returns `false` if one was parked before and the class was not used since.
+    /// Parks the magazine; returns `false` if it was parked before and the class was not used since.
     pub(super) fn park(&mut self) -> bool {
         let was_used = self.parked.is_none();
         if was_used {
-            self.parked = self.loaded.take();
+            self.parked = self.magazine.take();
         }
         was_used
     }
 
-    /// Loads the parked magazine again, if there is one.
-    pub(crate) fn unpark(&mut self) {
-        if let Some(parked) = self.parked.take() {
-            self.loaded = Some(parked);
-        }
-    }
-
-    /// Pushes a block of `class`. If both magazines are full, calls `empty` with the older one, which is empty afterwards.
+    /// Pushes a block of `class`. If the magazine is full, calls `give` with the older half of its blocks, which leaves it.
     #[inline]
     pub(crate) fn push(
         &mut self,
         class: Class,
         offset: u64,
         bound: &CacheBound,
-        empty: impl FnOnce(&Magazine),
+        give: impl FnOnce(&[u64]),
     ) {
-        let capacity = Magazine::capacity(class);
-        if let Some(loaded) = &mut self.loaded
-            && loaded.len < capacity
+        if let Some(magazine) = &mut self.magazine
+            && magazine.len < 2 * Magazine::part(class)
         {
-            loaded.offsets[loaded.len] = offset;
-            loaded.len += 1;
+            magazine.push(offset);
         } else {
-            self.push_slowly(class, offset, bound, empty);
+            self.push_slowly(class, offset, bound, give);
         }
     }
 
@@ -208,42 +195,39 @@ impl Shelf {
         class: Class,
         offset: u64,
         bound: &CacheBound,
-        empty: impl FnOnce(&Magazine),
+        give: impl FnOnce(&[u64]),
     ) {
-        self.unpark();
         bound.note(CacheBound::small(class));
-        if let Some(loaded) = &self.loaded
-            && loaded.len == Magazine::capacity(class)
-        {
-            std::mem::swap(&mut self.loaded, &mut self.spare);
+        let (magazine, part) = (self.unparked(), Magazine::part(class));
+        if magazine.len == 2 * part {
+            give(&magazine.offsets[..part]);
+            magazine.offsets.copy_within(part..2 * part, 0);
+            magazine.len = part;
         }
-        let loaded = self.loaded.get_or_insert_with(Magazine::empty);
-        if loaded.len == Magazine::capacity(class) {
-            empty(loaded);
-            loaded.len = 0;
-        }
-        loaded.offsets[loaded.len] = offset;
-        loaded.len += 1;
+        magazine.push(offset);
     }
 
-    /// Returns the magazine to fill when no blocks are left.
-    pub(crate) fn to_fill(&mut self) -> &mut Magazine {
+    /// Puts a parked magazine back.
+    pub(crate) fn unpark(&mut self) {
+        self.magazine = self.magazine.take().or(self.parked.take());
+    }
+
+    /// Returns the magazine, not parked any more. The bound has the class's bit: pushes to a magazine do not set it.
+    pub(crate) fn unparked(&mut self) -> &mut Magazine {
         self.unpark();
-        self.loaded.get_or_insert_with(Magazine::empty)
+        self.magazine.get_or_insert_with(Magazine::empty)
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Magazine> {
-        let all = [&self.loaded, &self.spare, &self.parked];
-        all.into_iter().flatten().map(|full| &**full)
+    /// Returns all blocks.
+    pub(super) fn offsets(&self) -> &[u64] {
+        let magazine = self.magazine.as_ref().or(self.parked.as_ref());
+        magazine.map_or(&[], |magazine| magazine.offsets())
     }
 
-    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Box<Magazine>> {
-        let all = [self.loaded.take(), self.spare.take(), self.parked.take()];
-        all.into_iter().flatten().filter(|full| full.len > 0)
-    }
-
-    pub(super) fn blocks(&self) -> usize {
-        self.all().map(|full| full.len).sum()
+    /// Takes the magazine, if it has blocks.
+    pub(super) fn take(&mut self) -> Option<Box<Magazine>> {
+        let magazine = self.magazine.take().or(self.parked.take());
+        magazine.filter(|magazine| magazine.len > 0)
     }
 }
 
@@ -274,17 +258,17 @@ mod tests {
         #[test]
         fn a_shelf_gives_back_what_was_put_in(steps in proptest::collection::vec(any::<bool>(), 0..2000), class in 0..CLASSES) {
             let (class, bound) = (Class::from_index(class), CacheBound::default());
-            let capacity = Magazine::capacity(class);
+            let part = Magazine::part(class);
             let mut shelf = Shelf::default();
             let mut there: Vec<u64> = Vec::new();
             for (offset, push) in steps.into_iter().enumerate() {
                 if push {
                     let mut full = Vec::new();
-                    shelf.push(class, offset as u64, &bound, |magazine| full = magazine.offsets().to_vec());
-                    prop_assert!(full.is_empty() || full.len() == capacity);
+                    shelf.push(class, offset as u64, &bound, |part| full = part.to_vec());
+                    prop_assert!(full.is_empty() || full.len() == part);
                     there.retain(|offset| !full.contains(offset));
                     there.push(offset as u64);
-                    prop_assert!(there.len() <= 2 * capacity);
+                    prop_assert!(there.len() <= 2 * part);
                 } else if let Some(offset) = shelf.pop() {
                     let at = there.iter().position(|&other| other == offset);
                     there.swap_remove(at.expect("it was pushed exactly once"));
@@ -292,7 +276,7 @@ mod tests {
                     prop_assert!(there.is_empty());
                 }
             }
-            let mut left: Vec<u64> = shelf.take_all().flat_map(|full| full.offsets().to_vec()).collect();
+            let mut left: Vec<u64> = shelf.take().map_or(Vec::new(), |full| full.offsets().to_vec());
             left.sort_unstable();
             there.sort_unstable();
             prop_assert_eq!(left, there);

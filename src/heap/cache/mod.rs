@@ -31,7 +31,7 @@ use crate::ranges::{CachedBound, Request};
 pub(crate) use self::{
     biased::Biased,
     local::{Local, Tally},
-    magazine::{CacheBound, Magazine},
+    magazine::CacheBound,
     medium::{MAX_CACHED, Medium},
     member::{Home, InVain, Member, Members},
     reserved::{Inside, Reserved, Visitor},
