@@ -27,7 +27,7 @@
 //! Block::drop (block.rs)                            Block::free_after (release.rs)
 //!  ▼                                                 ▼ record an event
 //! alloc_path.rs: free                               deferred/ ── collected later ────────▶ core
-//!  ├─ small: push to the magazine; the blocks of a full one go to their slabs (ranges/stripes.rs)
+//!  ├─ small: push to the magazine; the older half of a full one goes to its slabs (ranges/stripes.rs)
 //!  ├─ larger: keep by size within the thread's budget
 //!  ├─ in a shard: to it, or to its post if it is another thread's (shards.rs)
 //!  └─ otherwise: to the core, or to the inbox (cache/inbox.rs) while another thread has the core
@@ -84,7 +84,8 @@
 //! is short, fences all threads (`membarrier`), takes the cache, and keeps it until the core has the contents and its own
 //! request was retried. So no cached block is out of reach, and a full heap fails only when every cache is empty.
 //!
-//! - Small blocks move between a thread and the slabs by the magazine (Bonwick and Adams, 2001). A thread gets the
+//! - A thread has a stack of small blocks of each class, a magazine (Bonwick and Adams, 2001). A full one gives the older half
+//!   of its blocks back to the slabs. A thread gets the
 //!   fewest of a class that fill cache lines at first, and twice as many each time. A block of over 1 KiB takes a page of the first slabs anyway: it is a range
 //!   until the thread requests eight of its class within 128 visits to the core for ranges. After as many visits without
 //!   any use of the class, its cached blocks return to the core, and empty slabs of theirs end (`give_idle`). A layout of
@@ -96,7 +97,7 @@
 //!   `thread_cache` allows. Caching pays only if the same sizes are requested again, so a score of hits and misses turns it
 //!   off and on.
 //! - A block that cannot go back to the core, since another thread has it, is left in an inbox, which the next thread that
-//!   allocates from the core drains; so are slabs to be ended. So a free seldom waits: for a thread that holds its cache or a stripe of
+//!   allocates from the core drains. Slabs that are to end then stay until memory is short. So a free seldom waits: for a thread that holds its cache or a stripe of
 //!   slabs just then, and, turned away 64 times, for the `membarrier` and the core's owner.
 //!
 //! **Stripes** (`ranges/stripes.rs`). The slabs are divided into stripes, each with a lock of its own, and a visit to them needs no
@@ -175,15 +176,15 @@
 //! block. No thread calls a user's closure within a turn, because the closure may drop the last handle. Threads do not keep a heap alive:
 //! each has a weak reference until it ends or joins another heap.
 //!
-//! **Growth** (`backing/`) takes the lowest place where a block fits with the free memory beside it, and fills it with
-//! whole chunks, so that growth costs as much as the bare calls. Each chunk is granted before the next is created, because
+//! **Growth** (`backing/`) takes the place where a block fits, with the free memory beside it, with the least new memory, the
+//! lowest of several, and fills it with whole chunks, so that growth costs as much as the bare calls. Each chunk is granted before the next is created, because
 //! the driver holds other processes up for as long as a call lasts. Between two chunks the thread rests without `backing`
 //! (`backing/supply.rs`), if `Growth` has rests or another thread waits for the lock. Meanwhile its addresses are claimed, and its chunks do not belong to the heap: all of them join
 //! it, or none. A thread that is refused while such growth rests waits for its end, because that may leave room. The heap's
 //! limit, the soft limit and a node's share make the last chunk smaller. The soft limit's function is called only for
 //! memory that the block itself needs. Where chunks do not join (they can be shared, or are registered with the driver), a block
 //! that finds no room under a limit or on the nodes gets the place of idle chunks: `room.rs` takes those out of the core
-//! for which the fewest bytes go back (`backing/shape.rs`), or if that is too little memory all of them, gives them back without leaving `backing`, and growth is tried once more. The core's bounds
+//! that lie in the lowest place for it (`backing/make.rs`), or if that is too little memory all of them, gives them back without leaving `backing`, and growth is tried once more. The core's bounds
 //! of refusals count holes and idle memory together for requests that do not fit into the smallest chunk. No range is larger than 1 TiB − 2 MiB, nor crosses a multiple of that; chunks end
 //! there too.
 //!

@@ -6,9 +6,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
-use super::cache::{Biased, Home, Member, Tally, member};
+use super::cache::{Biased, Home, Local, Member, Members, Tally, member};
 use super::inner::HeapInner;
 use super::piece::Piece;
+use super::ranges::Core;
 use crate::per_driver::lock;
 
 impl Home for HeapInner {
@@ -45,12 +46,7 @@ impl Home for HeapInner {
         // SAFETY: the member belongs to the calling thread, which is ending and is not inside an allocation
         // or a free.
         let mut local = unsafe { member.local.hold_as_owner() };
-        members.tally.add(&local.tally);
-        local.closed = true;
-        let mut core = self.core();
-        self.take_back_all(&mut core, &mut local);
-        self.end_shard(&mut core, &mut local);
-        core.leave(&mut local.stripe);
+        self.close_cache(&mut members, &mut self.core(), &mut local);
     }
 }
 
@@ -104,6 +100,18 @@ impl HeapInner {
         }
     }
 
+    /// Ends a thread's cache, which the caller holds.
+    fn close_cache(&self, members: &mut Members, core: &mut Core, local: &mut Local) {
+        members.tally.add(&local.tally);
+        local.closed = true;
+        self.take_back_all(core, local);
+        if let Some(own) = local.shard.take() {
+            core.end_shard(own.shard);
+            self.front.shards.release(own.id);
+        }
+        core.leave(&mut local.stripe);
+    }
+
     /// Closes the heap when its last handle is dropped: nothing can be allocated any more. The memory is
     /// released with the last block.
     pub(super) fn close(self: &Arc<Self>) {
@@ -116,10 +124,7 @@ impl HeapInner {
         {
             let mut core = self.core();
             for local in &mut held {
-                members.tally.add(&local.tally);
-                local.closed = true;
-                self.take_back_all(&mut core, local);
-                self.end_shard(&mut core, local);
+                self.close_cache(&mut members, &mut core, local);
             }
             self.open_posts(&mut core);
         }

@@ -240,12 +240,13 @@ impl HeapInner {
                 core.remove(chunk.clone());
             }
         }
-        let mut kept = None;
+        let (mut all_gone, mut failed) = (true, None);
         for chunk in chunks {
             let (is_gone, refused) = backing.give_back(chunk.start);
             if !is_gone {
                 self.core().add(chunk, false);
-                kept = kept.or(Some(refused));
+                all_gone = false;
+                failed = failed.or(refused);
             } else if let Some(error) = refused {
                 self.reports.add(move || {
                     tracing::warn!(%error, "memory of a chunk that went back cannot be released yet");
@@ -253,11 +254,7 @@ impl HeapInner {
             }
         }
         self.front.follow(backing.backed());
-        match kept {
-            None => Ok(true),
-            Some(None) => Ok(false),
-            Some(Some(error)) => Err(error),
-        }
+        failed.map_or(Ok(all_gone), Err)
     }
 }
 

@@ -232,14 +232,6 @@ impl HeapInner {
         own.post.open(|extent| self.give_or_send(core, extent));
     }
 
-    /// Ends a thread's shard, which is dissolved.
-    pub(super) fn end_shard(&self, core: &mut Core, local: &mut Local) {
-        if let Some(own) = local.shard.take() {
-            core.end_shard(own.shard);
-            self.front.shards.release(own.id);
-        }
-    }
-
     /// Calls `f` if a block in use lies in the calling thread's shard.
     ///
     /// # Errors

@@ -13,8 +13,6 @@ use crate::{Error, Result};
 /// requests take no addresses of it meanwhile. Either they are delivered or a [step](Backing::step) fails.
 pub(crate) struct Order<'a> {
     want: Want<'a>,
-    /// Whether the place is the one that needs the least memory.
-    is_lean: bool,
     /// What to fill, if there is no room without growth.
     fill: Option<Fill>,
     made: Vec<Chunk>,
@@ -31,10 +29,6 @@ impl Order<'_> {
     /// Returns whether no chunk is left to make, as far as that is known before memory is short.
     pub(crate) fn is_made(&self) -> bool {
         self.fill.is_none_or(|fill| self.at >= fill.end)
-    }
-
-    fn needed(&self) -> u64 {
-        self.fill.as_ref().map_or(0, Fill::needed)
     }
 }
 
@@ -79,10 +73,9 @@ impl Backing {
     /// Begins growth, so that `want` fits, by at most `most` bytes of all memory; the last chunk is smaller if it
     /// would exceed that. Returns `None` if `want` would exceed it, even if something else prevents growth too.
     ///
-    /// A block goes to the lowest place where it fits, together with the free bytes beside it; if memory is
-    /// too short for that, to the place that needs the least. Chunks are whole while memory is plentiful and
-    /// no node's share is used up. If memory is short, the heap tries the next node, then half the size, down
-    /// to the bytes that the request needs.
+    /// A block goes to the place where it fits, together with the free bytes beside it, with the least new memory. Chunks are
+    /// whole while memory is plentiful and no node's share is used up. If memory is short, the heap tries the next node, then
+    /// half the size, down to the bytes that the request needs.
     ///
     /// # Errors
     /// [`Error::HeapFull`], without the caller's numbers, if the remaining addresses have no such range;
@@ -92,67 +85,40 @@ impl Backing {
         let room = self.room_below(most);
         let mut order = Order {
             want,
-            is_lean: false,
             fill: None,
             made: Vec::new(),
             at: 0,
-            size: 0,
+            size: self.step, // as large as the last success: if memory is short, each refusal costs time
             halved: false,
             single: !self.settled.shape.joins && matches!(want, Want::Block { .. }),
         };
-        let fits = match self.claim(&mut order, room) {
-            Err(Error::HeapFull { .. }) if want.bytes() > room => false,
-            fits => fits?,
-        };
-        if !fits {
-            return Ok(None);
-        }
-        if let Err(error) = self.check_room(order.needed()) {
-            self.fall_back(&mut order, error)?;
-        }
-        Ok(Some(order))
-    }
-
-    /// Claims the place for at most `room` bytes, in whole units; the last chunk is then smaller. Takes the leanest place if
-    /// the lowest needs more. Returns `false` if that needs more too.
-    fn claim(&mut self, order: &mut Order<'_>, room: u64) -> Result<bool> {
-        let shape = self.settled.shape;
-        order.fill = shape.place(&self.gaps(), order.want, order.is_lean)?;
-        let Some(fill) = &mut order.fill else {
-            return Ok(true);
+        let place = self.settled.shape.place(&self.gaps(), want);
+        let mut fill = match place {
+            Ok(Some(fill)) => fill,
+            Ok(None) => return Ok(Some(order)),
+            Err(_) if want.bytes() > room => return Ok(None),
+            Err(error) => return Err(error),
         };
         let Some(spare) = room.checked_sub(fill.needed()) else {
-            if order.is_lean {
-                return Ok(false);
-            }
-            order.is_lean = true;
-            return self.claim(order, room);
+            return Ok(None);
         };
+        // Before any memory is created: creating gigabytes takes seconds.
+        if fill.needed() >= WORTH_ASKING {
+            self.check_nodes(fill.needed())?;
+        }
         fill.end = fill.end.min(fill.need.saturating_add(spare));
         self.claims.push(fill.start..fill.end);
         order.at = fill.start;
-        order.halved = false;
-        // As large as the last success: if memory is short, each refusal costs time.
-        order.size = if order.single {
-            fill.end - fill.start
-        } else {
-            self.step
-        };
-        Ok(true)
+        if order.single {
+            order.size = fill.end - fill.start;
+        }
+        order.fill = Some(fill);
+        Ok(Some(order))
     }
 
     fn unclaim(&mut self, order: &Order<'_>) {
         let claimed = order.fill.map(|fill| fill.start..fill.end);
         self.claims.retain(|claim| Some(claim) != claimed.as_ref());
-    }
-
-    /// Refuses a request that the nodes have no memory for before any is created: creating gigabytes takes
-    /// seconds.
-    fn check_room(&self, needed: u64) -> Result<()> {
-        if needed < WORTH_ASKING {
-            return Ok(());
-        }
-        self.check_nodes(needed)
     }
 
     /// Checks that the limit and the nodes have `bytes` more, in as many pieces as necessary. Creates
@@ -206,7 +172,7 @@ impl Backing {
                     self.counts.halvings += 1;
                     order.halved = true;
                 }
-                Err(error) => return self.fall_back(order, error).map(|()| true),
+                Err(error) => return Err(self.failed(order, error)),
             }
         }
     }
@@ -248,26 +214,14 @@ impl Backing {
         self.unclaim(order);
     }
 
-    /// Gives everything back, and begins again at the place that needs the least, or ends the growth.
-    fn fall_back(&mut self, order: &mut Order<'_>, error: Error) -> Result<()> {
+    /// Gives everything back, and returns the error with the bytes that were needed.
+    fn failed(&mut self, order: &mut Order<'_>, error: Error) -> Error {
         self.cancel(order);
-        let needed = order.needed();
-        let mut error = self.explain(error, needed);
-        if is_shortage(&error) && !order.is_lean {
-            order.is_lean = true;
-            // Only a place that needs less may do.
-            if let Ok(true) = self.claim(order, needed.saturating_sub(1)) {
-                match self.check_room(order.needed()) {
-                    Ok(()) => return Ok(()),
-                    Err(again) => error = again,
-                }
-                self.unclaim(order);
-            }
-        }
-        Err(match error {
+        let needed = order.fill.as_ref().map_or(0, Fill::needed);
+        match self.explain(error, needed) {
             Error::HeapFull { why, .. } => order.want.refused(why, self.limit()),
             other => other,
-        })
+        }
     }
 }
 

@@ -108,20 +108,14 @@ impl Shape {
     /// Returns what to fill of the `gaps`, which are all ranges without memory, ascending, for `want`; `None` if there is
     /// room without growth. A block and more memory have at least 1 byte, and a block's alignment is a power of two.
     ///
-    /// In a heap whose chunks join, a block goes to the lowest place, or if that `is_lean` to the place that needs the least
-    /// memory.
-    pub(super) fn place(
-        self,
-        gaps: &[Range<u64>],
-        want: Want<'_>,
-        is_lean: bool,
-    ) -> Result<Option<Fill>> {
+    /// In a heap whose chunks join, a block goes to the place that needs the least memory, the lowest of several.
+    pub(super) fn place(self, gaps: &[Range<u64>], want: Want<'_>) -> Result<Option<Fill>> {
         let fill = match want {
             Want::Block {
                 bytes,
                 alignment,
                 beside,
-            } if self.joins => self.joined(gaps, (bytes, alignment), beside, is_lean),
+            } if self.joins => self.joined(gaps, (bytes, alignment), beside),
             Want::Block {
                 bytes, alignment, ..
             } => self.single(gaps, bytes, alignment).map(Some),
@@ -144,7 +138,6 @@ impl Shape {
         gaps: &[Range<u64>],
         (bytes, alignment): (u64, u64),
         beside: &dyn Fn(&Range<u64>) -> Beside,
-        is_lean: bool,
     ) -> Option<Option<Fill>> {
         debug_assert!(bytes > 0 && alignment.is_power_of_two());
         let mut best: Option<Fill> = None;
@@ -160,8 +153,8 @@ impl Shape {
                 }
                 let start = gap.start.max(block.start / self.unit * self.unit);
                 let need = gap.end.min(round_up(block.end, self.unit)?);
-                let fill = self.fill(start, need, if is_lean { need } else { gap.end });
-                if best.is_none_or(|best| is_lean && fill.needed() < best.needed()) {
+                let fill = self.fill(start, need, gap.end);
+                if best.is_none_or(|best| fill.needed() < best.needed()) {
                     best = Some(fill);
                 }
             }

@@ -16,13 +16,13 @@ const SHAPE: Shape = Shape {
     max_range: 1 << 40,
 };
 
-fn places(gaps: &[Range<u64>], bytes: u64, beside: Beside, is_lean: bool) -> Result<Option<Fill>> {
+fn places(gaps: &[Range<u64>], bytes: u64, beside: Beside) -> Result<Option<Fill>> {
     let want = Want::Block {
         bytes,
         alignment: 1,
         beside: &|_| beside,
     };
-    SHAPE.place(gaps, want, is_lean)
+    SHAPE.place(gaps, want)
 }
 
 fn fill(start: u64, need: u64, end: u64) -> Fill {
@@ -33,7 +33,7 @@ fn fill(start: u64, need: u64, end: u64) -> Fill {
 fn the_end_grows_by_what_is_missing_in_whole_chunks() {
     let grown = |bytes, before| {
         let beside = Beside { before, after: 0 };
-        places(&[16..64], bytes, beside, false).unwrap()
+        places(&[16..64], bytes, beside).unwrap()
     };
     assert_eq!(grown(5, 0), Some(fill(16, 22, 24)));
     assert_eq!(grown(5, 4), Some(fill(16, 18, 24)));
@@ -41,12 +41,12 @@ fn the_end_grows_by_what_is_missing_in_whole_chunks() {
     assert_eq!(grown(48, 0), Some(fill(16, 64, 64)));
     assert_eq!(grown(5, 5), None);
     let none = Beside::default();
-    let error = places(&[16..64], 49, none, false).unwrap_err();
+    let error = places(&[16..64], 49, none).unwrap_err();
     assert!(
         matches!(error, Error::HeapFull { limit: 64, .. }),
         "{error}"
     );
-    assert!(places(&[16..64], u64::MAX, none, true).is_err());
+    assert!(places(&[16..64], u64::MAX, none).is_err());
 }
 
 #[test]
@@ -54,19 +54,18 @@ fn holes_come_first_and_what_is_free_behind_them_counts() {
     let gaps = [8..12, 16..64];
     let with_after = |after| Beside { before: 0, after };
     assert_eq!(
-        places(&gaps, 4, with_after(0), false).unwrap(),
+        places(&gaps, 4, with_after(0)).unwrap(),
         Some(fill(8, 12, 12))
     );
     // Too large for the hole alone.
     assert_eq!(
-        places(&gaps, 5, with_after(0), false).unwrap(),
+        places(&gaps, 5, with_after(0)).unwrap(),
         Some(fill(16, 22, 24))
     );
-    let found = |bytes, is_lean| places(&gaps[..1], bytes, with_after(2), is_lean).unwrap();
-    assert_eq!(found(5, false), Some(fill(8, 12, 12)));
-    // If memory is short, the hole's upper half suffices.
-    assert_eq!(found(4, false), Some(fill(8, 12, 12)));
-    assert_eq!(found(4, true), Some(fill(10, 12, 12)));
+    let found = |bytes| places(&gaps[..1], bytes, with_after(2)).unwrap();
+    assert_eq!(found(5), Some(fill(8, 12, 12)));
+    // The hole's upper half suffices.
+    assert_eq!(found(4), Some(fill(10, 12, 12)));
 }
 
 #[test]
@@ -76,7 +75,7 @@ fn what_alignment_skips_is_not_backed() {
         alignment,
         beside: &|_| Beside::default(),
     };
-    let first = |alignment| SHAPE.place(&[2..64], want(alignment), false);
+    let first = |alignment| SHAPE.place(&[2..64], want(alignment));
     assert_eq!(first(32), Ok(Some(fill(32, 36, 40))));
     // No address in the heap is a multiple of 0x80.
     assert!(first(0x80).is_err());
@@ -96,7 +95,7 @@ fn a_shareable_block_has_a_chunk_of_its_own() {
             after: 8,
         },
     };
-    let first = |bytes| shape.place(&[10..16, 22..64], want(bytes), false).unwrap();
+    let first = |bytes| shape.place(&[10..16, 22..64], want(bytes)).unwrap();
     assert_eq!(first(3), Some(fill(12, 16, 16)));
     assert_eq!(first(5), Some(fill(24, 30, 32)));
     assert_eq!(first(9), Some(fill(24, 34, 34)));
@@ -104,16 +103,16 @@ fn a_shareable_block_has_a_chunk_of_its_own() {
 
 #[test]
 fn more_fills_the_lowest_hole() {
-    let first = |bytes| SHAPE.place(&[2..6, 10..30], Want::More { bytes }, false);
+    let first = |bytes| SHAPE.place(&[2..6, 10..30], Want::More { bytes });
     assert_eq!(first(1), Ok(Some(fill(2, 4, 6))));
     assert_eq!(first(9), Ok(Some(fill(2, 6, 6))));
-    assert!(SHAPE.place(&[], Want::More { bytes: 1 }, false).is_err());
+    assert!(SHAPE.place(&[], Want::More { bytes: 1 }).is_err());
 }
 
 proptest! {
     /// Compares with a search of every place for the block.
     #[test]
-    fn the_lowest_place_is_found_and_the_leanest(
+    fn the_place_that_needs_least_is_found(
         map in proptest::collection::vec(0..3_u8, 1..24),
         bytes in 1_u64..24,
         shift in 0_u32..5,
@@ -142,7 +141,7 @@ proptest! {
         };
         let alignment = 1 << shift;
         let want = Want::Block { bytes, alignment, beside: &beside };
-        let [found, lean] = [false, true].map(|is_lean| shape.place(&gaps, want, is_lean));
+        let found = shape.place(&gaps, want);
 
         let new_units = |start: u64| {
             let units = start / 2..=(start + bytes - 1) / 2;
@@ -156,23 +155,18 @@ proptest! {
             .filter(|start| start / max_range == (start + bytes - 1) / max_range)
             .map(|start| (start, new_units(start)))
             .collect();
-        match (found, lean) {
-            (Ok(Some(first)), Ok(Some(lean))) => {
-                let lowest = choices.iter().find(|choice| choice.1 > 0).unwrap();
-                let least = choices.iter().map(|choice| choice.1).filter(|&new| new > 0).min().unwrap();
-                prop_assert_eq!((first.needed(), lean.needed()), (lowest.1 * 2, least * 2));
-                prop_assert_eq!(lean.need, lean.end);
-                for fill in [first, lean] {
-                    prop_assert!(fill.start < fill.need && fill.need <= fill.end);
-                    prop_assert!((fill.start..fill.end).all(|o| at(o) == 0));
-                    prop_assert!((fill.end - fill.start) < fill.needed() + SHAPE.chunk);
-                    let chunk = shape.before_range_limit(fill.start, fill.end - fill.start);
-                    prop_assert!((fill.start..fill.start + chunk - 1).all(|o| !(o + 1).is_multiple_of(max_range)));
-                }
+        match found {
+            Ok(Some(fill)) => {
+                let needs = choices.iter().map(|choice| choice.1).filter(|&new| new > 0);
+                prop_assert_eq!(fill.needed(), needs.min().unwrap() * 2);
+                prop_assert!(fill.start < fill.need && fill.need <= fill.end);
+                prop_assert!((fill.start..fill.end).all(|o| at(o) == 0));
+                prop_assert!((fill.end - fill.start) < fill.needed() + SHAPE.chunk);
+                let chunk = shape.before_range_limit(fill.start, fill.end - fill.start);
+                prop_assert!((fill.start..fill.start + chunk - 1).all(|o| !(o + 1).is_multiple_of(max_range)));
             }
-            (Ok(None), Ok(None)) => prop_assert!(choices.iter().any(|choice| choice.1 == 0)),
-            (Ok(_), _) | (_, Ok(_)) => prop_assert!(false, "one place without the other"),
-            _ => prop_assert!(choices.iter().all(|choice| choice.1 == 0), "{choices:?}"),
+            Ok(None) => prop_assert!(choices.iter().any(|choice| choice.1 == 0)),
+            Err(_) => prop_assert!(choices.iter().all(|choice| choice.1 == 0), "{choices:?}"),
         }
     }
 }
