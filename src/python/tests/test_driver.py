@@ -53,6 +53,19 @@ def test_topology(driver):
     assert caught.value.remedy == "choose one that `egmem topo` lists"
 
 
+def test_a_gpu_whose_node_is_unknown_raises_at_each_access(tmp_path):
+    path = tmp_path / "machine.json"
+    gpu = {"name": "GPU", "pci_bus_id": "0000:01:00.0", "memory": 1 << 30, "host_numa": -1}
+    path.write_text(json.dumps({"name": "one", "nodes": [{"id": 0, "memory": 1 << 30}], "gpus": [gpu]}))
+    found = egmem.simulated(str(path)).topology().gpu(0)
+    for _ in range(2):
+        with pytest.raises(egmem.NoSuchPlace, match="node of GPU 0 is unknown") as caught:
+            found.host_node
+        assert len(caught.traceback) == 2, "each has a traceback of its own"
+    with pytest.raises(AttributeError):
+        found.name = "another"
+
+
 def test_exceptions_have_pythons_classes_and_a_remedy(driver):
     with pytest.raises(ValueError) as caught:
         egmem.Buffer(0, driver=driver)
