@@ -20,7 +20,7 @@ use pyo3::prelude::*;
 
 use crate::error::{OrRaise, ToPy, raise, warn};
 use crate::holds::Holds;
-use crate::interpreter::{PerProcess, lock};
+use crate::interpreter::{PerProcess, lock, python};
 
 /// Memory that waits for GPUs.
 struct Kept {
@@ -187,7 +187,7 @@ pub fn watch_captures(py: Python<'_>) -> PyResult<()> {
     let Ok(captures) = py.import("egmem._captures") else {
         return Ok(());
     };
-    let watched = captures.call_method0("watch_torch")?.extract()?;
+    let watched = python(py, || captures.call_method0("watch_torch"))?.extract()?;
     WATCHED.store(watched, Relaxed);
     Ok(())
 }

@@ -138,7 +138,9 @@ impl<T: Send + Clone> Open<T> {
 
 impl<T: Send> Drop for Open<T> {
     fn drop(&mut self) {
-        drop_detached(self.take());
+        if let Some(value) = self.take() {
+            drop_detached(value);
+        }
     }
 }
 
@@ -204,7 +206,7 @@ pub fn record<'py>(
     class: &str,
     values: impl PyCallArgs<'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    record_class(py, class)?.call1(values)
+    call(py, "egmem._records", class, values)
 }
 
 /// Returns a class of `egmem._records`.
@@ -212,7 +214,7 @@ pub fn record<'py>(
 /// # Errors
 /// `ImportError` late in the interpreter's shutdown.
 pub fn record_class<'py>(py: Python<'py>, class: &str) -> PyResult<Bound<'py, PyAny>> {
-    py.import("egmem._records")?.getattr(class)
+    python(py, || py.import("egmem._records")?.getattr(class))
 }
 
 /// Returns a value as Python's dictionaries and lists, by way of JSON.
@@ -221,7 +223,22 @@ pub fn record_class<'py>(py: Python<'py>, class: &str) -> PyResult<Bound<'py, Py
 /// None in practice: all values passed here have a form in JSON.
 pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
     let text = serde_json::to_string(value).map_err(|error| invalid(&error.to_string()))?;
-    py.import("json")?.call_method1("loads", (text,))
+    call(py, "json", "loads", (text,))
+}
+
+/// Calls a function of a module in Python. The caller has no lock.
+///
+/// # Errors
+/// Its exception; `ImportError` late in the interpreter's shutdown.
+pub fn call<'py>(
+    py: Python<'py>,
+    module: &str,
+    function: &str,
+    arguments: impl PyCallArgs<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    python(py, || {
+        py.import(module)?.getattr(function)?.call1(arguments)
+    })
 }
 
 /// The code of Python that this crate's calls run in a process.

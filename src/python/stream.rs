@@ -10,7 +10,7 @@ use pyo3::types::PyBytes;
 use crate::args::{GpuArg, expect_gpu};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid, not_supported};
-use crate::interpreter::until;
+use crate::interpreter::{call, until};
 use crate::pickle::{GRANTED, pickled};
 
 /// A stream of a GPU. Other libraries take it by `__cuda_stream__`.
@@ -113,8 +113,8 @@ pub fn given(
     if let Ok(own) = stream.cast::<Stream>() {
         return Ok(own.get().inner.clone());
     }
-    let arrays = stream.py().import("egmem._arrays")?;
-    let (raw, told): (u64, Option<i32>) = arrays.call_method1("handle_of", (stream,))?.extract()?;
+    let handle = call(stream.py(), "egmem._arrays", "handle_of", (stream,))?;
+    let (raw, told): (u64, Option<i32>) = handle.extract()?;
     let gpu = gpu.map(|gpu| gpu.0);
     if let (None, Some(gpu)) = (told, gpu) {
         expect_gpu(gpu, driver)?;

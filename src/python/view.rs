@@ -10,6 +10,7 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::args::{GpuArg, expect_gpu};
 use crate::dlpack;
 use crate::error::{OrRaise, invalid, raise};
+use crate::interpreter::call;
 use crate::region::Region;
 
 /// Memory as one device sees it, with an element type and a shape. It keeps the memory, which cannot be closed
@@ -167,7 +168,7 @@ impl View {
         offset: u64,
     ) -> PyResult<Self> {
         let arguments = (dtype, shape, self.region.address, self.region.len, offset);
-        let read = py.import("egmem._views")?.call_method1("read", arguments)?;
+        let read = call(py, "egmem._views", "read", arguments)?;
         let (dtype, shape) = read.extract()?;
         Ok(Self {
             dtype,

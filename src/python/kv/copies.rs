@@ -10,7 +10,7 @@ use pyo3::pybacked::PyBackedBytes;
 
 use crate::args::{Count, GpuArg, List, OneOrEach, Size};
 use crate::error::{OrRaise, invalid};
-use crate::interpreter::{drop_detached, until};
+use crate::interpreter::{call, drop_detached, until};
 
 /// A serving engine's cache on a GPU: parts, for instance the keys and the values of each layer, each with a piece of
 /// every block. Block `b` of a part is at its base plus `b * stride`, and has `part_bytes` there. A page of the tier
@@ -82,8 +82,8 @@ impl GpuPages {
         let given = match &self.arrays {
             Some((of_arrays, Some(library))) => {
                 self.expect_gpu(gpu.map_or(*of_arrays, |gpu| gpu.0))?;
-                let arrays = py.import("egmem._arrays")?;
-                return arrays.call_method1("current_stream", (library, of_arrays));
+                let of_library = (library, of_arrays);
+                return call(py, "egmem._arrays", "current_stream", of_library);
             }
             Some((_, None)) => "arrays of another library than PyTorch and CuPy",
             None => "addresses",
@@ -154,8 +154,8 @@ impl GpuPages {
         block_dim: Option<usize>,
         at: Option<Size>,
     ) -> PyResult<Self> {
-        let arrays = tensors.py().import("egmem._arrays")?;
-        let found = arrays.call_method1("parts_of", (tensors, block_dim))?;
+        let arguments = (tensors, block_dim);
+        let found = call(tensors.py(), "egmem._arrays", "parts_of", arguments)?;
         type Found = (Vec<(u64, u64, u64)>, u64, i32, Option<String>, Py<PyAny>);
         let (parts, blocks, gpu, library, kept): Found = found.extract()?;
         Self::of(parts, blocks, Some((gpu, library)), at, kept)
@@ -347,8 +347,8 @@ fn numbers(given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
         return Ok(numbers.into_iter().map(|number| number.0).collect());
     }
     // A negative number becomes one that no tier and no cache has.
-    let arrays = given.py().import("egmem._arrays")?;
-    let words: PyBackedBytes = arrays.call_method1("words", (given,))?.extract()?;
+    let words = call(given.py(), "egmem._arrays", "words", (given,))?;
+    let words: PyBackedBytes = words.extract()?;
     let (words, _) = words.as_chunks();
     Ok(words.iter().copied().map(u64::from_le_bytes).collect())
 }

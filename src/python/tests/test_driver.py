@@ -1,8 +1,10 @@
 """Drivers, the default one, topology, exceptions."""
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -62,6 +64,22 @@ def test_a_gpu_whose_node_is_unknown_raises_at_each_access(tmp_path):
         with pytest.raises(egmem.NoSuchPlace, match="node of GPU 0 is unknown") as caught:
             found.host_node
         assert len(caught.traceback) == 2, "each has a traceback of its own"
+
+    class Kept:
+        pass
+
+    def ask():
+        kept = Kept()
+        try:
+            found.host_node
+        except egmem.NoSuchPlace:
+            return weakref.ref(kept)
+
+    gc.disable()
+    try:
+        assert ask()() is None, "the GPU keeps no frame"
+    finally:
+        gc.enable()
     with pytest.raises(AttributeError):
         found.name = "another"
 

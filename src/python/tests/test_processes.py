@@ -60,6 +60,21 @@ def test_an_exit_with_daemon_threads_in_calls_is_clean():
     )
 
 
+def test_an_exit_with_daemon_threads_in_the_packages_own_code_is_clean():
+    run(
+        """
+        import egmem, threading, time
+        buffer = egmem.Buffer(1 << 20)
+        def work():
+            while True:
+                buffer.view("f4"), egmem.topology().gpus, egmem.allocations(), egmem.locate(buffer)
+        for _ in range(3):
+            threading.Thread(target=work, daemon=True).start()
+        time.sleep(0.2)
+        """
+    )
+
+
 def test_a_second_interpreter_of_the_process_is_refused():
     pytest.importorskip("_xxsubinterpreters")
     out = run(

@@ -48,6 +48,7 @@ from ._egmem import (
     simulated,
     topology,
 )
+from . import _arrays, _records, _views  # the native module calls them: not read from the disk in the middle of work
 from ._captures import defer_frees
 from ._doctor import Report, doctor
 from ._errors import (

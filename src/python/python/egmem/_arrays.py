@@ -31,12 +31,13 @@ def handle_of(stream: Any) -> Tuple[int, Optional[int]]:
     """Returns the handle of another library's stream, and its GPU if the object tells: of an integer, of an object with
     ``__cuda_stream__``, and of one with ``cuda_stream`` (PyTorch) or ``ptr`` (CuPy)."""
     if hasattr(stream, "__index__"):
-        raw: Any = operator.index(stream)
+        raw: Any = stream
     elif hasattr(stream, "__cuda_stream__"):
         raw = stream.__cuda_stream__()[1]
     else:
         raw = getattr(stream, "cuda_stream", getattr(stream, "ptr", None))
-    if not isinstance(raw, int) or not 0 <= raw < _ADDRESSES:
+    raw = operator.index(raw) if hasattr(raw, "__index__") else -1
+    if not 0 <= raw < _ADDRESSES:
         raise InvalidArgument(f"{stream!r} is no stream")
     gpu = getattr(stream, "device_index", getattr(stream, "device_id", None))
     # CuPy's default streams have -1: they are those of the current GPU.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple, Union
 
@@ -34,7 +35,8 @@ class Gpu:
     def host_node(self) -> int:
         """The nearest host NUMA node. Raises ``NoSuchPlace`` if it is unknown."""
         if isinstance(self._host_node, Exception):
-            raise self._host_node.with_traceback(None)
+            # Another one each time: an exception keeps the frames that it passes.
+            raise copy.copy(self._host_node)
         return self._host_node
 
     def __repr__(self) -> str:

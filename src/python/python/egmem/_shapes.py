@@ -40,7 +40,9 @@ def dimensions_in(shape: Any, name: Any, item: int, nbytes: int, offset: int) ->
     dimensions = dimensions_of(shape, one_open=True)
     rest = nbytes - offset
     unit = item * math.prod(dimension for dimension in dimensions if dimension != -1)
-    if unit > rest or (-1 in dimensions and (unit == 0 or rest % unit)):
+    # Where a dimension is 0, the others have bounds too.
+    most = item * math.prod(dimension for dimension in dimensions if dimension > 0)
+    if unit > rest or most >= 1 << 63 or (-1 in dimensions and (unit == 0 or rest % unit)):
         raise InvalidArgument(
             f"shape {dimensions} of {name} does not fit into the {max(rest, 0)} bytes from offset {offset} on",
             "pass a shape and a type of these bytes, or a slice of the memory",
