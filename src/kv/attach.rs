@@ -15,7 +15,7 @@ use crate::events::Hub;
 use crate::geometry::Geometry;
 use crate::gpu::Borders;
 use crate::header::{self, Lock, OPENER, PATIENCE, Tag, Wait};
-use crate::inner::{Checks, Inner};
+use crate::inner::Inner;
 use crate::members::{self, Members};
 use crate::memory::{CpuView, is_of_one_kind};
 use crate::table::{Private, Table};
@@ -246,8 +246,7 @@ impl AttachOptions {
         Ok(geometry)
     }
 
-    /// Becomes a member of a tier in formatted memory, which may grow in the background: with it comes the number of its bytes that are
-    /// there.
+    /// Becomes a member of a tier in formatted memory, which may grow in the background.
     ///
     /// # Errors
     /// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may read and write the memory;
@@ -257,7 +256,7 @@ impl AttachOptions {
         &self,
         geometry: Geometry,
         is_new: bool,
-        growing: Option<(Arc<GrowingBuffer>, Arc<AtomicU64>)>,
+        growing: Option<Arc<GrowingBuffer>>,
     ) -> Result<Tier> {
         let memory = Arc::clone(&self.memory);
         let front = match growing {
@@ -274,19 +273,18 @@ impl AttachOptions {
             let why = "it has memory of the CPU and of a GPU";
             return Err(MemoryError::invalid("memory", why).into());
         }
-        let (growing, grown) = growing.unzip();
         let private = Private::new(&geometry)?;
         let (member, before) = Members::of(&words).claim(self.take_over)?;
         let mut tier = Inner {
             own: Mutex::new(private),
             member,
-            checks: Checks::new(self.verify),
+            verify: self.verify,
+            loaded: AtomicU64::new(0),
             events: Hub::new(memory.driver().clone()),
             geometry,
             borders: Borders::default(),
             memory: Arc::clone(&memory),
             growing,
-            grown,
             kernels: Kernels::default(),
             no_batches: AtomicBool::new(false),
             method: self.method,

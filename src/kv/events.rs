@@ -235,15 +235,11 @@ impl Hub {
     /// that events have the order of the changes.
     pub(crate) fn note(&self, kind: TierEventKind, keys: impl FnOnce() -> Vec<Key>) -> Noted {
         if self.count.load(Relaxed) == 0 {
-            return Noted(None);
-        }
-        let keys = keys();
-        if keys.is_empty() {
-            return Noted(None);
+            return Noted::default();
         }
         let mut listeners = lock(&self.listeners);
         let mut groups = BTreeMap::<u8, Vec<Key>>::new();
-        for key in keys {
+        for key in keys() {
             groups.entry(key.group()).or_default().push(key);
         }
         let events = groups.into_iter().zip(listeners.next_number..);
@@ -262,20 +258,22 @@ impl Hub {
                 Listener::Function(function) => functions.push(Arc::clone(function)),
             }
         }
-        Noted(Some((events, functions)))
+        Noted { events, functions }
     }
 }
 
 /// Events that functions are told when this is dropped, by a caller that holds no lock.
+#[derive(Default)]
 #[must_use = "functions are told when it is dropped"]
-pub(crate) struct Noted(Option<(Vec<TierEvent>, Vec<Function>)>);
+pub(crate) struct Noted {
+    events: Vec<TierEvent>,
+    functions: Vec<Function>,
+}
 
 impl Drop for Noted {
     fn drop(&mut self) {
-        if let Some((events, functions)) = self.0.take() {
-            for event in &events {
-                functions.iter().for_each(|function| function(event));
-            }
+        for event in &self.events {
+            self.functions.iter().for_each(|function| function(event));
         }
     }
 }

@@ -50,15 +50,20 @@ pub(crate) struct Place {
     pub(crate) at: u64,
 }
 
+/// A part with its memory.
+struct PlacedPart {
+    place: Place,
+    /// At which bytes from its base it continues in another allocation; `None` if the memory does not report it. For memory that
+    /// the caller keeps, the driver does.
+    borders: OnceLock<Option<Vec<u64>>>,
+    /// The memory, and where in it the part begins; `None` if the caller keeps it.
+    memory: Option<(Part, u64)>,
+}
+
 struct Layout {
-    parts: Vec<Place>,
+    parts: Vec<PlacedPart>,
     block_bytes: u64,
-    /// For each part, at which bytes from its base it continues in another allocation; `None` if the memory does not report
-    /// it. For memory that the caller keeps, the driver does.
-    borders: OnceLock<Vec<Option<Vec<u64>>>>,
     blocks: u64,
-    /// The memory and the offset of each part; none if the caller keeps it.
-    memory: Vec<(Part, u64)>,
 }
 
 impl GpuPages {
@@ -92,25 +97,22 @@ impl GpuPages {
     pub fn over_parts(parts: Vec<(Part, u64, PartShape)>) -> Result<Self> {
         check(parts.iter().map(|(_, _, shape)| *shape))?;
         let mut blocks = u64::MAX;
-        let mut bases = Vec::with_capacity(parts.len());
-        let mut borders = Vec::with_capacity(parts.len());
-        for (memory, at, shape) in &parts {
-            bases.push((memory.range(*at, shape.bytes)?, *shape));
+        let mut placed = Vec::with_capacity(parts.len());
+        for (memory, at, shape) in parts {
+            let base = memory.range(at, shape.bytes)?;
             let room = memory.len() - at - shape.bytes;
             blocks = blocks.min(room / shape.stride + 1);
-            if !is_of_one_kind(&**memory, *at, memory.len() - at) {
+            if !is_of_one_kind(&*memory, at, memory.len() - at) {
                 let why = "it has memory of the CPU and of a GPU";
                 return Err(MemoryError::invalid("part", why).into());
             }
-            borders.push(borders_of(&**memory, *at..memory.len()));
+            placed.push(PlacedPart {
+                place: Place { base, shape, at: 0 },
+                borders: borders_of(&*memory, at..memory.len()).into(),
+                memory: Some((memory, at)),
+            });
         }
-        let memory = parts.into_iter().map(|(part, at, _)| (part, at));
-        Ok(Self::of(
-            &bases,
-            blocks,
-            OnceLock::from(borders),
-            memory.collect(),
-        ))
+        Ok(Self::of(placed, blocks))
     }
 
     /// Describes parts at addresses of memory that other code owns, such as tensors of a framework: `blocks` blocks
@@ -172,28 +174,25 @@ impl GpuPages {
                 return Err(MemoryError::invalid("blocks", why).into());
             }
         }
-        Ok(Self::of(&parts, blocks, OnceLock::new(), Vec::new()))
+        let part = |(base, shape)| PlacedPart {
+            place: Place { base, shape, at: 0 },
+            borders: OnceLock::new(),
+            memory: None,
+        };
+        Ok(Self::of(parts.into_iter().map(part).collect(), blocks))
     }
 
     /// Puts the parts side by side. Of parts that are no page together the places saturate, and nothing is copied there.
-    fn of(
-        parts: &[(DevicePtr, PartShape)],
-        blocks: u64,
-        borders: OnceLock<Vec<Option<Vec<u64>>>>,
-        memory: Vec<(Part, u64)>,
-    ) -> Self {
+    fn of(mut parts: Vec<PlacedPart>, blocks: u64) -> Self {
         let mut block_bytes = 0_u64;
-        let place = |&(base, shape): &(DevicePtr, PartShape)| {
-            let at = block_bytes;
-            block_bytes = block_bytes.saturating_add(shape.bytes);
-            Place { base, shape, at }
-        };
+        for PlacedPart { place, .. } in &mut parts {
+            place.at = block_bytes;
+            block_bytes = block_bytes.saturating_add(place.shape.bytes);
+        }
         let layout = Layout {
-            parts: parts.iter().map(place).collect(),
+            parts,
             block_bytes,
-            borders,
             blocks,
-            memory,
         };
         Self {
             layout: Arc::new(layout),
@@ -214,7 +213,7 @@ impl GpuPages {
 
     /// Returns the shape of a part; `None` for a number from [`parts`](Self::parts) on.
     pub fn shape(&self, part: usize) -> Option<PartShape> {
-        self.layout.parts.get(part).map(|place| place.shape)
+        self.layout.parts.get(part).map(|part| part.place.shape)
     }
 
     /// Returns the bytes of a block in all parts: those of a page, or of the part of each page that begins
@@ -254,44 +253,34 @@ impl GpuPages {
         self.offset
     }
 
-    /// Returns the parts, in their order.
-    pub(crate) fn places(&self) -> &[Place] {
-        &self.layout.parts
-    }
-
-    /// Returns the bytes of the smallest part in one block.
-    pub(crate) fn least_part_bytes(&self) -> u64 {
-        let bytes = self.layout.parts.iter().map(|place| place.shape.bytes);
-        bytes.min().unwrap_or_default()
+    /// Iterates over the parts, in their order.
+    pub(crate) fn places(&self) -> impl Iterator<Item = Place> + Clone {
+        self.layout.parts.iter().map(|part| part.place)
     }
 
     /// Finds where parts in memory that the caller keeps continue in another allocation: one query for each
     /// allocation, once.
     pub(crate) fn find_borders(&self, driver: &Driver) {
-        let layout = &*self.layout;
-        layout.borders.get_or_init(|| {
-            let of = |place: &Place| {
-                // Below the last address, as `from_raw_parts` has checked.
-                let bytes = (layout.blocks - 1) * place.shape.stride + place.shape.bytes;
-                Some(borders_of_raw(driver, place.base, bytes))
-            };
-            layout.parts.iter().map(of).collect()
-        });
+        for PlacedPart { place, borders, .. } in &self.layout.parts {
+            // Below the last address, as `from_raw_parts` has checked.
+            let bytes = || (self.layout.blocks - 1) * place.shape.stride + place.shape.bytes;
+            borders.get_or_init(|| Some(borders_of_raw(driver, place.base, bytes())));
+        }
     }
 
     /// Iterates over the parts: each one, and at which bytes from its base it continues in another allocation, if
     /// that is known.
     pub(crate) fn bordered_places(&self) -> impl Iterator<Item = (Place, &[u64])> {
-        let borders = self.layout.borders.get();
-        let of = move |part: usize| borders?.get(part)?.as_deref();
-        let places = self.layout.parts.iter().copied().enumerate();
-        places.map(move |(part, place)| (place, of(part).unwrap_or_default()))
+        self.layout.parts.iter().map(|part| {
+            let borders = part.borders.get().and_then(Option::as_deref);
+            (part.place, borders.unwrap_or_default())
+        })
     }
 
     /// Returns whether some part is in memory that does not report where it continues in another allocation.
     pub(crate) fn has_unknown_borders(&self) -> bool {
-        let borders = self.layout.borders.get();
-        borders.is_some_and(|borders| borders.contains(&None))
+        let mut parts = self.layout.parts.iter();
+        parts.any(|part| part.borders.get() == Some(&None))
     }
 
     /// Checks that `stream`'s GPU may copy to or from the parts, and orders the stream after their allocation. Access
@@ -305,9 +294,10 @@ impl GpuPages {
         stream: &Stream,
         engine: Engine,
         need: Access,
-    ) -> Result<Vec<GrantUse>> {
+    ) -> Result<Vec<GrantUse>, MemoryError> {
         let mut grants = Vec::new();
-        for (memory, at) in &self.layout.memory {
+        let parts = self.layout.parts.iter();
+        for (memory, at) in parts.filter_map(|part| part.memory.as_ref()) {
             stream.driver().expect_same(memory.driver(), "part")?;
             // Before the check: its result stays valid.
             grants.extend(memory.hold_grants());
@@ -316,7 +306,7 @@ impl GpuPages {
             if need == Access::ReadWrite && memory.is_read_only_for_cpu(*at, len) {
                 // The driver may make a copy between host memories with the CPU.
                 let who = crate::driver::Location::Host;
-                return Err(MemoryError::not_accessible(who, Access::Read, need).into());
+                return Err(MemoryError::not_accessible(who, Access::Read, need));
             }
             // SAFETY: the stream lives, and is of the memory's driver as just checked.
             unsafe { memory.ready_on(stream.handle())? };

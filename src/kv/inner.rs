@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::hash::Hasher;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -41,8 +41,6 @@ pub(crate) struct Inner {
     pub(crate) memory: Arc<dyn TierMemory>,
     /// The memory, if it grows in the background.
     pub(crate) growing: Option<Arc<GrowingBuffer>>,
-    /// The bytes of that memory that are there.
-    pub(crate) grown: Option<Arc<AtomicU64>>,
     pub(crate) kernels: Kernels,
     /// The driver is known to have no batches of copies.
     pub(crate) no_batches: AtomicBool,
@@ -51,7 +49,9 @@ pub(crate) struct Inner {
     pub(crate) borders: Borders,
     /// The method of copies that name none.
     pub(crate) method: CopyMethod,
-    pub(crate) checks: Checks,
+    pub(crate) verify: Verify,
+    /// The pages that [`Verify::Sample`] could have checked so far.
+    pub(crate) loaded: AtomicU64,
     pub(crate) events: Arc<Hub>,
     /// The contents found in memory that other processes can reach.
     pub(crate) found: Found,
@@ -72,8 +72,8 @@ impl Inner {
 
     /// Returns the number below which pages have memory.
     pub(crate) fn usable(&self) -> u32 {
-        match &self.grown {
-            Some(grown) => self.geometry.pages_within(grown.load(Ordering::Acquire)),
+        match &self.growing {
+            Some(memory) => self.geometry.pages_within(memory.progress().done),
             None => self.geometry.pages,
         }
     }
@@ -83,12 +83,9 @@ impl Inner {
     }
 
     /// Remembers whether a batch failed because the driver has none.
-    pub(crate) fn note_batch_error(&self, error: &Error) {
-        let Some(error) = error.memory() else { return };
-        let is_too_old = matches!(
-            error,
-            MemoryError::DriverTooOld { .. } | MemoryError::MissingSymbol { .. }
-        );
+    pub(crate) fn note_batch_error(&self, error: &MemoryError) {
+        use MemoryError::{DriverTooOld, MissingSymbol};
+        let is_too_old = matches!(error, DriverTooOld { .. } | MissingSymbol { .. });
         if is_too_old || error.code() == Some(Code::NOT_SUPPORTED) {
             self.no_batches.store(true, Relaxed);
         }
@@ -99,15 +96,23 @@ impl Inner {
         Ok(self.driver().expect_this_process("tier")?)
     }
 
+    /// Returns the words of the tier's memory.
+    ///
+    /// # Errors
+    /// Those of the memory's view; [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
+    #[inline(always)]
+    pub(crate) fn words(&self) -> Result<Words<'_>> {
+        self.expect_this_process()?;
+        Words::new(&self.memory.cpu()?)
+    }
+
     /// Changes the table, or reads it, under the lock. No other process sees a part of the change.
     ///
     /// # Errors
     /// [`Error::Busy`]; [`Error::Damaged`]; those of the memory's view; [`InvalidArgument`](crate::MemoryError::InvalidArgument)
     /// in a forked child, and if another process has taken the tier over.
     pub(crate) fn with<T>(&self, change: impl FnOnce(&mut Table<'_>) -> T) -> Result<T> {
-        self.expect_this_process()?;
-        let view = self.memory.cpu()?;
-        let words = Words::new(&view)?;
+        let words = self.words()?;
         // Dropped without the locks: a value that has pages gives them back if the call fails.
         let result;
         let mut own = lock(&self.own);
@@ -122,9 +127,7 @@ impl Inner {
     /// As [`with`](Self::with), without a wait or a repair. `None` if it needs one, and in a forked child: `change` may have
     /// been called then, in a table that is repaired next.
     pub(crate) fn with_now<T>(&self, change: impl FnOnce(&mut Table<'_>) -> T) -> Option<T> {
-        self.expect_this_process().ok()?;
-        let view = self.memory.cpu().ok()?;
-        let words = Words::new(&view).ok()?;
+        let words = self.words().ok()?;
         let mut own = self.own.try_lock().ok()?;
         let _lock = Lock::try_acquire(&words, self.member)?;
         let mut table = Table::new(&words, &self.geometry, self.member, &mut own);
@@ -222,8 +225,7 @@ impl Drop for Inner {
             return;
         }
         let leave = || {
-            let view = self.memory.cpu()?;
-            let words = Words::new(&view)?;
+            let words = self.words()?;
             // One that has not joined, or was taken over, has nothing.
             Members::of(&words).expect_member(self.member)?;
             // The ends of uses that were not written yet.
@@ -260,51 +262,32 @@ pub enum Verify {
     Always,
 }
 
-/// What a tier checks.
-#[derive(Debug, Default)]
-pub(crate) struct Checks {
-    verify: Verify,
-    /// The pages that could have been checked so far.
-    loaded: AtomicU64,
-}
-
-impl Checks {
-    pub(crate) fn new(verify: Verify) -> Self {
-        let loaded = AtomicU64::new(0);
-        Self { verify, loaded }
-    }
-
+impl Inner {
     /// Returns whether pages have checksums.
-    pub(crate) fn is_on(&self) -> bool {
+    pub(crate) fn has_sums(&self) -> bool {
         self.verify != Verify::Never
-    }
-
-    /// Returns whether to check the next page.
-    fn takes_next(&self) -> bool {
-        match self.verify {
-            Verify::Never => false,
-            Verify::Sample => self.loaded.fetch_add(1, Relaxed).is_multiple_of(SAMPLE),
-            Verify::Always => true,
-        }
     }
 
     /// Returns the indices of damaged pages among some that are pinned. Pages without a checksum are not checked.
     ///
     /// # Errors
-    /// Those of `view`.
-    pub(crate) fn damaged<'a>(
+    /// Those of [`page_view`](Self::page_view).
+    pub(crate) fn damaged(
         &self,
         pages: &[PageId],
         committed: &[Option<u64>],
-        view: impl Fn(PageId) -> Result<CpuView<'a>> + Sync,
     ) -> Result<Vec<usize>> {
+        let is_next = || match self.verify {
+            Verify::Never => false,
+            Verify::Sample => self.loaded.fetch_add(1, Relaxed).is_multiple_of(SAMPLE),
+            Verify::Always => true,
+        };
         let taken = committed.iter().enumerate();
-        let taken = taken.filter(|(_, sum)| sum.is_some() && self.takes_next());
-        let taken: Vec<usize> = taken.map(|(index, _)| index).collect();
-        let found = sums(&taken, |index| view(pages[index]))?;
-        let found = taken.into_iter().zip(found);
-        let damaged = found.filter(|&(index, sum)| committed[index] != Some(sum));
-        Ok(damaged.map(|(index, _)| index).collect())
+        let taken = taken.filter(|(_, sum)| sum.is_some() && is_next());
+        let mut taken: Vec<usize> = taken.map(|(index, _)| index).collect();
+        let mut found = sums(&taken, |index| self.page_view(pages[index]))?.into_iter();
+        taken.retain(|&index| committed[index] != found.next());
+        Ok(taken)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use egmem_core::ledger::{AllocPath, Site};
@@ -144,7 +143,7 @@ impl TierOptions {
         self,
         memory: Arc<dyn TierMemory>,
         geometry: Geometry,
-        growing: Option<(Arc<GrowingBuffer>, Arc<AtomicU64>)>,
+        growing: Option<Arc<GrowingBuffer>>,
     ) -> Result<Tier> {
         header::format(&memory.cpu()?, &geometry, &Tag::default())?;
         let options = AttachOptions::new(memory).copy_method(self.method);
@@ -208,20 +207,13 @@ impl TierOptions {
     pub fn create_in_background(
         self,
         driver: &Driver,
-        mut progress: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
+        progress: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
     ) -> Result<Tier> {
         let (geometry, buffer) = self.checked(Site::here())?;
-        let grown = Arc::new(AtomicU64::new(0));
-        // Not of the tier, which ends the thread: so it ends with its last handle. Each call of the tier frees the pages that are
-        // there by then.
-        let growing = Arc::clone(&grown);
-        let grow = move |made: Progress| {
-            growing.store(made.done, Ordering::Release);
-            progress(made)
-        };
-        let memory = buffer.allocate_in_background(driver, geometry.front(), grow)?;
+        // Each call of the tier frees the pages that are there by then.
+        let memory = buffer.allocate_in_background(driver, geometry.front(), progress)?;
         let memory = Arc::new(memory);
-        self.open(memory.clone(), geometry, Some((memory, grown)))
+        self.open(memory.clone(), geometry, Some(memory))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::iter;
 
 use ring::digest::{Context, SHA256};
 
@@ -173,9 +174,35 @@ impl Key {
         self.group
     }
 
-    /// Returns the key's bytes, and zeros behind them.
-    pub(crate) const fn padded(&self) -> &[u8; Self::MAX_BYTES] {
-        &self.bytes
+    /// Iterates over the key as words: its length with its group in the second byte, then its bytes.
+    #[inline]
+    pub(crate) fn words(&self) -> impl Iterator<Item = u64> {
+        let bytes = self.bytes.as_chunks().0.iter();
+        let bytes = bytes.take(usize::from(self.len).div_ceil(8));
+        let first = u64::from(self.len) | u64::from(self.group) << 8;
+        iter::once(first).chain(bytes.map(|bytes| u64::from_ne_bytes(*bytes)))
+    }
+
+    /// Returns the key of [`words`](Self::words), which more may follow; `None` if they are none of a key's.
+    pub(crate) fn of_words(mut words: impl Iterator<Item = u64>) -> Option<Self> {
+        let first = words.next()?;
+        let (len, group) = (first & 0xff, first >> 8);
+        if len > Self::MAX_BYTES as u64 || group >= 1 << PageId::GROUP {
+            return None;
+        }
+        let mut bytes = [0; Self::MAX_BYTES];
+        let used = bytes
+            .as_chunks_mut()
+            .0
+            .iter_mut()
+            .take(len.div_ceil(8) as usize);
+        for (bytes, word) in used.zip(words) {
+            *bytes = word.to_ne_bytes();
+        }
+        // Keys with other bytes behind theirs would be equal to others, with other hashes.
+        let is_padded = bytes[len as usize..].iter().all(|&byte| byte == 0);
+        let (len, group) = (len as u8, group as u8);
+        is_padded.then_some(Self { bytes, len, group })
     }
 
     /// Returns the key's bytes.

@@ -56,7 +56,7 @@ impl Tier {
     /// [`Error::NotReady`](crate::Error::NotReady) with the first key that is not, or whose page is damaged; nothing is
     /// pinned then. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child. Those of the memory's view.
     pub fn prepare_load(&self, keys: &[Key]) -> Result<Load> {
-        let is_checked = self.0.checks.is_on();
+        let is_checked = self.0.has_sums();
         let mut load = Load {
             tier: Arc::clone(&self.0),
             pages: Vec::new(),
@@ -71,8 +71,7 @@ impl Tier {
             index,
         };
         let sums = sums.map_err(not_ready)?;
-        let view = |page| self.0.page_view(page);
-        let damaged = self.0.checks.damaged(load.pages(), &sums, view)?;
+        let damaged = self.0.damaged(load.pages(), &sums)?;
         let Some(&index) = damaged.first() else {
             return Ok(load);
         };
@@ -185,7 +184,7 @@ impl Store {
             return Ok(());
         }
         let mut found = Vec::new();
-        if self.tier.checks.is_on() {
+        if self.tier.has_sums() {
             self.tier
                 .with(|table| table.expect_written(&self.pages))??;
             found = sums(&self.pages, |page| self.tier.page_view(page))?;

@@ -12,8 +12,7 @@ use crate::geometry::Geometry;
 use crate::inner::Inner;
 use crate::members::Members;
 use crate::page::{Direction, PageId};
-use crate::words::Words;
-use crate::{Driver, Error, Found, GpuPages, Key, Member, Result, Stats, Stream};
+use crate::{Driver, Found, GpuPages, Key, Member, Result, Stats, Stream};
 
 /// Returns numbers by type and name, with a help text and a value: a row each.
 macro_rules! rows {
@@ -235,12 +234,8 @@ impl Tier {
 
     /// Returns the open tiers on this memory, of this and other processes. None in a forked child.
     pub fn members(&self) -> Vec<Member> {
-        let list = || {
-            self.0.expect_this_process()?;
-            let view = self.0.memory.cpu()?;
-            Ok::<_, Error>(Members::of(&Words::new(&view)?).list(self.0.member))
-        };
-        list().unwrap_or_default()
+        let words = self.0.words();
+        words.map_or(Vec::new(), |words| Members::of(&words).list(self.0.member))
     }
 
     /// Returns the tier's driver.

@@ -100,7 +100,8 @@ pub(crate) fn start(
     }
     let may_batch = || !tier.no_batches.load(Ordering::Relaxed) && !is_legacy_default(stream);
     let mut refused = None;
-    for choice in method.choices(gpu.least_part_bytes()) {
+    let least = gpu.places().map(|place| place.shape.bytes).min();
+    for choice in method.choices(least.unwrap_or_default()) {
         if method == CopyMethod::Auto && choice == CopyMethod::Batch && !may_batch() {
             continue;
         }
@@ -114,12 +115,18 @@ pub(crate) fn start(
         // The next method repeats copies that a refused one may have made already. It must not run beside the refused one.
         match back {
             Some(back) if may_do_otherwise(&error) => held = back,
-            _ => return Err(error),
+            _ => return Err(error.into()),
         }
         refused = Some(error);
     }
-    let none = || MemoryError::invalid("method", "there is none").into();
-    Err(refused.map_or_else(none, of_method))
+    // The method, where the platform lacks what it needs: another one may do.
+    Err(match refused {
+        Some(MemoryError::PlatformUnsupported { what, source }) => {
+            Error::UnusableMethod { what, source }
+        }
+        Some(error) => error.into(),
+        None => MemoryError::invalid("method", "there is none").into(),
+    })
 }
 
 /// Checks a method's requirements, and submits the copies by it.
@@ -134,7 +141,7 @@ fn submit(
     method: CopyMethod,
     plan: &Plan<'_>,
     mut held: Held,
-) -> Result<Transfer<Held>, (Option<Held>, Error)> {
+) -> Result<Transfer<Held>, (Option<Held>, MemoryError)> {
     let kernel = match prepare(method, plan, &mut held) {
         Ok(kernel) => kernel,
         Err(error) => return Err((Some(held), error)),
@@ -163,8 +170,8 @@ fn submit(
     match (started, refused) {
         (Ok(ticket), None) => Ok(ticket),
         // The driver does not report an end: the ticket's drop keeps what it holds for ever.
-        (Ok(_), Some(error)) => Err((None, error.into())),
-        (Err(not), _) => Err((Some(not.operands), (*not.error).into())),
+        (Ok(_), Some(error)) => Err((None, error)),
+        (Err(not), _) => Err((Some(not.operands), *not.error)),
     }
 }
 
@@ -176,7 +183,7 @@ fn prepare<'a>(
     method: CopyMethod,
     plan: &'a Plan<'_>,
     held: &mut Held,
-) -> Result<Option<(Arc<Kernel>, Launch<'a>)>> {
+) -> Result<Option<(Arc<Kernel>, Launch<'a>)>, MemoryError> {
     let (tier, stream) = (Arc::clone(&held.tier), plan.stream);
     if method == CopyMethod::Batch {
         if tier.borders().is_none() || held.gpu.has_unknown_borders() {
@@ -216,18 +223,8 @@ fn is_legacy_default(stream: &Stream) -> bool {
 const NO_BORDERS: &str = "a batch needs memory that tells where its allocations border";
 const UNALIGNED: &str = "a kernel needs addresses and sizes that are multiples of 16 bytes";
 
-fn unsupported(what: &'static str) -> crate::Error {
-    MemoryError::PlatformUnsupported { what, source: None }.into()
-}
-
-/// Names the method where the platform lacks what it needs: another one may do.
-fn of_method(error: crate::Error) -> crate::Error {
-    match error {
-        crate::Error::Memory(MemoryError::PlatformUnsupported { what, source }) => {
-            crate::Error::UnusableMethod { what, source }
-        }
-        other => other,
-    }
+const fn unsupported(what: &'static str) -> MemoryError {
+    MemoryError::PlatformUnsupported { what, source: None }
 }
 
 impl Job {

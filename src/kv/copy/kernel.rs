@@ -102,25 +102,28 @@ impl Kernels {
     }
 }
 
-/// Returns whether an error of loading a kernel says that this GPU or this driver cannot run it, now or later.
-fn never_runs(error: &MemoryError) -> bool {
+/// Returns whether an error says that the driver or the platform has no such call.
+pub(crate) fn is_missing(error: &MemoryError) -> bool {
     matches!(
         error,
         MemoryError::PlatformUnsupported { .. }
             | MemoryError::DriverTooOld { .. }
             | MemoryError::MissingSymbol { .. }
-    ) || matches!(
-        error.code(),
-        Some(
-            Code::NOT_SUPPORTED
-                | Code::INVALID_IMAGE
-                | Code::NO_BINARY_FOR_GPU
-                | Code::INVALID_PTX
-                | Code::JIT_COMPILER_NOT_FOUND
-                | Code::UNSUPPORTED_PTX_VERSION
-                | Code::JIT_COMPILATION_DISABLED
-        )
     )
+}
+
+/// Returns whether an error of loading a kernel says that this GPU or this driver cannot run it, now or later.
+fn never_runs(error: &MemoryError) -> bool {
+    const REFUSALS: [Code; 7] = [
+        Code::NOT_SUPPORTED,
+        Code::INVALID_IMAGE,
+        Code::NO_BINARY_FOR_GPU,
+        Code::INVALID_PTX,
+        Code::JIT_COMPILER_NOT_FOUND,
+        Code::UNSUPPORTED_PTX_VERSION,
+        Code::JIT_COMPILATION_DISABLED,
+    ];
+    is_missing(error) || error.code().is_some_and(|code| REFUSALS.contains(&code))
 }
 
 fn no_kernel(driver: &Driver, error: &MemoryError) -> MemoryError {
@@ -229,21 +232,22 @@ pub(crate) struct Group {
 
 impl Group {
     /// Groups the parts of a page by size.
-    pub(crate) fn of(places: &[Place]) -> Vec<Self> {
+    pub(crate) fn of(places: impl Iterator<Item = Place> + Clone) -> Vec<Self> {
         let group = |bases, entry: Place| Self {
             part_bytes: entry.shape.bytes,
             bases,
             entries: vec![entry],
         };
-        let first = places.first().copied();
-        let is_alone = |first: &Place| places.iter().all(|place| place.shape == first.shape);
-        if let Some(first) = first.filter(is_alone) {
-            let bases = places.iter().map(|place| place.base.0).collect();
+        let first = places.clone().next();
+        if let Some(first) =
+            first.filter(|first| places.clone().all(|place| place.shape == first.shape))
+        {
+            let bases = places.map(|place| place.base.0).collect();
             let base = DevicePtr(0);
             return vec![group(bases, Place { base, ..first })];
         }
         let mut groups: Vec<Self> = Vec::new();
-        for &place in places {
+        for place in places {
             let mut same = groups.iter_mut();
             match same.find(|group| group.part_bytes == place.shape.bytes) {
                 Some(group) => group.entries.push(place),
@@ -387,7 +391,7 @@ mod launch_tests {
     #[test]
     fn a_list_has_each_page_and_its_block() {
         let places = [place(32, 4096, 48, 0), place(1 << 20, 4096, 48, 48)];
-        let groups = Group::of(&places);
+        let groups = Group::of(places.into_iter());
         assert_eq!(groups.len(), 1);
         assert_eq!((groups[0].part_bytes, groups[0].entries(3)), (48, 3));
         assert_eq!(groups[0].bases, [32, 1 << 20]);
@@ -407,7 +411,7 @@ mod launch_tests {
             place(5000, 16, 16, 32),
             place(2000, 32, 32, 48),
         ];
-        let groups = Group::of(&places);
+        let groups = Group::of(places.into_iter());
         let sizes: Vec<_> = groups
             .iter()
             .map(|group| (group.part_bytes, group.entries(1)))
@@ -432,7 +436,7 @@ mod launch_tests {
 
     #[test]
     fn every_pair_is_in_one_launch() {
-        let group = &Group::of(&[place(0, 16, 16, 0)])[0];
+        let group = &Group::of([place(0, 16, 16, 0)].into_iter())[0];
         let launches = |pairs| {
             let ranges = group.launches(pairs);
             ranges

@@ -12,7 +12,7 @@ use crate::gpu::Place;
 use crate::inner::Inner;
 use crate::page::{Direction, PageId};
 use crate::{GpuPages, MemoryError, Result, Stream};
-use kernel::{ALIGN, Group, Launch, MAX_BLOCKS};
+use kernel::{ALIGN, Group, Launch, MAX_BLOCKS, is_missing};
 
 pub(crate) use kernel::Kernels;
 
@@ -69,25 +69,16 @@ impl CopyMethod {
 
 /// Returns whether an error says that a method does not work here or now, and not that copies fail. Without memory for
 /// a kernel, or for its list, copies by the driver may go on.
-pub(super) fn may_do_otherwise(error: &crate::Error) -> bool {
-    let is_refusal = |error: &MemoryError| {
-        matches!(
-            error,
-            MemoryError::PlatformUnsupported { .. }
-                | MemoryError::DriverTooOld { .. }
-                | MemoryError::MissingSymbol { .. }
-                | MemoryError::NotAccessible { .. }
-        ) || matches!(
-            error.code(),
-            Some(
-                Code::OUT_OF_MEMORY
-                    | Code::INVALID_VALUE
-                    | Code::NOT_SUPPORTED
-                    | Code::INVALID_HANDLE
-            )
-        )
-    };
-    error.memory().is_some_and(is_refusal)
+pub(super) fn may_do_otherwise(error: &MemoryError) -> bool {
+    const REFUSALS: [Code; 4] = [
+        Code::OUT_OF_MEMORY,
+        Code::INVALID_VALUE,
+        Code::NOT_SUPPORTED,
+        Code::INVALID_HANDLE,
+    ];
+    is_missing(error)
+        || matches!(error, MemoryError::NotAccessible { .. })
+        || error.code().is_some_and(|code| REFUSALS.contains(&code))
 }
 
 /// The most pages of one job.
@@ -218,7 +209,7 @@ impl<'a> Plan<'a> {
         let gpu = self.gpu;
         let start = self.tier.memory.device_ptr().0;
         let pages = self.pairs.iter().fold(start, |all, (at, _)| all | at);
-        let all = gpu.places().iter().fold(pages, |all, place| {
+        let all = gpu.places().fold(pages, |all, place| {
             all | place.base.0 | place.shape.stride | place.shape.bytes | place.at
         });
         if !all.is_multiple_of(ALIGN) {

@@ -22,6 +22,10 @@ use crate::words::{halves, pair};
 const FREE: u64 = 8;
 const LRU: u64 = 24;
 
+/// The directions of a list.
+const OLDER: bool = false;
+const NEWER: bool = true;
+
 /// Where the ends of a list lie.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List(u64);
@@ -42,36 +46,27 @@ impl Table<'_> {
         self.words.get(list.0 + 8).min(self.geometry.pages.into())
     }
 
-    pub(super) fn oldest(&self, list: List) -> Option<u32> {
-        halves(self.words.get(list.0)).0.checked_sub(1)
-    }
-
-    pub(super) fn newer(&self, page: u32) -> Option<u32> {
-        let links = self.words.get(self.slot(page) + LINKS);
-        halves(links).1.checked_sub(1)
+    /// Returns the page that was used next after one; the oldest one after none.
+    pub(super) fn newer(&self, list: List, than: Option<u32>) -> Option<u32> {
+        let than = than.map_or(0, |page| page + 1);
+        self.neighbour(list, than, NEWER).checked_sub(1)
     }
 
     /// Adds a page, which is in no list.
     pub(super) fn push_newest(&self, list: List, page: u32) {
-        let (oldest, newest) = halves(self.words.get(list.0));
-        self.words.put(self.slot(page) + LINKS, pair(newest, 0));
-        if let Some(neighbour) = newest.checked_sub(1) {
-            self.relink(neighbour, |(older, _)| (older, page + 1));
-        }
-        let oldest = if newest == 0 { page + 1 } else { oldest };
-        self.words.put(list.0, pair(oldest, page + 1));
-        self.words.add(list.0 + 8, 1);
+        self.link(list, page, (self.neighbour(list, 0, OLDER), 0));
     }
 
     /// As [`push_newest`](Self::push_newest), at the other end.
     pub(super) fn push_oldest(&self, list: List, page: u32) {
-        let (oldest, newest) = halves(self.words.get(list.0));
-        self.words.put(self.slot(page) + LINKS, pair(0, oldest));
-        if let Some(neighbour) = oldest.checked_sub(1) {
-            self.relink(neighbour, |(_, newer)| (page + 1, newer));
-        }
-        let newest = if oldest == 0 { page + 1 } else { newest };
-        self.words.put(list.0, pair(page + 1, newest));
+        self.link(list, page, (0, self.neighbour(list, 0, NEWER)));
+    }
+
+    fn link(&self, list: List, page: u32, (older, newer): (u32, u32)) {
+        let links = pair(older, newer);
+        self.words.put(self.slot(page) + LINKS, links);
+        self.set_neighbour(list, older, NEWER, page + 1);
+        self.set_neighbour(list, newer, OLDER, page + 1);
         self.words.add(list.0 + 8, 1);
     }
 
@@ -79,34 +74,49 @@ impl Table<'_> {
     pub(super) fn unlink(&self, list: List, page: u32) {
         let slot = self.slot(page);
         let (older, newer) = halves(self.words.get(slot + LINKS));
-        let ends = halves(self.words.get(list.0));
-        if (older, newer) == (0, 0) && ends != (page + 1, page + 1) {
+        let found = [
+            self.neighbour(list, older, NEWER),
+            self.neighbour(list, newer, OLDER),
+        ];
+        if (older, newer) == (0, 0) && found != [page + 1; 2] {
             return;
         }
-        let older_is_right = match older.checked_sub(1) {
-            Some(older) => self.links_of(older).1 == page + 1,
-            None => ends.0 == page + 1,
-        };
-        let newer_is_right = match newer.checked_sub(1) {
-            Some(newer) => self.links_of(newer).0 == page + 1,
-            None => ends.1 == page + 1,
-        };
-        if !self.words.expect(older_is_right && newer_is_right) {
+        if !self.words.expect(found == [page + 1; 2]) {
             return;
         }
-        if let Some(neighbour) = older.checked_sub(1) {
-            self.relink(neighbour, |(older, _)| (older, newer));
-        }
-        if let Some(neighbour) = newer.checked_sub(1) {
-            self.relink(neighbour, |(_, newer)| (older, newer));
-        }
-        let oldest = if older == 0 { newer } else { ends.0 };
-        let newest = if newer == 0 { older } else { ends.1 };
-        if (oldest, newest) != ends {
-            self.words.put(list.0, pair(oldest, newest));
-        }
+        self.set_neighbour(list, older, NEWER, newer);
+        self.set_neighbour(list, newer, OLDER, older);
         self.words.add(list.0 + 8, -1);
         self.words.put(slot + LINKS, 0);
+    }
+
+    /// Returns where the neighbour of a page lies in one direction, and whether it is the word's high half; of no page, that end of the
+    /// list.
+    #[inline(always)]
+    fn link_at(&self, list: List, of: u32, to: bool) -> (u64, bool) {
+        match of.checked_sub(1) {
+            Some(page) => (self.slot(page) + LINKS, to == NEWER),
+            None => (list.0, to == OLDER),
+        }
+    }
+
+    #[inline(always)]
+    fn neighbour(&self, list: List, of: u32, to: bool) -> u32 {
+        let (at, is_high) = self.link_at(list, of, to);
+        let (low, high) = halves(self.words.get(at));
+        if is_high { high } else { low }
+    }
+
+    #[inline(always)]
+    fn set_neighbour(&self, list: List, of: u32, to: bool, page: u32) {
+        let (at, is_high) = self.link_at(list, of, to);
+        let (low, high) = halves(self.words.get(at));
+        let links = if is_high {
+            pair(low, page)
+        } else {
+            pair(page, high)
+        };
+        self.words.put(at, links);
     }
 
     /// Empties both lists of a group, whatever the pages' links are.
@@ -115,15 +125,6 @@ impl Table<'_> {
             self.words.put(at, 0);
             self.words.put(at + 8, 0);
         }
-    }
-
-    fn links_of(&self, page: u32) -> (u32, u32) {
-        halves(self.words.get(self.slot(page) + LINKS))
-    }
-
-    fn relink(&self, page: u32, change: impl FnOnce((u32, u32)) -> (u32, u32)) {
-        let (older, newer) = change(self.links_of(page));
-        self.words.put(self.slot(page) + LINKS, pair(older, newer));
     }
 }
 
@@ -244,7 +245,8 @@ impl Table<'_> {
         let stamp = |page: u32| self.words.get(self.slot(page) + STAMP);
         let own = stamp(oldest);
         for other in 0..self.geometry.groups.len() as u8 {
-            let mut next = self.oldest(self.lru(other)).filter(|_| other != group);
+            let lru = self.lru(other);
+            let mut next = self.newer(lru, None).filter(|_| other != group);
             for _ in 0..CANDIDATES {
                 let Some(page) = next.filter(|&page| stamp(page) < own) else {
                     break;
@@ -253,7 +255,7 @@ impl Table<'_> {
                 if self.may_take(extent, request) && self.is_mostly_older(extent, own) {
                     return self.give(extent, group, request);
                 }
-                next = self.newer(page);
+                next = self.newer(lru, Some(page));
             }
         }
         false

@@ -272,7 +272,7 @@ impl<'a> Table<'a> {
         let named = |(_, _, page): (bool, u64, u32)| {
             let slot = self.slot(page);
             let key = Named::read(self.words, slot, self.seed)?;
-            Some((key.key(), self.id(page, self.status(slot))?))
+            Some((key.key, self.id(page, self.status(slot))?))
         };
         Ok(found.into_iter().filter_map(named).collect())
     }

@@ -107,7 +107,7 @@ impl Table<'_> {
             self.add_repaired_free(page, group);
             return None;
         }
-        let key = Named::read(self.words, slot, self.seed).filter(|key| key.group() == group);
+        let key = Named::read(self.words, slot, self.seed).filter(|key| key.key.group() == group);
         let check = self.words.get(slot + CHECK);
         let is_new = |key: &&Named| self.find(key).is_none();
         match (status.map(|status| status.state), &key) {
@@ -157,7 +157,7 @@ impl Table<'_> {
             && self.find(key).is_none();
         if is_stored {
             self.insert(page, key);
-            self.count(key.group(), WRITING, 1);
+            self.count(key.key.group(), WRITING, 1);
             self.count_in_extent(page, 0, 1);
         }
         is_stored

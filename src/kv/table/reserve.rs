@@ -78,7 +78,7 @@ impl Table<'_> {
         }
         let mut placed = Vec::with_capacity(request.needed.len());
         for (index, key) in std::mem::take(&mut request.needed) {
-            let Some(page) = self.take(key.group(), &mut request) else {
+            let Some(page) = self.take(key.key.group(), &mut request) else {
                 let pages: Vec<PageId> = placed.into_iter().map(|(_, page)| page).collect();
                 self.abort(&pages);
                 return Err(self.full(&request));
@@ -175,7 +175,7 @@ impl Table<'_> {
     fn take(&mut self, group: u8, request: &mut Request) -> Option<u32> {
         let free = self.free_list(group);
         let has_groups = self.geometry.has_groups();
-        if self.oldest(free).is_none() && !(has_groups && self.take_unused(group, request)) {
+        if self.newer(free, None).is_none() && !(has_groups && self.take_unused(group, request)) {
             match self.evictable(group, request) {
                 Some(page) if has_groups && self.take_older(page, group, request) => {}
                 Some(page) => self.evict(page, request),
@@ -183,7 +183,7 @@ impl Table<'_> {
                 None => return None,
             }
         }
-        let page = self.oldest(free)?;
+        let page = self.newer(free, None)?;
         let status = self.status(self.slot(page));
         self.id(page, status)?;
         if !self
@@ -202,11 +202,7 @@ impl Table<'_> {
         let passed = &mut request.groups.get_mut(usize::from(group))?.passed;
         // Its own pages stay where they are meanwhile.
         for _ in 0..=request.own.len() {
-            let next = match *passed {
-                Some(page) => self.newer(page),
-                None => self.oldest(self.lru(group)),
-            };
-            match next {
+            match self.newer(self.lru(group), *passed) {
                 Some(page) if request.own.contains(&page) => *passed = Some(page),
                 next => return next,
             }

@@ -25,9 +25,6 @@ pub(super) const WRITER: u64 = 112;
 /// A checksum of the contents; 0: none.
 pub(super) const SUM: u64 = 120;
 
-/// The words of a key: its length with its group, and its bytes.
-const KEY_WORDS: usize = 1 + Key::MAX_BYTES / 8;
-
 /// The state of a page: the low 16 bits of a slot's first word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
@@ -110,73 +107,39 @@ impl Status {
 
 /// A key with its hash in one tier.
 pub(super) struct Named {
-    words: [u64; KEY_WORDS],
+    pub(super) key: Key,
     pub(super) hash: u64,
 }
 
 impl Named {
-    pub(super) fn of(key: &Key, seed: u64) -> Self {
-        let mut words = [0; KEY_WORDS];
-        words[0] = key.as_bytes().len() as u64 | u64::from(key.group()) << 8;
-        for (word, bytes) in words[1..].iter_mut().zip(key.padded().as_chunks().0) {
-            *word = u64::from_ne_bytes(*bytes);
-        }
-        Self::hashed(words, seed)
-    }
-
-    /// Returns the key of a slot; `None` if its length or group is none of a key's.
-    pub(super) fn read(words: &Words<'_>, slot: u64, seed: u64) -> Option<Self> {
-        let mut key = [0; KEY_WORDS];
-        key[0] = words.get(slot + KEY);
-        let (bytes, group) = (key[0] & 0xff, key[0] >> 8);
-        if bytes > Key::MAX_BYTES as u64 || group >= MAX_GROUPS as u64 {
-            return None;
-        }
-        for (at, word) in used(&mut key).iter_mut().enumerate().skip(1) {
-            *word = words.get(slot + KEY + 8 * at as u64);
-        }
-        // Keys with other bytes behind theirs would be equal to others, with other hashes.
-        let behind = key.get(bytes as usize / 8 + 1).copied().unwrap_or(0) >> (bytes % 8 * 8);
-        (behind == 0).then(|| Self::hashed(key, seed))
-    }
-
     /// Multiplies each word into the hash, by both halves of the product.
-    fn hashed(mut words: [u64; KEY_WORDS], seed: u64) -> Self {
-        let hash = used(&mut words).iter().fold(seed, |hash, word| {
+    pub(super) fn of(key: &Key, seed: u64) -> Self {
+        let hash = key.words().fold(seed, |hash, word| {
             let product = u128::from(hash ^ word) * u128::from(FACTOR);
             (product as u64).rotate_left(23) ^ (product >> 64) as u64
         });
-        Self { words, hash }
+        Self { key: *key, hash }
+    }
+
+    /// Returns the key of a slot; `None` if its words are none of a key's.
+    pub(super) fn read(words: &Words<'_>, slot: u64, seed: u64) -> Option<Self> {
+        let at = (slot + KEY..).step_by(8);
+        let key = Key::of_words(at.map(|at| words.get(at)))?;
+        Some(Self::of(&key, seed))
     }
 
     /// Returns whether a slot has this key.
     #[inline]
     pub(super) fn is_in(&self, words: &Words<'_>, slot: u64) -> bool {
-        let count = 1 + (self.words[0] as u8).div_ceil(8) as usize;
-        let mut own = self.words.iter().take(count).zip((slot + KEY..).step_by(8));
-        own.all(|(word, at)| words.get(at) == *word)
+        let mut own = self.key.words().zip((slot + KEY..).step_by(8));
+        own.all(|(word, at)| words.get(at) == word)
     }
 
     /// Writes the key to a slot.
     pub(super) fn write(&self, words: &Words<'_>, slot: u64) {
-        let count = 1 + (self.words[0] as u8).div_ceil(8) as usize;
-        let own = self.words.iter().take(count);
-        for (word, at) in own.zip((slot + KEY..).step_by(8)) {
-            words.put(at, *word);
+        for (word, at) in self.key.words().zip((slot + KEY..).step_by(8)) {
+            words.put(at, word);
         }
-    }
-
-    pub(super) fn key(&self) -> Key {
-        let mut bytes = [0; Key::MAX_BYTES];
-        for (bytes, word) in bytes.as_chunks_mut().0.iter_mut().zip(&self.words[1..]) {
-            *bytes = word.to_ne_bytes();
-        }
-        let len = (self.words[0] as u8 as usize).min(Key::MAX_BYTES);
-        Key::from_bytes(&bytes[..len]).in_group(self.group())
-    }
-
-    pub(super) const fn group(&self) -> u8 {
-        (self.words[0] >> 8) as u8
     }
 
     /// Returns the check of the slot that has the key in a page: never 0, and never its own complement's.
@@ -188,12 +151,6 @@ impl Named {
 
 /// Odd, with bits in no pattern.
 const FACTOR: u64 = 0xd6e8_feb8_6659_fd93;
-
-/// Returns the words of a key that its length says are used.
-fn used(words: &mut [u64; KEY_WORDS]) -> &mut [u64] {
-    let count = (words[0] as u8).div_ceil(8) as usize;
-    &mut words[..1 + count.min(KEY_WORDS - 1)]
-}
 
 #[cfg(test)]
 mod tests {
@@ -230,7 +187,7 @@ mod tests {
             let named = Named::of(&key, 7);
             named.write(&words, 0);
             let read = Named::read(&words, 0, 7).unwrap();
-            assert_eq!((read.key(), read.hash), (key, named.hash));
+            assert_eq!((read.key, read.hash), (key, named.hash));
             assert!(read.is_in(&words, 0) && named.check(1) != named.check(2));
             assert!(!Named::of(&key.in_group(63), 7).is_in(&words, 0) || len % 64 == 63);
             hashes.push(named.hash >> 32);

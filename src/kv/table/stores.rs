@@ -132,7 +132,7 @@ impl Table<'_> {
         self.set_free(page, group);
         self.unlink(self.lru(group), page);
         self.add_free(group, page);
-        Some(key.key())
+        Some(key.key)
     }
 
     /// Frees a page of a group, and ends its names so far.

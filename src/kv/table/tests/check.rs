@@ -77,7 +77,7 @@ impl Slot {
         Self {
             page,
             status,
-            key: key.map_or(key_of_none(), |key| key.key()),
+            key: key.map_or(key_of_none(), |key| key.key),
             is_right: match status.state {
                 State::Free => all[CHECK as usize / 8] == 0,
                 State::Ready => all[CHECK as usize / 8] == check,
