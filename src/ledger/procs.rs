@@ -148,7 +148,7 @@ impl<K: PartialEq + Send> Late<K> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     #[test]
@@ -216,25 +216,33 @@ mod tests {
         assert_eq!((ask(0), ask(MOST)), (Ok(1), Ok(1)));
     }
 
-    #[test]
+    /// Returns whether `check` holds in a forked child, which has a minute.
     #[cfg(not(miri))]
-    fn a_child_that_is_forked_while_the_list_is_locked_asks_its_own_questions() {
-        let late = Late::new();
-        let locked = late.waiting();
-        // SAFETY: the child uses nothing of other threads but `late`, and ends at once.
+    pub(crate) fn in_a_child(check: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child runs `check` alone, which uses nothing of other threads, and ends at once.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: ends a child that waits for ever, or else without running the parent's exit handlers.
             unsafe {
                 libc::alarm(60);
-                let answer = late.within(1, Duration::from_secs(600), || 2);
-                libc::_exit(i32::from(answer != Ok(2)))
+                libc::_exit(i32::from(!check()))
             }
         }
         let mut status = -1;
         // SAFETY: `status` is a local variable, and no other thread waits for the child.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0);
+        status == 0
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn a_child_that_is_forked_while_the_list_is_locked_asks_its_own_questions() {
+        let late = Late::new();
+        let locked = late.waiting();
+        assert!(in_a_child(|| {
+            let answer = late.within(1, Duration::from_secs(600), || 2);
+            answer == Ok(2)
+        }));
         drop(locked);
     }
 }

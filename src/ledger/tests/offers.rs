@@ -1,5 +1,6 @@
 //! Ledgers that are offered, and processes that are asked for theirs.
 
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -225,17 +226,9 @@ fn an_offer_ends_while_a_process_reads_nothing() {
 fn a_forked_child_leaves_its_parents_offer_alone() {
     let (folder, _alone) = (folder(), alone());
     let offer = offer_in(folder.path(), LONG).unwrap();
-    // SAFETY: the child drops a value and ends at once.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        drop(offer);
-        // SAFETY: ends the child without running the parent's exit handlers.
-        unsafe { libc::_exit(0) }
-    }
-    let mut status = -1;
-    // SAFETY: `status` is a local variable, and no other thread waits for the child.
-    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert_eq!(status, 0);
+    let offer = Cell::new(Some(offer));
+    assert!(crate::procs::tests::in_a_child(|| offer.take().is_some()));
+    let offer = offer.into_inner().unwrap();
     assert!(offer.path().exists());
     let (ledgers, silent) = ask(folder.path());
     assert_eq!((ledgers.len(), silent), (1, Vec::new()));
