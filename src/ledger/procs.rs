@@ -216,6 +216,13 @@ pub(crate) mod tests {
         assert_eq!((ask(0), ask(MOST)), (Ok(1), Ok(1)));
     }
 
+    /// Keeps tests apart that would disturb each other: by many entries, or by a fork, whose child has the sockets that
+    /// are open meanwhile.
+    pub(crate) fn alone() -> MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        lock(&ALONE)
+    }
+
     /// Returns whether `check` holds in a forked child, which has a minute.
     #[cfg(not(miri))]
     pub(crate) fn in_a_child(check: impl FnOnce() -> bool) -> bool {
@@ -237,6 +244,7 @@ pub(crate) mod tests {
     #[test]
     #[cfg(not(miri))]
     fn a_child_that_is_forked_while_the_list_is_locked_asks_its_own_questions() {
+        let _alone = alone();
         let late = Late::new();
         let locked = late.waiting();
         assert!(in_a_child(|| {

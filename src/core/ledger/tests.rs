@@ -9,7 +9,7 @@ use crate::driver::{
 };
 use crate::per_driver::lock;
 #[cfg(not(miri))]
-use crate::per_driver::tests::in_a_child;
+use crate::per_driver::tests::{alone, in_a_child};
 use crate::pinned::{DeviceMemory, PinnedHost};
 use crate::vmm::{PhysicalMemory, Reservation};
 use crate::{Buffer, Machine, Pool, Stream};
@@ -389,6 +389,7 @@ fn a_reservation_alone_is_no_memory() {
 #[cfg(not(miri))]
 #[test]
 fn a_forked_child_has_a_ledger_of_its_own() {
+    let _alone = alone();
     let driver = machine();
     let buffer = Buffer::on(NODE).bytes(1).allocate(&driver).unwrap();
     let mut buffer = Some(buffer);
@@ -480,6 +481,7 @@ fn the_oldest_tiers_are_shown() {
 #[cfg(not(miri))]
 #[test]
 fn a_forked_child_has_no_tier_and_waits_for_none() {
+    let _alone = alone();
     let driver = machine();
     let tier = fake(&driver, 1);
     // As a thread that the child does not have.

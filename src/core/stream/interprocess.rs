@@ -173,6 +173,7 @@ mod tests {
     use super::*;
     use crate::Machine;
     use crate::driver::{Call, Code};
+    use crate::per_driver::tests::alone;
     #[cfg(not(miri))]
     use crate::per_driver::tests::in_a_child;
 
@@ -182,6 +183,7 @@ mod tests {
 
     #[test]
     fn an_event_is_destroyed_after_the_last_tether_is_closed() {
+        let _alone = alone();
         let driver = driver();
         let sim = driver.sim().unwrap();
         let event = Event::interprocess(&driver, 0).unwrap();
@@ -212,6 +214,7 @@ mod tests {
     #[test]
     #[cfg(not(miri))]
     fn a_child_that_is_forked_while_the_list_is_locked_looks_at_its_own() {
+        let _alone = alone();
         let _locked = super::super::event::kept();
         assert!(in_a_child(|| {
             sweep();
@@ -222,6 +225,7 @@ mod tests {
     #[test]
     #[cfg(not(miri))]
     fn a_child_that_is_forked_while_an_event_is_recorded_drops_its_uses() {
+        let _alone = alone();
         let event = Arc::new(Event::new(&driver(), 0, false).unwrap());
         let held = Cell::new(Some(Arc::clone(&event).hold()));
         let _recorded = lock(&event.held);

@@ -1,25 +1,20 @@
 //! Ledgers that are offered, and processes that are asked for theirs.
 
-use std::cell::Cell;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 use super::*;
 use crate::Process;
 use crate::ask::Found;
 use crate::offer::{encode, offer_in, offer_in_one_of};
+use crate::procs::tests::alone;
+#[cfg(not(miri))]
+use crate::procs::tests::in_a_child;
 use crate::{Ledger, Silent};
 
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(3600);
-
-/// Keeps tests apart that would disturb each other: by many entries, or by a fork, whose child has the sockets that
-/// are open meanwhile.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Far more entries than other tests have meanwhile: one test at a time.
 struct Many {
@@ -226,8 +221,8 @@ fn an_offer_ends_while_a_process_reads_nothing() {
 fn a_forked_child_leaves_its_parents_offer_alone() {
     let (folder, _alone) = (folder(), alone());
     let offer = offer_in(folder.path(), LONG).unwrap();
-    let offer = Cell::new(Some(offer));
-    assert!(crate::procs::tests::in_a_child(|| offer.take().is_some()));
+    let offer = std::cell::Cell::new(Some(offer));
+    assert!(in_a_child(|| offer.take().is_some()));
     let offer = offer.into_inner().unwrap();
     assert!(offer.path().exists());
     let (ledgers, silent) = ask(folder.path());

@@ -4,7 +4,7 @@ use super::*;
 use crate::driver::sim::Machine;
 use crate::driver::{Call, HandleTypes, NodeId};
 #[cfg(not(miri))]
-use crate::per_driver::tests::in_a_child;
+use crate::per_driver::tests::{alone, in_a_child};
 use crate::stream::Stream;
 
 #[test]
@@ -118,6 +118,7 @@ fn a_child_that_is_forked_while_the_lists_of_pools_are_locked_has_its_own() {
         let fd = pool.export(HandleType::PosixFd)?;
         ImportedPool::import(pool.driver(), &fd, Location::HostNuma(0)).map(drop)
     };
+    let _alone = alone();
     let driver = Driver::simulated(Machine::gh200()).unwrap();
     let pool = create(&driver);
     let guard = std::cell::Cell::new(Some(pool.make_current(0).unwrap()));
