@@ -1,7 +1,6 @@
 //! The driver's functions, and its devices' primary contexts: retained once per device, made current for a call, and
 //! released.
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::ptr;
 use std::sync::{Mutex, OnceLock};
@@ -17,6 +16,9 @@ const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 /// From 12.4 on VMM works without a context on every visible device.
 const VMM_WITHOUT_CONTEXTS: CudaVersion = CudaVersion(12040);
+
+/// A call of the driver. Not a type parameter, of which the compiler would make the functions here once for each call.
+pub(super) type Work<'a> = &'a mut dyn FnMut() -> Result<()>;
 
 #[derive(Default)]
 struct Device {
@@ -40,7 +42,7 @@ pub(super) struct Core {
     // A forked child has a copy of this value, but not of the driver's state.
     born: Generation,
     /// Granularities never change, and a query takes over 1 % of the time to create 2 MiB.
-    pub granularities: Mutex<HashMap<(AllocationProps, GranularityKind), u64>>,
+    pub granularities: Mutex<Vec<(AllocationProps, GranularityKind, u64)>>,
 }
 
 impl Core {
@@ -73,7 +75,7 @@ impl Core {
     }
 
     /// Runs a call that needs no context.
-    pub fn here<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub fn here(&self, work: Work<'_>) -> Result<()> {
         work()
     }
 
@@ -123,7 +125,7 @@ impl Core {
 
     /// Runs `work` with the primary context of `ordinal` current, and restores the caller's. A context that was destroyed is
     /// never used again.
-    pub fn on<T>(&self, ordinal: i32, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub fn on(&self, ordinal: i32, work: Work<'_>) -> Result<()> {
         let _guard = self.enter(ordinal)?;
         work().map_err(|error| self.lost(error, ordinal))
     }
@@ -135,7 +137,7 @@ impl Core {
 
     /// Runs `work`, which finds the context by this stream where the driver lets it: making a context current waits for other
     /// threads' calls.
-    pub fn at<T>(&self, stream: StreamHandle, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    pub fn at(&self, stream: StreamHandle, work: Work<'_>) -> Result<()> {
         if stream.is_default() {
             return self.on(stream.device, work);
         }
@@ -231,7 +233,7 @@ impl Core {
 
     /// Runs `work`, which needs no particular context, in the caller's; in that of the first device that has one, or else
     /// of the first device, if the driver needs one and the caller has none.
-    pub fn anywhere<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    pub fn anywhere(&self, work: Work<'_>) -> Result<()> {
         match work() {
             Err(error) if error.code() == Some(Code::INVALID_CONTEXT) => {
                 self.on(self.active_device().unwrap_or(0), work)

@@ -1,8 +1,6 @@
 //! A library loaded at run time. Each function is looked up when it is first called.
 
 use std::ffi::{CStr, CString, c_void};
-use std::marker::PhantomData;
-use std::mem::{size_of, transmute_copy};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::ptr;
@@ -40,7 +38,7 @@ impl Library {
     fn find(&self, symbol: &str) -> Option<*mut c_void> {
         let symbol = CString::new(symbol).ok()?;
         // SAFETY: the handle is open, the name ends with a NUL. The address is only stored here; it is called
-        // through the type that `Function::new`'s contract guarantees.
+        // through the type that `functions!` has for it.
         let address = unsafe { libc::dlsym(self.handle, symbol.as_ptr()) };
         (!address.is_null()).then_some(address)
     }
@@ -58,64 +56,30 @@ fn loader_message() -> String {
     message.to_string_lossy().into_owned()
 }
 
-/// A function of a library, of type `F`, looked up on first use.
-pub(super) struct Function<F> {
-    symbol: Symbol,
-    signature: PhantomData<fn() -> F>,
-}
-
-/// A function of any type.
-struct Symbol {
-    call: Call,
+/// A function of a library, looked up on first use.
+pub(super) struct Function {
+    pub call: Call,
     /// None: the call's name.
     names: &'static [&'static str],
     since: CudaVersion,
     address: AtomicPtr<c_void>,
 }
 
-impl<F: Copy> Function<F> {
-    /// Describes the function for `call`: the first of `symbols` that the library has, or of the call's name. Drivers have
+impl Function {
+    /// Describes the function for `call`: the first of `names` that the library has, or of the call's name. Drivers have
     /// it from version `since` on.
-    ///
-    /// # Safety
-    /// `F` must be the `extern "C"` function pointer type of each of them, or one that the C ABI passes in the same way.
-    pub const unsafe fn new(
-        call: Call,
-        symbols: &'static [&'static str],
-        since: CudaVersion,
-    ) -> Self {
-        assert!(size_of::<F>() == size_of::<*mut c_void>());
-        let symbol = Symbol {
+    pub const fn new(call: Call, names: &'static [&'static str], since: CudaVersion) -> Self {
+        Self {
             call,
-            names: symbols,
+            names,
             since,
             address: AtomicPtr::new(ptr::null_mut()),
-        };
-        Self {
-            symbol,
-            signature: PhantomData,
         }
     }
 
-    /// Returns the call.
+    /// Returns the function's address in `library`, which belongs to a driver of version `have`; never null.
     #[inline]
-    pub const fn call(&self) -> Call {
-        self.symbol.call
-    }
-
-    /// Returns the function's address in `library`, which belongs to a driver of version `have`.
-    #[inline]
-    pub fn get(&self, library: &Library, have: Option<CudaVersion>) -> Result<F> {
-        let address = self.symbol.address(library, have)?;
-        // SAFETY: the address is not null and belongs to one of `symbols`, whose type is `F` (`new`'s
-        // contract), a pointer by the size asserted there.
-        Ok(unsafe { transmute_copy::<*mut c_void, F>(&address) })
-    }
-}
-
-impl Symbol {
-    #[inline]
-    fn address(&self, library: &Library, have: Option<CudaVersion>) -> Result<*mut c_void> {
+    pub fn address(&self, library: &Library, have: Option<CudaVersion>) -> Result<*mut c_void> {
         // Relaxed: the code at the address was loaded before any thread could know the address.
         let address = self.address.load(Ordering::Relaxed);
         if address.is_null() {
@@ -193,8 +157,7 @@ macro_rules! functions {
         pub(super) struct $table {
             library: $crate::cuda::library::Library,
             version: Option<$crate::CudaVersion>,
-            $($name: $crate::cuda::library::Function<
-                unsafe extern "C" fn($($ty),*) -> i32>,)*
+            $($name: $crate::cuda::library::Function,)*
         }
 
         impl $table {
@@ -206,14 +169,11 @@ macro_rules! functions {
                 Self {
                     library,
                     version,
-                    // SAFETY: the type is that of CUDA's headers for these symbols, or is passed alike.
-                    $($name: unsafe {
-                        $crate::cuda::library::Function::new(
-                            functions!(@call _api $call $($runtime)?),
-                            &[$($($symbol),+)?],
-                            $crate::CudaVersion($since),
-                        )
-                    },)*
+                    $($name: $crate::cuda::library::Function::new(
+                        functions!(@call _api $call $($runtime)?),
+                        &[$($($symbol),+)?],
+                        $crate::CudaVersion($since),
+                    ),)*
                 }
             }
 
@@ -221,11 +181,17 @@ macro_rules! functions {
                 #[allow(clippy::too_many_arguments)] // as many as the C function has
                 #[inline]
                 pub(super) unsafe fn $name(&self, $($arg: $ty),*) -> $crate::Result<()> {
-                    let function = self.$name.get(&self.library, self.version)?;
-                    let _traced = self.$name.call().traced();
-                    // SAFETY: the caller guarantees the arguments, as for the C function.
-                    let code = unsafe { function($($arg),*) };
-                    $crate::cuda::library::check(self.$name.call(), code)
+                    let address = self.$name.address(&self.library, self.version)?;
+                    let _traced = self.$name.call.traced();
+                    // SAFETY: the address is not null, and that of one of these symbols, whose type in CUDA's headers is
+                    // this one, or is passed alike. The caller guarantees the arguments, as for the C function.
+                    let code = unsafe {
+                        std::mem::transmute::<
+                            *mut std::ffi::c_void,
+                            unsafe extern "C" fn($($ty),*) -> i32,
+                        >(address)($($arg),*)
+                    };
+                    $crate::cuda::library::check(self.$name.call, code)
                 }
             )*
 
@@ -270,7 +236,7 @@ macro_rules! methods {
             // without following them. The caller guarantees, by the contract of `Backend` and `PoolCalls`, that
             // handles are live, that work is in bounds, and that nothing uses memory that a call removes. The
             // caller of a launch also guarantees the number and widths of its arguments.
-            $this.$place($($at,)? || unsafe { $this.api.$function($($value),*) })?;
+            $this.$place($($at,)? &mut || unsafe { $this.api.$function($($value),*) })?;
             Ok($result)
         }
     )*};
@@ -282,11 +248,8 @@ pub(super) use methods;
 mod tests {
     use super::*;
 
-    type Nullary = unsafe extern "C" fn() -> i32;
-
-    const fn absent(since: i32) -> Function<Nullary> {
-        // SAFETY: no such function exists, so none is called.
-        unsafe { Function::new(Call::MemCreate, &["egmem_no_such"], CudaVersion(since)) }
+    const fn absent(since: i32) -> Function {
+        Function::new(Call::MemCreate, &["egmem_no_such"], CudaVersion(since))
     }
 
     fn this_process() -> Library {
@@ -300,7 +263,7 @@ mod tests {
     #[test]
     fn a_function_newer_than_the_driver_says_which_driver_has_it() {
         let error = absent(13000)
-            .get(&this_process(), Some(CudaVersion(12020)))
+            .address(&this_process(), Some(CudaVersion(12020)))
             .unwrap_err();
         assert_eq!(
             error,
@@ -315,7 +278,7 @@ mod tests {
     #[test]
     fn a_function_that_the_driver_should_have_is_a_missing_symbol() {
         for have in [None, Some(CudaVersion(13000)), Some(CudaVersion(99990))] {
-            let error = absent(13000).get(&this_process(), have).unwrap_err();
+            let error = absent(13000).address(&this_process(), have).unwrap_err();
             assert_eq!(
                 error,
                 Error::MissingSymbol {
@@ -329,13 +292,13 @@ mod tests {
     #[test]
     fn the_first_symbol_present_is_called() {
         type Abs = unsafe extern "C" fn(i32) -> i32;
-        // SAFETY: `abs` of the C library has this type; the other name does not exist.
-        let function: Function<Abs> =
-            unsafe { Function::new(Call::MemCreate, &["egmem_no_such", "abs"], CudaVersion(0)) };
+        let names = &["egmem_no_such", "abs"];
+        let function = Function::new(Call::MemCreate, names, CudaVersion(0));
         for _ in 0..2 {
-            let abs = function.get(&this_process(), None).unwrap();
-            // SAFETY: `abs` takes any integer but the least.
-            assert_eq!(unsafe { abs(-7) }, 7);
+            let abs = function.address(&this_process(), None).unwrap();
+            // SAFETY: `abs` of the C library has this type, and takes any integer but the least; the other name does not exist.
+            let seven = unsafe { std::mem::transmute::<*mut c_void, Abs>(abs)(-7) };
+            assert_eq!(seven, 7);
         }
     }
 

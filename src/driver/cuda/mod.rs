@@ -96,12 +96,12 @@ unsafe impl Backend for Cuda {
     }
 
     fn mem_granularity(&self, props: &AllocationProps, kind: GranularityKind) -> Result<u64> {
-        let key = (*props, kind);
-        if let Some(bytes) = lock(&self.granularities).get(&key) {
+        let is_it = |(of, by, _): &&(AllocationProps, _, _)| of == props && *by == kind;
+        if let Some((.., bytes)) = lock(&self.granularities).iter().find(is_it) {
             return Ok(*bytes);
         }
         let bytes = self.ask_granularity(props, kind)?;
-        lock(&self.granularities).insert(key, bytes);
+        lock(&self.granularities).push((*props, kind, bytes));
         Ok(bytes)
     }
 
@@ -133,14 +133,14 @@ unsafe impl Backend for Cuda {
 
     unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
         // SAFETY: the caller guarantees that the stream lives.
-        let query = || unsafe { self.api.stream_query(opaque(stream.raw)) };
-        done(self.on(stream.device, query))
+        let mut query = || unsafe { self.api.stream_query(opaque(stream.raw)) };
+        done(self.on(stream.device, &mut query))
     }
 
     unsafe fn event_query(&self, event: EventHandle) -> Result<bool> {
         // SAFETY: the caller guarantees that the event lives.
-        let query = || unsafe { self.api.event_query(opaque(event.raw)) };
-        done(self.on(event.device, query))
+        let mut query = || unsafe { self.api.event_query(opaque(event.raw)) };
+        done(self.on(event.device, &mut query))
     }
 
     methods! { |this|

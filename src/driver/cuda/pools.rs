@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::abi::{MemLocation, MemPoolProps, Opaque, descs, export, import, opaque, widened};
-use super::core::Core;
+use super::core::{Core, Work};
 use super::library::{Library, methods};
 use super::symbols::PoolFunctions;
 use crate::*;
@@ -64,7 +64,7 @@ impl Pools {
     }
 
     /// Runs a call that may be made in any context.
-    fn at<T>(&self, device: i32, work: impl FnMut() -> Result<T>) -> Result<T> {
+    fn at(&self, device: i32, work: Work<'_>) -> Result<()> {
         match self.kind {
             PoolApi::Driver => self.core.anywhere(work),
             PoolApi::Runtime => self.on(device, work),
@@ -72,10 +72,10 @@ impl Pools {
     }
 
     /// Runs a call with the primary context of `device` current.
-    fn on<T>(&self, device: i32, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let work = || work().inspect_err(|error| self.forget(error));
+    fn on(&self, device: i32, work: Work<'_>) -> Result<()> {
+        let mut work = || work().inspect_err(|error| self.forget(error));
         self.core
-            .on(device, work)
+            .on(device, &mut work)
             .map_err(|error| match error.code() {
                 Some(Code::RUNTIME_NEEDS_NEWER_DRIVER) => {
                     too_new(self.core.api.version(), self.api.version())
@@ -131,7 +131,7 @@ unsafe impl PoolCalls for Pools {
         };
         export(by, kind, |out, bits| {
             // SAFETY: `out` is to an int or to 64 bytes, as `bits` says; the flags must be 0.
-            self.at(0, || unsafe {
+            self.at(0, &mut || unsafe {
                 self.api.pool_export(out, opaque(pool.0), bits, 0)
             })
         })
@@ -142,7 +142,7 @@ unsafe impl PoolCalls for Pools {
         import(handle, |os_handle, bits| {
             // SAFETY: `os_handle` is an open fd's number or to 64 bytes, as `bits` says; the flags
             // must be 0.
-            self.at(0, || unsafe {
+            self.at(0, &mut || unsafe {
                 self.api.pool_import(&mut pool, os_handle, bits, 0)
             })
         })?;

@@ -5,10 +5,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, memfd_create};
-
 use super::fault::{Answer, fail};
-use super::memory::{FAULT, Memory};
+use super::memory::{FAULT, Memory, memfd};
 use super::space::{GRANULARITY, is_covered};
 use super::state::{Allocator, Kind, Mapping, Region, State};
 use crate::*;
@@ -193,8 +191,7 @@ unsafe fn write_own(address: u64, bytes: &[u8]) -> Result<(), Code> {
 
 /// Creates a file to pass bytes through.
 fn scratch() -> Result<File, Code> {
-    let file = memfd_create("egmem-sim-scratch", MemfdFlags::CLOEXEC);
-    file.map(File::from).map_err(|_| Code::OUT_OF_MEMORY)
+    memfd("egmem-sim-scratch").map_err(|_| Code::OUT_OF_MEMORY)
 }
 
 /// Copies between two ranges of the same length.

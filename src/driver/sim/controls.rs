@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::fault::{Answer, Faults};
+use tracing::span::EnteredSpan;
+
+use super::fault::Faults;
 use super::machine::Machine;
 use super::space::Placement;
 use super::state::{Allocator, Kind, State};
@@ -31,6 +33,9 @@ pub struct Sim {
     state: Mutex<State>,
 }
 
+/// The state during a call, and the call's span, which ends after the state is unlocked.
+pub(super) type Entered<'a> = (MutexGuard<'a, State>, Option<EnteredSpan>);
+
 impl Sim {
     pub(super) fn new(machine: Machine, placement: Placement) -> Self {
         let machine = Arc::new(machine);
@@ -46,23 +51,14 @@ impl Sim {
         lock(&self.state)
     }
 
-    /// Makes a call: counts it, and fails it if a fault was injected.
-    pub(super) fn call<T>(
-        &self,
-        call: Call,
-        answer: impl FnOnce(&mut State) -> Answer<T>,
-    ) -> Result<T> {
-        let _traced = call.traced();
-        let mut state = self.enter(call)?;
-        answer(&mut state).map_err(|fail| fail.of(call))
-    }
-
-    fn enter(&self, call: Call) -> Result<MutexGuard<'_, State>> {
+    /// Begins a call: counts it, and fails it if a fault was injected.
+    pub(super) fn enter(&self, call: Call) -> Result<Entered<'_>> {
+        let traced = call.traced();
         let injected = lock(&self.faults).enter(call);
         injected.map_err(|code| Error::driver(call, code))?;
         let mut state = self.lock();
         state.expect_allowed(call).map_err(|fail| fail.of(call))?;
-        Ok(state)
+        Ok((state, traced))
     }
 
     /// Makes the `nth` use of `call` from now on fail with `code`: both 1 and 0 mean the next use. The code
@@ -207,11 +203,11 @@ held! { |state|
     /// `cuMemHostRegister`.
     registrations: usize = state.registered.entries().len();
     /// Streams.
-    streams: usize = state.streams.iter().filter(|(key, stream)| key.1 != 0 && !stream.destroyed).count();
+    streams: usize = state.streams.entries().iter().filter(|(key, stream)| key.1 != 0 && !stream.destroyed).count();
     /// Events.
-    events: usize = state.events.len();
+    events: usize = state.events.entries().len();
     /// Loaded modules.
-    modules: usize = state.modules.len();
+    modules: usize = state.modules.entries().len();
 }
 
 impl Held {

@@ -237,10 +237,10 @@ impl State {
 
     pub fn module_unload(&mut self, device: i32, module: ModuleHandle) -> Answer {
         self.device(device)?;
-        if self.modules.get(&module.0) != Some(&device) {
+        if self.modules.get(module.0) != Some(&device) {
             return fail(Code::INVALID_HANDLE);
         }
-        self.modules.remove(&module.0);
+        self.modules.remove(module.0);
         self.context(device).map(drop)
     }
 
@@ -251,7 +251,7 @@ impl State {
         name: &CStr,
     ) -> Answer<FunctionHandle> {
         self.context(device)?;
-        if self.modules.get(&module.0) != Some(&device) {
+        if self.modules.get(module.0) != Some(&device) {
             return fail(Code::INVALID_HANDLE);
         }
         let index = KERNELS.iter().position(|(known, ..)| *known == name);
@@ -271,7 +271,7 @@ impl State {
             .checked_sub(1)
             .ok_or(Code::INVALID_HANDLE)?;
         let (_, arguments, kernel) = *KERNELS.get(index as usize).ok_or(Code::INVALID_HANDLE)?;
-        if self.modules.get(&(function.0 - 1 - index)) != Some(&stream.device) {
+        if self.modules.get(function.0 - 1 - index) != Some(&stream.device) {
             return fail(Code::INVALID_HANDLE);
         }
         let sane = dims.blocks > 0 && (1..=1024).contains(&dims.threads);

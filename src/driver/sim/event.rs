@@ -15,7 +15,7 @@ thread_local! {
 impl State {
     pub fn stream_wait_event(&mut self, handle: StreamHandle, event: EventHandle) -> Answer {
         let key = self.stream(handle)?;
-        let event = self.events.get(&event.raw).ok_or(Code::INVALID_HANDLE)?;
+        let event = self.events.get(event.raw).ok_or(Code::INVALID_HANDLE)?;
         let point = match event.recorded {
             Some(point) => point,
             // Another process may have recorded it, outside of this process's captures.
@@ -31,13 +31,12 @@ impl State {
     }
 
     fn wait_for_point(&mut self, key: StreamKey, point: Point) {
-        let streams = &self.streams;
-        let alive: Vec<StreamKey> = streams.keys().copied().collect();
-        if let Some(stream) = self.streams.get_mut(&key) {
-            if stream.waited.len() > 2 * alive.len() + 16 {
+        let alive: Vec<StreamKey> = self.streams.keys().collect();
+        if let Some(stream) = self.streams.get_mut(key) {
+            if stream.waited.entries().len() > 2 * alive.len() + 16 {
                 stream.waited.retain(|other, _| alive.contains(other));
             }
-            let seq = stream.waited.entry(point.0).or_default();
+            let seq = stream.waited.get_or_default(point.0);
             *seq = point.1.max(*seq);
         }
         if !self.is_complete(point) {
@@ -55,7 +54,7 @@ impl State {
 
     pub fn ipc_event_handle(&mut self, event: EventHandle) -> Answer<IpcEventHandle> {
         self.event(event)?;
-        let event = self.events.get_mut(&event.raw);
+        let event = self.events.get_mut(event.raw);
         event.ok_or(Code::INVALID_HANDLE)?.sharing.export()
     }
 
@@ -80,12 +79,12 @@ impl State {
     }
 
     pub fn event_destroy(&mut self, event: EventHandle) -> Answer {
-        let event = self.events.remove(&event.raw).ok_or(Code::INVALID_HANDLE)?;
+        let event = self.events.remove(event.raw).ok_or(Code::INVALID_HANDLE)?;
         self.context(event.device).map(drop)
     }
 
     fn event(&self, event: EventHandle) -> Answer<&Event> {
-        let event = self.events.get(&event.raw).ok_or(Code::INVALID_HANDLE)?;
+        let event = self.events.get(event.raw).ok_or(Code::INVALID_HANDLE)?;
         self.context(event.device).map(|_| event)
     }
 
@@ -97,7 +96,7 @@ impl State {
         let captured = self.valid_capture_of(key)?;
         let point = self.submit(key, Work::Record);
         let mut is_interprocess = false;
-        if let Some(event) = self.events.get_mut(&event.raw) {
+        if let Some(event) = self.events.get_mut(event.raw) {
             event.recorded = Some(point);
             event.captured = captured;
             is_interprocess = !matches!(event.sharing, Sharing::Private);
@@ -157,14 +156,16 @@ impl State {
     /// stream that was drawn in has joined again.
     pub fn end_capture(&mut self, stream: StreamHandle) -> bool {
         let key = (stream.device, stream.raw);
-        let Some(id) = self.captures.get(&key).map(|capture| capture.id) else {
+        let Some(id) = self.captures.get(key).map(|capture| capture.id) else {
             return false;
         };
-        let parts = self.captures.extract_if(|_, capture| capture.id == id);
-        let parts: Vec<Capture> = parts.map(|(_, capture)| capture).collect();
-        parts
-            .iter()
-            .all(|capture| capture.valid && capture.is_joined)
+        let mut is_valid = true;
+        self.captures.retain(|_, capture| {
+            let is_part = capture.id == id;
+            is_valid &= !is_part || (capture.valid && capture.is_joined);
+            !is_part
+        });
+        is_valid
     }
 
     /// Returns the number of the capture that the stream is part of.
@@ -172,7 +173,7 @@ impl State {
     /// # Errors
     /// STREAM_CAPTURE_INVALIDATED if a call has disturbed it.
     pub fn valid_capture_of(&self, key: StreamKey) -> Answer<Option<u64>> {
-        match self.captures.get(&key) {
+        match self.captures.get(key) {
             Some(capture) if !capture.valid => fail(Code::STREAM_CAPTURE_INVALIDATED),
             capture => Ok(capture.map(|capture| capture.id)),
         }
@@ -180,7 +181,7 @@ impl State {
 
     /// Refuses a call on a captured stream with `code`, and makes the capture invalid.
     pub fn expect_not_captured(&mut self, key: StreamKey, code: Code) -> Answer {
-        match self.captures.get(&key).map(|capture| capture.id) {
+        match self.captures.get(key).map(|capture| capture.id) {
             Some(id) => self.invalidate(code, |_, capture| capture.id == id),
             None => Ok(()),
         }
@@ -199,7 +200,7 @@ impl State {
                 self.invalidate(Code::STREAM_CAPTURE_ISOLATION, |_, it| it.id == own)
             }
             (None, Some(id)) => {
-                if self.captures.get(&of).is_none_or(|other| other.id != id) {
+                if self.captures.get(of).is_none_or(|other| other.id != id) {
                     return fail(Code::CAPTURED_EVENT); // the capture has ended
                 }
                 let drawn_in = Capture {
@@ -216,7 +217,7 @@ impl State {
                 self.invalidate(Code::STREAM_CAPTURE_MERGE, |_, it| both.contains(&it.id))
             }
             (Some(_), Some(_)) => {
-                if let Some(other) = self.captures.get_mut(&of).filter(|_| key != of) {
+                if let Some(other) = self.captures.get_mut(of).filter(|_| key != of) {
                     other.is_joined = true;
                 }
                 Ok(())
@@ -250,20 +251,23 @@ impl State {
         which: impl Fn(&StreamKey, &Capture) -> bool,
     ) -> Answer {
         let mut refused = Ok(());
-        for (_, capture) in self.captures.iter_mut().filter(|(key, it)| which(key, it)) {
-            capture.valid = false;
-            refused = fail(code);
-        }
+        self.captures.retain(|key, capture| {
+            if which(key, capture) {
+                capture.valid = false;
+                refused = fail(code);
+            }
+            true
+        });
         refused
     }
 
     pub fn stream_is_capturing(&mut self, handle: StreamHandle) -> Answer<bool> {
         let key = self.stream(handle)?;
         let implicit =
-            |(other, capture): (&StreamKey, &Capture)| capture.blocking && other.0 == handle.device;
-        if handle.raw == 0 && self.captures.iter().any(implicit) {
+            |(other, capture): &(StreamKey, Capture)| capture.blocking && other.0 == handle.device;
+        if handle.raw == 0 && self.captures.entries().iter().any(implicit) {
             return fail(Code::STREAM_CAPTURE_IMPLICIT);
         }
-        Ok(self.captures.contains_key(&key))
+        Ok(self.captures.get(key).is_some())
     }
 }

@@ -30,6 +30,11 @@ impl Fail {
     }
 }
 
+/// Returns the result of a call.
+pub(super) fn answered<T>(call: Call, answer: Answer<T>) -> crate::Result<T> {
+    answer.map_err(|fail| fail.of(call))
+}
+
 impl From<Code> for Fail {
     fn from(code: Code) -> Self {
         Self::Code(code)

@@ -10,15 +10,12 @@
 //! No process can run another's work. So a record of an event that other processes may open runs the work before it at
 //! once, and what a process sees as recorded has run: a wait for it has nothing to wait for.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{
-    FallocateFlags, MemfdFlags, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals,
-    fcntl_getfl, memfd_create,
-};
 use serde::{Deserialize, Serialize};
 
 use super::capacity::{Bytes, Charge};
@@ -86,17 +83,16 @@ impl Memory {
             handle_types,
             id: u128::from_ne_bytes(random()?),
         };
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = File::from(memfd_create(label.to_name()?, flags)?);
+        let file = memfd(&label.to_name()?)?;
         if size > 0 {
             file.set_len(size)?;
         }
         // Seals keep an importer from truncating the file, which would remove pages under a mapping.
         let seals = match purpose {
-            Purpose::Physical => SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
-            Purpose::Pool | Purpose::Event => SealFlags::SHRINK | SealFlags::SEAL,
+            Purpose::Physical => libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL,
+            Purpose::Pool | Purpose::Event => libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL,
         };
-        fcntl_add_seals(&file, seals)?;
+        control(&file, libc::F_ADD_SEALS, seals)?;
         Ok(Self {
             file,
             label,
@@ -110,8 +106,9 @@ impl Memory {
     pub fn import(fd: BorrowedFd<'_>, purpose: Purpose) -> Option<Self> {
         let given = File::from(fd.try_clone_to_owned().ok()?);
         let label = Self::label_of(&given).filter(|label| label.purpose == purpose)?;
-        let (seals, flags) = (fcntl_get_seals(&given).ok()?, fcntl_getfl(&given).ok()?);
-        if !seals.contains(SealFlags::SHRINK) || flags & OFlags::ACCMODE != OFlags::RDWR {
+        let seals = control(&given, libc::F_GET_SEALS, 0).ok()?;
+        let flags = control(&given, libc::F_GETFL, 0).ok()?;
+        if seals & libc::F_SEAL_SHRINK == 0 || flags & libc::O_ACCMODE != libc::O_RDWR {
             return None;
         }
         Some(Self {
@@ -156,8 +153,10 @@ impl Memory {
 
     /// Frees the pages of a range, which then reads as zero.
     pub fn discard(&self, offset: u64, len: u64) {
-        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if fallocate(&self.file, mode, offset, len).is_err() {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let (fd, at, bytes) = (self.file.as_raw_fd(), offset as i64, len as i64);
+        // SAFETY: the fd is open; the call changes the file, whose bytes in this range no allocation has.
+        if unsafe { libc::fallocate64(fd, mode, at, bytes) } != 0 {
             // If the kernel refuses, the pages stay until the pool dies, but the bytes must still become
             // zero.
             let _ = self.write(offset, &vec![0; len as usize]);
@@ -174,6 +173,30 @@ impl Memory {
 }
 
 pub(super) const FAULT: Code = Code::ILLEGAL_ADDRESS;
+
+/// Creates a file without a place in any file system, which may be sealed.
+///
+/// The simulator makes such calls by libc, as those for mappings: so this crate is compiled beside rustix, not after it.
+pub(super) fn memfd(name: &str) -> io::Result<File> {
+    let name = CString::new(name)?;
+    // SAFETY: the name ends with a NUL.
+    let fd =
+        unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just opened the fd, which has no other owner.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// Asks about a file, or changes it; returns the answer.
+fn control(file: &File, command: i32, argument: i32) -> io::Result<i32> {
+    // SAFETY: the fd is open; the commands of the callers take an integer and access no memory.
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, argument) } {
+        -1 => Err(io::Error::last_os_error()),
+        answer => Ok(answer),
+    }
+}
 
 /// Opens a file as a new open file, not a duplicate: its locks are separate.
 pub(super) fn open_again(file: &File) -> io::Result<File> {

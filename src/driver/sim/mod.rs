@@ -40,8 +40,9 @@ pub use machine::{AttributeAnswer, GpuSpec, Machine, NodeSpec, PeerAccess, Refus
 
 use crate::backend::done;
 use crate::*;
+use controls::Entered;
+use fault::answered;
 use space::Placement;
-use state::State;
 
 impl Driver {
     /// Creates a simulated driver of `machine`: for tests, and for development without a GPU.
@@ -83,7 +84,8 @@ macro_rules! forward {
     ($($(#[$doc:meta])* [$($kind:tt)+] $method:ident($($arg:ident: $ty:ty),*) -> $out:ty
         = $call:ident;)*) => {$(
         $($kind)+ $method(&self, $($arg: $ty),*) -> Result<$out> {
-            self.sim.call(Call::$call, |state| state.$method($($arg),*))
+            let (state, _traced) = &mut self.sim.enter(Call::$call)?;
+            answered(Call::$call, state.$method($($arg),*))
         }
     )*};
 }
@@ -114,13 +116,15 @@ unsafe impl Backend for Simulator {
     }
 
     unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
-        let answer = |state: &mut State| state.stream_query(stream);
-        done(self.sim.call(Call::StreamQuery, answer))
+        let entered = self.sim.enter(Call::StreamQuery);
+        let query = |mut it: Entered<'_>| answered(Call::StreamQuery, it.0.stream_query(stream));
+        done(entered.and_then(query))
     }
 
     unsafe fn event_query(&self, event: EventHandle) -> Result<bool> {
-        let answer = |state: &mut State| state.event_query(event);
-        done(self.sim.call(Call::EventQuery, answer))
+        let entered = self.sim.enter(Call::EventQuery);
+        let query = |mut it: Entered<'_>| answered(Call::EventQuery, it.0.event_query(event));
+        done(entered.and_then(query))
     }
 
     driver_calls!(forward);
@@ -139,7 +143,8 @@ macro_rules! forward_pools {
                 PoolApi::Driver => Call::$driver,
                 PoolApi::Runtime => Call::$runtime,
             };
-            self.0.call(call, |state| state.$method($($arg),*))
+            let (state, _traced) = &mut self.0.enter(call)?;
+            answered(call, state.$method($($arg),*))
         }
     )*};
 }

@@ -1,7 +1,7 @@
 //! The simulated driver's state under one lock, which the real driver has too; streams with the work that waits in them,
 //! events, and kernels.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use super::by_address::ByAddress;
@@ -28,7 +28,7 @@ pub(super) struct Stream {
     /// Its handle was destroyed; the stream lives until its work is done.
     pub destroyed: bool,
     /// For each other stream, the position that this one waits for.
-    pub waited: HashMap<StreamKey, u64>,
+    pub waited: ByAddress<u64, StreamKey>,
 }
 
 impl Stream {
@@ -185,9 +185,9 @@ pub(super) struct State {
     pub capacity: Capacity,
     pub eager: bool,
     next: u64,
-    pub references: HashMap<u64, Reference>,
+    pub references: ByAddress<Reference>,
     /// Exported memory that may be imported again.
-    pub exported: HashMap<u128, Weak<Memory>>,
+    pub exported: ByAddress<Weak<Memory>, u128>,
     pub prune_at: usize,
     pub reservations: ByAddress<Range>,
     /// The window for reservations; created with the first.
@@ -199,11 +199,11 @@ pub(super) struct State {
     pub pools: ByAddress<Pool>,
     pub default_pools: Box<[Option<u64>]>,
     pub current_pools: Box<[Option<u64>]>,
-    pub streams: HashMap<StreamKey, Stream>,
-    pub events: HashMap<u64, Event>,
-    pub captures: HashMap<StreamKey, Capture>,
+    pub streams: ByAddress<Stream, StreamKey>,
+    pub events: ByAddress<Event>,
+    pub captures: ByAddress<Capture, StreamKey>,
     /// The device of each loaded module.
-    pub modules: HashMap<u64, i32>,
+    pub modules: ByAddress<i32>,
     /// The fault that lost each device's context.
     pub lost: Box<[Option<Code>]>,
 }
@@ -276,9 +276,9 @@ impl State {
 
     /// Records memory that leaves the process, to recognise it when it is imported.
     pub fn remember(&mut self, memory: &Arc<Memory>) {
-        if self.exported.len() >= self.prune_at {
+        if self.exported.entries().len() >= self.prune_at {
             self.exported.retain(|_, memory| memory.strong_count() > 0);
-            self.prune_at = 2 * self.exported.len() + 16;
+            self.prune_at = 2 * self.exported.entries().len() + 16;
         }
         self.exported
             .insert(memory.label.id, Arc::downgrade(memory));

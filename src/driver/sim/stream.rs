@@ -31,9 +31,9 @@ impl State {
     fn existing(&mut self, handle: StreamHandle) -> Answer<StreamKey> {
         let key = (handle.device, handle.raw);
         if handle.raw == 0 {
-            self.streams.entry(key).or_default();
+            self.streams.get_or_default(key);
         }
-        match self.streams.get(&key) {
+        match self.streams.get(key) {
             Some(stream) if !stream.destroyed => Ok(key),
             _ => fail(Code::INVALID_HANDLE),
         }
@@ -45,7 +45,7 @@ impl State {
             return fail(Code::INVALID_HANDLE);
         }
         let key = self.existing(handle)?;
-        if let Some(stream) = self.streams.get_mut(&key) {
+        if let Some(stream) = self.streams.get_mut(key) {
             stream.destroyed = true;
         }
         self.bury(key);
@@ -54,8 +54,8 @@ impl State {
 
     fn bury(&mut self, key: StreamKey) {
         let done = |stream: &Stream| stream.destroyed && stream.queue.is_empty();
-        if self.streams.get(&key).is_some_and(done) {
-            self.streams.remove(&key);
+        if self.streams.get(key).is_some_and(done) {
+            self.streams.remove(key);
         }
     }
 
@@ -69,8 +69,9 @@ impl State {
 
     /// Runs all work of some streams.
     fn synchronize(&mut self, which: impl Fn(StreamKey, &Stream) -> bool) {
-        let streams = self.streams.iter().filter(|(key, it)| which(**key, it));
-        let keys: Vec<StreamKey> = streams.map(|(&key, _)| key).collect();
+        let streams = self.streams.entries().iter();
+        let streams = streams.filter(|(key, it)| which(*key, it));
+        let keys: Vec<StreamKey> = streams.map(|(key, _)| *key).collect();
         keys.into_iter().for_each(|key| self.run_all(key));
         self.release_pools();
     }
@@ -86,7 +87,7 @@ impl State {
     }
 
     pub fn run_all(&mut self, key: StreamKey) {
-        if let Some(stream) = self.streams.get(&key) {
+        if let Some(stream) = self.streams.get(key) {
             self.run((key, stream.submitted));
         }
     }
@@ -95,7 +96,7 @@ impl State {
     pub fn run(&mut self, point: Point) {
         let mut pending = vec![point];
         while let Some(&(key, upto)) = pending.last() {
-            let stream = self.streams.get(&key).filter(|s| s.completed() < upto);
+            let stream = self.streams.get(key).filter(|s| s.completed() < upto);
             match stream.and_then(|stream| stream.queue.front()) {
                 None => {
                     pending.pop();
@@ -114,24 +115,24 @@ impl State {
 
     /// Takes the next piece of work out of a stream, with its position.
     fn next(&mut self, key: StreamKey) -> Option<(Point, Work)> {
-        let stream = self.streams.get_mut(&key)?;
+        let stream = self.streams.get_mut(key)?;
         let work = stream.queue.pop_front()?;
         Some(((key, stream.completed()), work))
     }
 
     pub fn is_complete(&self, (key, seq): Point) -> bool {
-        self.streams.get(&key).is_none_or(|s| s.completed() >= seq)
+        self.streams.get(key).is_none_or(|s| s.completed() >= seq)
     }
 
     /// Returns whether work submitted to a stream now is ordered after a point, by stream or by event.
     pub fn is_ordered(&self, key: StreamKey, point: Point) -> bool {
-        let waited = |stream: &Stream| stream.waited.get(&point.0).is_some_and(|&s| s >= point.1);
-        self.streams.get(&key).is_some_and(waited)
+        let waited = |stream: &Stream| stream.waited.get(point.0).is_some_and(|&s| s >= point.1);
+        self.streams.get(key).is_some_and(waited)
     }
 
     /// Submits work.
     pub fn submit(&mut self, key: StreamKey, work: Work) -> Point {
-        let stream = self.streams.entry(key).or_default();
+        let stream = self.streams.get_or_default(key);
         stream.queue.push_back(work);
         stream.submitted += 1;
         let point = (key, stream.submitted);
@@ -145,7 +146,7 @@ impl State {
 
     /// Returns the position of the next piece of work.
     pub fn next_point(&self, key: StreamKey) -> Point {
-        (key, self.streams.get(&key).map_or(0, |s| s.submitted) + 1)
+        (key, self.streams.get(key).map_or(0, |s| s.submitted) + 1)
     }
 
     fn execute(&mut self, point: Point, work: Work) -> Result<(), Code> {
@@ -190,7 +191,7 @@ impl State {
         if let Some(lost) = self.lost.get_mut(device as usize) {
             lost.get_or_insert(code);
         }
-        let keys = self.streams.keys().copied();
+        let keys = self.streams.keys();
         for key in keys.filter(|key| key.0 == device).collect::<Vec<_>>() {
             while let Some((point, work)) = self.next(key) {
                 if let Work::Free { pool } = work {

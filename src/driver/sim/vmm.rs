@@ -79,16 +79,16 @@ impl State {
     }
 
     pub fn physical(&self, handle: PhysicalHandle) -> Answer<&Arc<Physical>> {
-        let reference = self.references.get(&handle.0);
+        let reference = self.references.get(handle.0);
         Ok(&reference.ok_or(Code::INVALID_VALUE)?.physical)
     }
 
     pub fn mem_release(&mut self, handle: PhysicalHandle) -> Answer {
-        let reference = self.references.get_mut(&handle.0);
+        let reference = self.references.get_mut(handle.0);
         let reference = reference.ok_or(Code::INVALID_VALUE)?;
         reference.count -= 1;
         if reference.count == 0 {
-            self.references.remove(&handle.0);
+            self.references.remove(handle.0);
         }
         Ok(())
     }
@@ -98,10 +98,13 @@ impl State {
         let mapping = region.mapping().ok_or(Code::INVALID_VALUE)?;
         let physical = Arc::clone(&mapping.physical);
         let handle = physical.handle;
-        self.references
-            .entry(handle.0)
-            .or_insert(Reference { physical, count: 0 })
-            .count += 1;
+        match self.references.get_mut(handle.0) {
+            Some(reference) => reference.count += 1,
+            None => {
+                let reference = Reference { physical, count: 1 };
+                self.references.insert(handle.0, reference);
+            }
+        }
         Ok(handle)
     }
 
@@ -136,7 +139,7 @@ impl State {
         let imported = memory::import(handle, Purpose::Physical, self.machine.imex_channel)?;
         let known = self
             .exported
-            .get(&imported.label.id)
+            .get(imported.label.id)
             .and_then(|m| m.upgrade());
         let memory = known.unwrap_or_else(|| Arc::new(imported));
         self.remember(&memory);
