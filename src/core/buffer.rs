@@ -16,7 +16,7 @@ use crate::memory::{
     CpuView, access_checks, check_range, cpu_accessors, impl_cpu_memory, impl_memory,
 };
 use crate::size::Granularity;
-use crate::topology::{Share, Topology};
+use crate::topology::{Share, Topology, add_once};
 use crate::vmm::{MappedRange, Mapping, PhysicalMemory};
 
 pub use access::{RequestedAccess, reachable_gpus};
@@ -275,12 +275,10 @@ impl Buffer {
     /// # Ok::<(), egmem::Error>(())
     /// ```
     pub fn spread(shares: &[Share]) -> BufferOptions {
-        let mut parts: Vec<(Location, u64)> = shares
-            .iter()
-            .map(|share| (share.node.into(), share.bytes))
-            .collect();
-        parts.sort_by_key(|&(_, bytes)| !Granularity::TWO_MIB.divides(bytes));
-        Self::in_parts(parts)
+        let parts = shares.iter().map(|share| (share.node.into(), share.bytes));
+        let is_whole = |&(_, bytes): &(Location, u64)| Granularity::TWO_MIB.divides(bytes);
+        let (whole, rest): (Vec<_>, Vec<_>) = parts.partition(is_whole);
+        Self::in_parts(whole.into_iter().chain(rest))
     }
 
     /// Returns options for a buffer in parts at any locations, side by side in this order: of host nodes, of GPUs, or
@@ -366,10 +364,10 @@ impl Buffer {
     /// # Ok::<(), egmem::Error>(())
     /// ```
     pub fn locations(&self) -> Vec<Location> {
-        let parts = self.physical().iter();
-        let mut locations: Vec<_> = parts.map(PhysicalMemory::location).collect();
-        locations.sort_unstable();
-        locations.dedup();
+        let mut locations = Vec::new();
+        for part in self.physical() {
+            add_once(&mut locations, part.location());
+        }
         locations
     }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::Driver;
+use crate::topology::add_once;
 
 /// Where the NVIDIA kernel module lists the IMEX channels that this process may use.
 pub const IMEX_CHANNELS: &str = "/dev/nvidia-caps-imex-channels";
@@ -44,14 +45,14 @@ pub enum ImexChannel {
 
 /// Returns the channels in a folder by number, and whether each can be opened for reading and writing.
 pub fn imex_channels(folder: &Path) -> impl Iterator<Item = (PathBuf, io::Result<()>)> {
-    let names = fs::read_dir(folder).into_iter().flatten().flatten();
-    let channels = names.filter_map(|entry| {
+    let mut channels: Vec<(u32, PathBuf)> = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let number: u32 = name.to_str()?.strip_prefix("channel")?.parse().ok()?;
-        Some((number, entry.path()))
-    });
-    let mut channels: Vec<_> = channels.collect();
-    channels.sort();
+        let number = name.to_str().and_then(|name| name.strip_prefix("channel"));
+        if let Some(number) = number.and_then(|number| number.parse().ok()) {
+            add_once(&mut channels, (number, entry.path()));
+        }
+    }
     channels.into_iter().map(|(_, path)| {
         let opened = OpenOptions::new().read(true).write(true).open(&path);
         (path, opened.map(drop))

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use super::{Gpu, LinkKind, NumaNode, PeerLinkKind, Topology, TopologySource};
+use super::{Gpu, LinkKind, NumaNode, PeerLinkKind, Topology, TopologySource, add_once};
 use crate::driver::NodeId;
 use crate::report::{Drawing, Point, Table, end_cut};
 use crate::size::Bytes;
@@ -231,19 +231,17 @@ impl Topology {
 fn connected(pairs: &[[i32; 2]]) -> Vec<Vec<i32>> {
     let mut sets: Vec<Vec<i32>> = Vec::new();
     for pair in pairs {
-        let mut joined = pair.to_vec();
+        let mut joined = Vec::new();
+        pair.iter().for_each(|gpu| add_once(&mut joined, *gpu));
         sets.retain(|set| {
             let is_linked = pair.iter().any(|gpu| set.contains(gpu));
             if is_linked {
-                joined.extend(set);
+                set.iter().for_each(|gpu| add_once(&mut joined, *gpu));
             }
             !is_linked
         });
-        joined.sort_unstable();
-        joined.dedup();
-        sets.push(joined);
+        add_once(&mut sets, joined);
     }
-    sets.sort_unstable();
     sets
 }
 
@@ -312,8 +310,10 @@ fn panel(node: Option<&NumaNode>) -> Vec<String> {
     };
     let [cpus, memory, free] = node_words(node);
     let others = node.distances.iter().filter(|(to, _)| **to != node.id);
-    let mut distances = grouped(others.map(|(to, distance)| (*distance, to.to_string())));
-    distances.sort_by_key(|(distance, _)| *distance);
+    let mut distances = Vec::new();
+    for group in grouped(others.map(|(to, distance)| (*distance, to.to_string()))) {
+        add_once(&mut distances, group);
+    }
     let distances = distances
         .iter()
         .map(|(distance, ids)| format!("distance to {}: {distance}", ids.join(", ")));

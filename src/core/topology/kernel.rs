@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use super::{CpuSet, NumaNode};
+use super::{CpuSet, NumaNode, add_once};
 use crate::driver::NodeId;
 use crate::host::status_field;
 
@@ -54,7 +54,7 @@ impl Kernel {
             .flatten()
             .filter_map(|entry| entry.file_name().into_string().ok())
             .collect();
-        names.sort();
+        names.sort_unstable();
         names
     }
 
@@ -63,14 +63,13 @@ impl Kernel {
     /// Source: the kernel module's `/proc/driver/nvidia/gpus/*/numa_status`, which hwloc reads too.
     pub fn gpu_memory_nodes(&self) -> Vec<NodeId> {
         let gpus = "/proc/driver/nvidia/gpus";
-        let mut nodes: Vec<NodeId> = self
-            .list(gpus)
-            .iter()
-            .filter_map(|gpu| self.read(&format!("{gpus}/{gpu}/numa_status")))
-            .filter_map(|text| numa_status_node(&text))
-            .collect();
-        nodes.sort_unstable();
-        nodes.dedup();
+        let mut nodes = Vec::new();
+        for gpu in self.list(gpus) {
+            let text = self.read(&format!("{gpus}/{gpu}/numa_status"));
+            if let Some(node) = text.and_then(|text| numa_status_node(&text)) {
+                add_once(&mut nodes, node);
+            }
+        }
         nodes
     }
 
@@ -105,14 +104,16 @@ impl Kernel {
         let is_whole = distances.len() == columns.len();
         let columns = if is_whole { columns } else { &[] };
         let cpus = self.read(cpus).and_then(|list| list.parse().ok());
-        NumaNode {
+        let mut node = NumaNode {
             cpus_known: cpus.is_some(),
             cpus: cpus.unwrap_or_default(),
             memory_total: self.counts(id).map_or(0, |counts| counts.total),
             memory_free: self.free_memory(id),
-            distances: columns.iter().copied().zip(distances).collect(),
             ..NumaNode::new(id)
-        }
+        };
+        node.distances
+            .extend(columns.iter().copied().zip(distances));
+        node
     }
 
     /// Returns the nodes that this process may allocate on (`cpuset.mems`), if the kernel reports them.

@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 pub use affinity::ThreadBinding;
 pub use gpu::{Gpu, GpuUuid, LinkKind, Locality};
 pub use kernel::NodeCounts;
+pub(crate) use node::add_once;
 pub use node::{CpuSet, NumaNode};
 pub use peer::{PeerLink, PeerLinkKind};
 pub use place::{ALLOW_OVERCOMMIT, Overcommit, Placement, PlacementRequest, Share};
@@ -77,7 +78,7 @@ impl Topology {
         mut nodes: Vec<NumaNode>,
         live: Option<Live>,
     ) -> Self {
-        nodes.sort_by_key(|node| node.id);
+        nodes.sort_unstable_by_key(|node| node.id);
         let choices: Vec<NodeId> = nodes.iter().map(|node| node.id).collect();
         for gpu in &mut gpus {
             gpu.choices.clone_from(&choices);
@@ -321,9 +322,9 @@ impl Topology {
     fn of_this_machine(kernel: &Kernel, gpus: Vec<Gpu>) -> Self {
         let mut nodes = kernel.nodes(&gpu_memory(kernel, &gpus));
         let source = if nodes.is_empty() {
-            let mut told: Vec<NodeId> = gpus.iter().filter_map(|gpu| gpu.host_numa).collect();
-            told.sort_unstable();
-            told.dedup();
+            let mut told = Vec::new();
+            let nodes_of_gpus = gpus.iter().filter_map(|gpu| gpu.host_numa);
+            nodes_of_gpus.for_each(|node| add_once(&mut told, node));
             nodes = told.into_iter().map(NumaNode::new).collect();
             TopologySource::Driver
         } else {
@@ -365,16 +366,16 @@ fn gpu_memory(kernel: &Kernel, gpus: &[Gpu]) -> Vec<NodeId> {
 }
 
 fn node(host: &SimulatedNode) -> Result<NumaNode> {
-    let distances = host.distances.iter();
-    Ok(NumaNode {
+    let mut node = NumaNode {
         cpus: host.cpus.parse()?,
         memory_total: host.memory,
         memory_free: Some(host.free),
-        distances: distances
-            .map(|(to, distance)| (NodeId(*to), *distance))
-            .collect(),
         ..NumaNode::new(host.id)
-    })
+    };
+    let distances = host.distances.iter();
+    let distances = distances.map(|(to, distance)| (NodeId(*to), *distance));
+    node.distances.extend(distances);
+    Ok(node)
 }
 
 #[cfg(test)]

@@ -68,6 +68,14 @@ impl From<&NumaNode> for Location {
     }
 }
 
+/// Adds a value to an ascending list, unless the list has it. The compiler makes much less code of this than of a sort, and the
+/// lists here are short.
+pub(crate) fn add_once<T: Ord>(list: &mut Vec<T>, value: T) {
+    if let Err(at) = list.binary_search(&value) {
+        list.insert(at, value);
+    }
+}
+
 /// The highest CPU number accepted from text: the kernel's own limit is 8192 CPUs.
 const MAX_CPU: u32 = 65_535;
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{NumaNode, Topology};
+use super::{NumaNode, Topology, add_once};
 use crate::driver::NodeId;
 use crate::size::Granularity;
 use crate::{Error, Result};
@@ -196,11 +196,13 @@ impl PlacementRequest {
             part.1 = part.0.min(left / count);
             left -= part.1;
         }
-        parts.retain(|part| part.1 > 0);
-        parts.sort_unstable_by_key(|part| part.2);
+        let mut given = Vec::new();
+        for (_, units, node) in parts.into_iter().filter(|part| part.1 > 0) {
+            add_once(&mut given, (node, units));
+        }
         let unit = self.granularity.bytes();
         let mut rest = self.bytes;
-        let shares = parts.iter().map(|(_, units, node)| {
+        let shares = given.iter().map(|(node, units)| {
             // Only the last share need not be whole units.
             let bytes = rest.min(units.saturating_mul(unit));
             rest -= bytes;
