@@ -18,7 +18,6 @@ pub use registered::{PageSize, RegisteredHost};
 
 use std::mem;
 use std::ops::Range;
-use std::sync::Arc;
 
 use crate::driver::{
     Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, Location, Relaxed,
@@ -81,7 +80,7 @@ impl Owned {
             site: Site::here(),
         };
         Self {
-            entry: Entry::mapped(new, start, Arc::new(Grants::of(access.collect()))),
+            entry: Entry::mapped(new, start, Grants::Range(access.collect())),
             driver: driver.clone(),
             start,
             len,

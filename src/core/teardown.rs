@@ -17,12 +17,18 @@ pub fn give_back(
 ) -> Result<()> {
     driver.expect_this_process(what)?;
     match call() {
-        Err(Error::Driver(first)) if may_pass(Some(first.code)) => {
-            tracing::warn!(%first, "trying once more");
-            call()
-        }
+        Err(first) if is_worth_retrying(&first) => call(),
         result => result,
     }
+}
+
+#[cold]
+fn is_worth_retrying(error: &Error) -> bool {
+    let is_so = matches!(error, Error::Driver(first) if may_pass(Some(first.code)));
+    if is_so {
+        tracing::warn!(first = %error, "trying once more");
+    }
+    is_so
 }
 
 /// As [`give_back`], for `Drop`: logs memory that cannot be released. A forked child releases nothing.

@@ -57,6 +57,7 @@ impl Driver {
     }
 
     /// Returns whether both are the same driver.
+    #[inline]
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.backend, &other.backend)
     }
@@ -71,18 +72,18 @@ impl Driver {
 
     /// Returns whether this process opened the driver, rather than an ancestor that forked it. A forked child
     /// frees nothing: a lock may never be released, and the memory is the parent's.
+    #[inline]
     pub fn is_of_this_process(&self) -> bool {
         self.born.is_current()
     }
 
     /// Checks that this process opened the driver: in a forked child a lock may be held for ever.
+    #[inline]
     pub fn expect_this_process(&self, what: &'static str) -> Result<()> {
         if self.is_of_this_process() {
             Ok(())
         } else {
-            let why =
-                "it is the parent process's, and a forked child has no GPU: use it in the parent";
-            Err(Error::invalid(what, why))
+            Err(forked(what))
         }
     }
 
@@ -92,6 +93,7 @@ impl Driver {
     }
 
     /// Checks that `other` is the same driver: handles mean nothing to another driver.
+    #[inline]
     pub fn expect_same(&self, other: &Self, what: &'static str) -> Result<()> {
         if self.same(other) {
             Ok(())
@@ -99,6 +101,12 @@ impl Driver {
             Err(Error::invalid(what, "it belongs to another driver"))
         }
     }
+}
+
+#[cold]
+fn forked(what: &'static str) -> Error {
+    let why = "it is the parent process's, and a forked child has no GPU: use it in the parent";
+    Error::invalid(what, why)
 }
 
 /// Tells whether a driver still exists and which one it is, without keeping it alive.
@@ -120,6 +128,7 @@ impl WeakDriver {
 impl Deref for Driver {
     type Target = dyn Backend;
 
+    #[inline]
     fn deref(&self) -> &Self::Target {
         &*self.backend
     }

@@ -48,14 +48,15 @@ impl RequestedAccess {
             Location::Device(_) => Access::None,
             _ => Access::ReadWrite,
         });
-        let mut grants = Vec::new();
+        let gpus = match &self.gpus {
+            Some(gpus) => gpus,
+            None => &reachable_gpus(driver, location)?,
+        };
+        let mut grants = Vec::with_capacity(1 + gpus.len());
         if host != Access::None {
             grants.push(AccessDesc::new(Location::Host, host));
         }
-        match &self.gpus {
-            Some(gpus) => grants.extend(gpus),
-            None => grants.extend(reachable_gpus(driver, location)?),
-        }
+        grants.extend(gpus);
         Ok(grants)
     }
 }

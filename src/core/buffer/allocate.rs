@@ -2,6 +2,7 @@
 //! each chunk is created, mapped and granted before the next.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use super::{Buffer, BufferOptions};
 use crate::backing::choose::choose_for_all;
 use crate::backing::{Backing, Chosen, Why};
 use crate::capability::shareable::handle_types_of;
-use crate::driver::{AccessDesc, Driver, HandleTypes, Location};
+use crate::driver::{AccessDesc, AllocationProps, Driver, HandleTypes, Location};
 use crate::growth::{Growth, Progress};
 use crate::guard::check_free;
 use crate::ledger::{self, Entry};
@@ -34,15 +35,13 @@ impl BufferOptions {
     /// # Errors
     /// As [`allocate`](Self::allocate); nothing has been created.
     pub(super) fn plan(&self, driver: &Driver, caller: ledger::Site) -> Result<Plan> {
-        let caller = self.site.clone().unwrap_or(caller);
-        let mut sites = self.sites(caller);
+        let mut sites = self.sites();
         // Before the first trial, which takes time and memory.
         let pieces = self.check(driver, &sites)?;
         if self.shareable {
             for site in &mut sites {
-                let props = &mut site.memory.props;
-                props.handle_types |=
-                    handle_types_of(driver, props.location, self.backing)?.handle_types;
+                let found = handle_types_of(driver, site.location(), self.backing)?;
+                site.props.handle_types |= found.handle_types;
             }
         }
         let has_host = sites.iter().any(|site| site.location().is_host());
@@ -57,10 +56,14 @@ impl BufferOptions {
         let shareable = sites.iter();
         let shareable = shareable.filter(|at| at.is_shareable() && at.location().is_host());
         let shareable = shareable.fold(0, |sum: u64, at| sum.saturating_add(at.bytes));
+        let caller = self.site.clone().unwrap_or(caller);
+        let memory = PhysicalMemory::options(Location::Host);
+        let mut memory = memory.recorded_as(self.path, self.label.clone(), caller);
+        memory.chosen = Some(chosen.clone());
+        memory.fork = chosen.fork_of_buffers();
         for site in &mut sites {
-            site.memory.chosen = Some(chosen.clone());
-            site.memory.fork = chosen.fork_of_buffers();
-            site.granularity = site.memory.granularity_of(driver)?;
+            memory.props = site.props;
+            site.granularity = memory.granularity_of(driver)?;
             // Memory of GPUs is not divided.
             if site.location().is_host() {
                 let shareable = site.is_shareable().then_some(shareable);
@@ -80,6 +83,7 @@ impl BufferOptions {
             len: self.parts.iter().map(|&(_, bytes)| bytes).sum(),
             padded,
             chosen,
+            memory,
             sites,
             chunks,
             reservation: None,
@@ -92,16 +96,14 @@ impl BufferOptions {
     }
 
     /// Returns the locations, and what is requested of each.
-    fn sites(&self, caller: ledger::Site) -> Vec<Site> {
+    fn sites(&self) -> Vec<Site> {
         let mut sites: Vec<Site> = Vec::with_capacity(1);
         for &(location, bytes) in &self.parts {
             match sites.iter_mut().find(|site| site.location() == location) {
                 Some(site) => site.bytes = site.bytes.saturating_add(bytes),
                 None => sites.push(Site {
                     bytes,
-                    memory: PhysicalMemory::options(location)
-                        .handle_types(self.handle_types)
-                        .recorded_as(self.path, self.label.clone(), caller.clone()),
+                    props: AllocationProps::at(location).handle_types(self.handle_types),
                     granularity: Granularity::TWO_MIB,
                     chunk: u64::MAX,
                     access: Vec::new(),
@@ -161,12 +163,7 @@ impl BufferOptions {
             return Ok(Chosen::driver(Why::Chunks));
         }
         let sites = sites.iter();
-        let sites = sites.map(|at| {
-            (
-                (at.location(), at.memory.props.handle_types),
-                &at.access[..],
-            )
-        });
+        let sites = sites.map(|at| ((at.location(), at.props.handle_types), &at.access[..]));
         choose_for_all(driver, self.backing, sites)
     }
 
@@ -222,7 +219,7 @@ impl BufferOptions {
 struct Site {
     /// The bytes requested there.
     bytes: u64,
-    memory: PhysicalOptions,
+    props: AllocationProps,
     granularity: Granularity,
     /// The most bytes of a chunk, in whole granules.
     chunk: u64,
@@ -231,11 +228,11 @@ struct Site {
 
 impl Site {
     const fn location(&self) -> Location {
-        self.memory.props.location
+        self.props.location
     }
 
     fn is_shareable(&self) -> bool {
-        self.memory.props.handle_types != HandleTypes::NONE
+        self.props.handle_types != HandleTypes::NONE
     }
 }
 
@@ -270,6 +267,8 @@ pub(super) struct Plan {
     /// The bytes of all parts, in whole granules.
     pub(super) padded: u64,
     pub(super) chosen: Chosen,
+    /// How the memory is created, but for the properties, which are those of the chunk's site.
+    memory: PhysicalOptions,
     sites: Vec<Site>,
     /// In the order of addresses; at least one.
     pub(super) chunks: Vec<Chunk>,
@@ -281,7 +280,7 @@ pub(super) struct Plan {
     /// Bytes of chunks that are granted too.
     done: u64,
     /// The ledger's entry of the chunks of one part.
-    entry: Option<Arc<Entry>>,
+    entry: Option<Entry>,
     /// Chunks that are mapped and not granted yet, and behind them why the next one was not made.
     ahead: VecDeque<Result<Made>>,
 }
@@ -333,9 +332,13 @@ impl Plan {
                 _ => self.make(driver)?,
             };
             let Some(mut made) = made else { break };
-            let access = &self.sites[made.site].access;
-            made.part.mapping_mut().set_access(access)?;
             let bytes = made.part.memory().size().padded();
+            let access = &mut self.sites[made.site].access;
+            let access = match self.done + bytes < self.padded {
+                true => access.clone(),
+                false => mem::take(access),
+            };
+            made.part.mapping_mut().grant(access)?;
             if made.is_further {
                 made.part.memory().entry().add_chunk(bytes);
             }
@@ -367,21 +370,22 @@ impl Plan {
         }
         let entry = self.entry.as_ref();
         let is_further = entry.is_some();
-        let memory = site.memory.create_chunk(driver, chunk.size, check, entry)?;
+        self.memory.props = site.props;
+        let memory = self.memory.create_chunk(driver, chunk.size, check, entry)?;
         let site = chunk.site;
-        if self
-            .chunks
-            .get(self.next + 1)
-            .is_some_and(|next| !next.begins)
-        {
+        let next = self.chunks.get(self.next + 1);
+        if next.is_some_and(|next| !next.begins) {
             self.entry.get_or_insert_with(|| memory.entry());
         }
-        let addresses = match &self.reservation {
+        let addresses = match self.reservation.take() {
             Some(known) => known,
-            None => &*self.reservation.insert(self.reserve(driver)?),
+            None => self.reserve(driver)?,
         };
-        let mapping = addresses.map(self.begun, &memory)?;
         self.next += 1;
+        if self.next < self.chunks.len() {
+            self.reservation = Some(Arc::clone(&addresses));
+        }
+        let mapping = addresses.map_last(self.begun, &memory)?;
         self.begun += bytes;
         let part = MappedPart::new(mapping, memory);
         Ok(Some(Made {

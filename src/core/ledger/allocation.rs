@@ -1,7 +1,7 @@
 //! The ledger's report of an allocation, as plain values.
 
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 
@@ -227,42 +227,66 @@ impl Allocation {
 }
 
 /// The access of each location that has any. Owners of memory change it where they call the driver.
-#[derive(Debug, Default)]
-pub struct Grants(Mutex<Vec<AccessDesc>>);
+#[derive(Clone, Debug)]
+pub enum Grants {
+    /// Of one range.
+    Range(Vec<AccessDesc>),
+    /// Of a pool, for all of its allocations.
+    Pool(Arc<Mutex<Vec<AccessDesc>>>),
+}
 
 impl Grants {
-    /// Returns grants that never change.
-    pub fn of(list: Vec<AccessDesc>) -> Self {
-        Self(Mutex::new(list))
+    /// Returns grants that the allocations of a pool share.
+    pub fn of_pool(list: Vec<AccessDesc>) -> Self {
+        Self::Pool(Arc::new(Mutex::new(list)))
     }
 
-    /// Notes the access of locations from now on.
-    pub fn set(&self, mut changes: Vec<AccessDesc>) {
-        let mut list = lock(&self.0);
-        list.retain(|known| changes.iter().all(|new| owner(new) != owner(known)));
-        if list.is_empty() {
-            *list = changes;
-        } else {
-            list.append(&mut changes);
+    /// Notes the access of locations from now on, of a pool.
+    pub fn set_shared(&self, changes: &[AccessDesc]) {
+        if let Self::Pool(list) = self {
+            replace(&mut lock(list), changes.to_vec());
+        }
+    }
+
+    /// As [`set_shared`](Self::set_shared), of one range.
+    pub(super) fn set_own(&mut self, changes: Vec<AccessDesc>) {
+        if let Self::Range(list) = self {
+            replace(list, changes);
         }
     }
 
     /// Returns all locations that may do something: the host first, as [`Location::Host`], then GPUs by ordinals.
-    pub fn list(&self) -> Vec<AccessDesc> {
-        let mut all: Vec<AccessDesc> = Vec::new();
-        for desc in lock(&self.0).iter() {
-            let (gpu, access) = (owner(desc), desc.access);
-            let desc = AccessDesc::new(gpu.map_or(Location::Host, Location::Device), access);
-            let at = all.partition_point(|known| owner(known) < gpu);
-            // The last of each location counts.
-            match all.get_mut(at).filter(|known| owner(known) == gpu) {
-                Some(known) => *known = desc,
-                None => all.insert(at, desc),
-            }
+    pub(super) fn list(&self) -> Vec<AccessDesc> {
+        match self {
+            Self::Range(list) => ordered(list),
+            Self::Pool(list) => ordered(&lock(list)),
         }
-        all.retain(|desc| desc.access != Access::None);
-        all
     }
+}
+
+fn replace(list: &mut Vec<AccessDesc>, mut changes: Vec<AccessDesc>) {
+    list.retain(|known| changes.iter().all(|new| owner(new) != owner(known)));
+    if list.is_empty() {
+        *list = changes;
+    } else {
+        list.append(&mut changes);
+    }
+}
+
+fn ordered(list: &[AccessDesc]) -> Vec<AccessDesc> {
+    let mut all: Vec<AccessDesc> = Vec::new();
+    for desc in list {
+        let (gpu, access) = (owner(desc), desc.access);
+        let desc = AccessDesc::new(gpu.map_or(Location::Host, Location::Device), access);
+        let at = all.partition_point(|known| owner(known) < gpu);
+        // The last of each location counts.
+        match all.get_mut(at).filter(|known| owner(known) == gpu) {
+            Some(known) => *known = desc,
+            None => all.insert(at, desc),
+        }
+    }
+    all.retain(|desc| desc.access != Access::None);
+    all
 }
 
 /// Returns the GPU that has the access; `None` for every name of the host.
@@ -279,18 +303,18 @@ mod tests {
 
     #[test]
     fn the_last_grant_of_a_location_counts() {
-        let grants = Grants::default();
+        let mut grants = Grants::Range(Vec::new());
         let [host, one, two] = [
             Location::HostNuma(3),
             Location::Device(1),
             Location::Device(2),
         ];
-        grants.set(vec![
+        grants.set_own(vec![
             AccessDesc::new(two, Access::Read),
             AccessDesc::new(one, Access::ReadWrite),
             AccessDesc::new(host, Access::Read),
         ]);
-        grants.set(vec![
+        grants.set_own(vec![
             AccessDesc::new(Location::Host, Access::ReadWrite),
             AccessDesc::new(two, Access::None),
         ]);

@@ -4,16 +4,15 @@ use std::backtrace::Backtrace;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use tracing::{Level, trace};
 
 use super::allocation::{AllocPath, Grants, Imported, Party};
-use super::registry::{Range, Ranges, Record, Registry};
+use super::registry::{Range, Ranges, Record, Registry, now_ms};
 use super::site::{Label, Site};
 use crate::Driver;
 use crate::backing::Chosen;
-use crate::driver::{DevicePtr, Location};
+use crate::driver::{AccessDesc, DevicePtr, Location};
 use crate::fork::PerProcess;
 use crate::vmm::identity::Identity;
 
@@ -68,6 +67,8 @@ pub struct Entry {
     registry: &'static Registry,
     /// [`GONE`] once the memory was given back.
     slot: AtomicUsize,
+    /// Several chunks of memory share the record: the last of them removes it.
+    shared: OnceLock<Arc<()>>,
 }
 
 const GONE: usize = usize::MAX;
@@ -79,10 +80,10 @@ impl Entry {
     }
 
     /// Adds an entry for memory at `start`.
-    pub fn mapped(new: NewEntry<'_>, start: DevicePtr, grants: Arc<Grants>) -> Self {
+    pub fn mapped(new: NewEntry<'_>, start: DevicePtr, grants: Grants) -> Self {
         let bytes = new.bytes;
         let mut ranges = Ranges::default();
-        ranges.push(Range {
+        ranges.insert(Range {
             start,
             bytes,
             grants,
@@ -100,7 +101,7 @@ impl Entry {
             location: new.location,
             path: new.path,
             label: new.label,
-            since: Instant::now(),
+            since: now_ms(),
             site: new.site,
             mapped,
             in_chunks: false,
@@ -129,6 +130,16 @@ impl Entry {
         Self {
             registry,
             slot: AtomicUsize::new(slot),
+            shared: OnceLock::new(),
+        }
+    }
+
+    /// Returns the same entry, for further chunks of its memory.
+    pub(crate) fn again(&self) -> Self {
+        Self {
+            registry: self.registry,
+            slot: AtomicUsize::new(self.slot.load(Relaxed)),
+            shared: Arc::clone(self.shared.get_or_init(Arc::default)).into(),
         }
     }
 
@@ -138,14 +149,23 @@ impl Entry {
         }
     }
 
-    /// Notes that the memory is mapped at `start`.
-    pub fn map(&self, start: DevicePtr, bytes: u64, grants: Arc<Grants>) {
+    /// Notes that the memory is mapped at `start`, without access for any location yet.
+    pub fn map(&self, start: DevicePtr, bytes: u64) {
         self.change(|record| {
-            record.mapped.push(Range {
+            record.mapped.insert(Range {
                 start,
                 bytes,
-                grants,
+                grants: Grants::Range(Vec::new()),
             });
+        });
+    }
+
+    /// Notes the access of locations to the memory that is mapped at `start`.
+    pub fn grant(&self, start: DevicePtr, access: Vec<AccessDesc>) {
+        self.change(|record| {
+            if let Some(range) = record.mapped.get_mut(start) {
+                range.grants.set_own(access);
+            }
         });
     }
 
@@ -242,14 +262,17 @@ fn log_release(record: &Record) {
         location = %record.location,
         path = record.path.name(),
         label = record.label.as_ref().map(Label::as_str),
-        age_ms = record.age_ms(Instant::now()),
+        age_ms = record.age_ms(now_ms()),
         "released"
     );
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        if self.registry.is_current()
+        let shared = self.shared.take();
+        let is_last = shared.is_none_or(|shared| Arc::into_inner(shared).is_some());
+        if is_last
+            && self.registry.is_current()
             && let Some(record) = self.registry.take(*self.slot.get_mut())
         {
             log_release(&record);

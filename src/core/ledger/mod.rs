@@ -41,7 +41,6 @@ mod site;
 mod tests;
 
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
@@ -54,7 +53,7 @@ pub use site::{Label, Site, called_from};
 
 use crate::driver::{Code, DevicePtr, Driver, HandleTypes, Location, PointerAttribute};
 use crate::{GrowthState, Result};
-use registry::{Range, Record, Registry};
+use registry::{Range, Record, Registry, now_ms};
 
 /// Returns the live allocations of `driver` in this process, the oldest first.
 ///
@@ -85,7 +84,7 @@ pub fn all_allocations() -> Vec<Allocation> {
 
 fn allocations_if(wanted: &dyn Fn(&Record) -> bool) -> Vec<Allocation> {
     let records = Registry::current().copies(wanted);
-    let now = Instant::now();
+    let now = now_ms();
     let all = records.iter().map(|record| record.to_allocation(now));
     all.collect()
 }
@@ -287,7 +286,7 @@ pub fn locate(driver: &Driver, address: DevicePtr) -> Result<Located> {
         record.driver == of && ranges.any(contains)
     });
     if let Some(record) = records.first() {
-        let allocation = record.to_allocation(Instant::now());
+        let allocation = record.to_allocation(now_ms());
         let mut ranges = allocation.mapped.iter().enumerate();
         let found = ranges.find_map(|(index, range)| Some((index, range.offset_of(address.0)?)));
         if let Some((mapping, offset)) = found {

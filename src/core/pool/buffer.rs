@@ -207,7 +207,7 @@ impl Allocation {
             site,
         };
         Self {
-            entry: Entry::mapped(new, start, Arc::clone(&pool.0.grants)),
+            entry: Entry::mapped(new, start, pool.0.grants.clone()),
             is_imported: path == AllocPath::ImportedPool,
             pool: pool.clone(),
             start,

@@ -15,7 +15,7 @@ use crate::driver::{
     PointerAttribute, PoolApi, PoolHandle, PoolProps, PoolPtrExport, ShareableHandle,
 };
 use crate::fork::PerProcess;
-use crate::ledger::{AllocPath, Imported as From, Party, Site};
+use crate::ledger::{AllocPath, Grants, Imported as From, Party, Site};
 use crate::memory::{CpuView, Memory, impl_cpu_memory, memory_through};
 use crate::per_driver::lock;
 use crate::stream::Stream;
@@ -112,7 +112,7 @@ impl ImportedPool {
             },
             overcommit: true,
             uses: Arc::default(),
-            grants: Arc::default(),
+            grants: Grants::of_pool(Vec::new()),
             label: None,
             owned: 1.into(),
         }));
@@ -221,7 +221,7 @@ impl ImportedPool {
         buffer.cpu = self.cpu_reaches(start);
         if buffer.cpu {
             let host = AccessDesc::new(Location::Host, Access::ReadWrite);
-            self.0.0.grants.set(vec![host]);
+            self.0.0.grants.set_shared(&[host]);
         }
         Ok(buffer)
     }

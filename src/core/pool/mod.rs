@@ -69,7 +69,7 @@ pub(super) struct Inner {
     /// Work in flight that relies on the pool's grants.
     pub(super) uses: Arc<GrantUses>,
     /// For the entries of its allocations.
-    pub(super) grants: Arc<Grants>,
+    pub(super) grants: Grants,
     pub(super) label: Option<Label>,
     /// How often the driver is to destroy it: it counts the imports of another process's pool, and has one handle for all.
     pub(super) owned: AtomicU32,
@@ -144,7 +144,7 @@ impl Pool {
             // safe calls counts among the uses.
             unsafe { calls.pool_set_access(*handle, access) }
                 .map_err(|error| explain_access(driver, error, self.props().location, access))?;
-            self.0.grants.set(access.to_vec());
+            self.0.grants.set_shared(access);
             Ok(())
         })
     }

@@ -133,7 +133,7 @@ impl PoolOptions {
             props: self.props,
             overcommit: self.overcommit,
             uses: Arc::default(),
-            grants: Arc::new(Grants::of(vec![owner])),
+            grants: Grants::of_pool(vec![owner]),
             label: self.label,
             owned: 1.into(),
         }));

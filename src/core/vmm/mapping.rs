@@ -1,5 +1,6 @@
 //! Physical memory, mapped and granted at reserved addresses.
 
+use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,7 +9,6 @@ use super::physical::Origin;
 use super::{PhysicalMemory, Reservation};
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Location};
 use crate::guard::{explain_access, name_missing};
-use crate::ledger::Grants;
 use crate::memory::{
     AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory, impl_memory,
 };
@@ -35,8 +35,17 @@ impl Reservation {
     /// # Errors
     /// [`Error::OutOfRange`] if it does not fit there; [`Error::InvalidArgument`] if the memory is another
     /// driver's; the driver's INVALID_VALUE if something is mapped already.
-    #[inline]
     pub fn map(self: &Arc<Self>, offset: u64, physical: &PhysicalMemory) -> Result<Mapping> {
+        Arc::clone(self).map_last(offset, physical)
+    }
+
+    /// As [`map`](Self::map), for a caller that maps nothing else in the range.
+    #[inline]
+    pub(crate) fn map_last(
+        self: Arc<Self>,
+        offset: u64,
+        physical: &PhysicalMemory,
+    ) -> Result<Mapping> {
         physical
             .driver()
             .expect_same(self.driver(), "physical memory")?;
@@ -64,10 +73,9 @@ impl Reservation {
                 return Err(Error::invalid("reservation", why));
             }
         };
-        let grants = Arc::<Grants>::default();
-        mapped.entry.map(start, size.padded(), Arc::clone(&grants));
+        mapped.entry.map(start, size.padded());
         Ok(Mapping {
-            reservation: Arc::clone(self),
+            reservation: self,
             start,
             size,
             location: physical.location(),
@@ -75,7 +83,6 @@ impl Reservation {
             granted_to_gpus: false,
             unmapped: false,
             pages,
-            grants,
             mapped,
         })
     }
@@ -97,7 +104,6 @@ pub struct Mapping {
     unmapped: bool,
     /// The mapping of pages of this process; `None` if the driver maps the memory.
     pages: Option<Box<PagesMapping>>,
-    grants: Arc<Grants>,
     /// Counts the physical memory's mappings.
     mapped: Arc<Origin>,
 }
@@ -116,10 +122,15 @@ impl Mapping {
     /// access to registered memory; [`Error::System`] if the kernel refuses the CPU's access to registered memory; or the
     /// driver's: NOT_SUPPORTED for the host if it cannot reach a GPU's memory.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
+        self.grant(access.to_vec())
+    }
+
+    /// As [`set_access`](Self::set_access).
+    pub(crate) fn grant(&mut self, mut access: Vec<AccessDesc>) -> Result<()> {
         let before = self.host;
-        Self::set_access_together(&mut [self], access).map_err(|error| {
-            match explain_access(self.driver(), error, self.location, access) {
-                Error::Driver(source) if self.is_refused_to_host(source.code, access, before) => {
+        Self::grant_together(&mut [self], &mut access).map_err(|error| {
+            match explain_access(self.driver(), error, self.location, &access) {
+                Error::Driver(source) if self.is_refused_to_host(source.code, &access, before) => {
                     Error::TooManyReferences { source }
                 }
                 other => other,
@@ -140,6 +151,11 @@ impl Mapping {
     /// [`Error::InvalidArgument`] for mappings that are not adjacent, of several reservations or at several locations, and in
     /// a forked child; the driver's. Of registered memory, the mappings before the refused one have the new access then.
     pub fn set_access_together(mappings: &mut [&mut Self], access: &[AccessDesc]) -> Result<()> {
+        Self::grant_together(mappings, &mut access.to_vec())
+    }
+
+    /// As [`set_access_together`](Self::set_access_together). The list is empty or in the driver's terms afterwards.
+    fn grant_together(mappings: &mut [&mut Self], access: &mut Vec<AccessDesc>) -> Result<()> {
         let (Some(first), false) = (mappings.first(), access.is_empty()) else {
             return Ok(());
         };
@@ -162,22 +178,25 @@ impl Mapping {
             }
             size += mapping.size.padded();
         }
-        let own = first.in_own_terms(access);
+        first.to_own_terms(access);
         if first.pages.is_some() {
             // Each mapping is changed by calls of its own. It notes its access before a later one is refused.
             return mappings.iter_mut().try_for_each(|mapping| {
                 let granted = match &mapping.pages {
-                    Some(pages) => pages.grant(mapping.driver(), &own),
+                    Some(pages) => pages.grant(mapping.driver(), access),
                     None => Ok(()),
                 };
-                mapping.note_grants(own.clone(), granted.is_ok());
+                mapping.note_grants(access.clone(), granted.is_ok());
                 granted
             });
         }
         // SAFETY: the mappings are exclusively borrowed, so they have no views; as just checked they are the whole range.
-        let result = unsafe { driver.mem_set_access(start, size, &own) };
-        for mapping in mappings {
-            mapping.note_grants(own.clone(), result.is_ok());
+        let result = unsafe { driver.mem_set_access(start, size, access) };
+        match mappings {
+            [one] if result.is_ok() => one.note_grants(mem::take(access), true),
+            all => all
+                .iter_mut()
+                .for_each(|mapping| mapping.note_grants(access.clone(), result.is_ok())),
         }
         result
     }
@@ -199,10 +218,10 @@ impl Mapping {
             let host = own.iter().find(is_of_host);
             self.host = host.map_or(Access::None, |desc| desc.access);
         }
-        self.grants.set(own);
         if let Some(pages) = &self.pages {
-            self.grants.set(pages.gpus());
+            own.extend(pages.gpus());
         }
+        self.mapped.entry.grant(self.start, own);
     }
 
     /// Returns whether only the host is refused this access, with INVALID_VALUE: drivers do that for host
@@ -350,12 +369,14 @@ impl Mapping {
     ///
     /// The host has many names. If several are listed, the last one counts and only it is passed on: CUDA
     /// does not document in which order the driver would apply them.
-    fn in_own_terms(&self, access: &[AccessDesc]) -> Vec<AccessDesc> {
-        let host = access.iter().rposition(|desc| desc.location.is_host());
-        let listed = access.iter().enumerate();
-        let own = listed.filter(|(at, desc)| !desc.location.is_host() || Some(*at) == host);
-        own.map(|(_, desc)| AccessDesc::new(self.host_terms(desc.location), desc.access))
-            .collect()
+    fn to_own_terms(&self, access: &mut Vec<AccessDesc>) {
+        let mut hosts = access.iter().filter(|desc| desc.location.is_host()).count();
+        access.retain_mut(|desc| {
+            hosts -= usize::from(desc.location.is_host());
+            let is_kept = !desc.location.is_host() || hosts == 0;
+            desc.location = self.host_terms(desc.location);
+            is_kept
+        });
     }
 }
 

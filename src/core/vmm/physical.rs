@@ -32,7 +32,7 @@ pub(super) struct Origin {
     pub(super) pages: Option<Pages>,
     /// Lives as long as the memory does in this process: until the last mapping is gone too. Chunks of one allocation
     /// share it.
-    pub(super) entry: Arc<Entry>,
+    pub(super) entry: Entry,
 }
 
 /// Physical memory on a host NUMA node or a GPU, released when dropped.
@@ -112,7 +112,7 @@ impl PhysicalMemory {
         let origin = Origin {
             imported: true,
             pages,
-            entry: Arc::new(entry),
+            entry,
         };
         // Owned from here on, so that a failing step releases it.
         let size = PaddedSize::new(1, Granularity::TWO_MIB)?;
@@ -295,8 +295,8 @@ impl PhysicalMemory {
     }
 
     /// Returns the ledger's entry, for further chunks of one allocation.
-    pub(crate) fn entry(&self) -> Arc<Entry> {
-        Arc::clone(&self.mapped.entry)
+    pub(crate) fn entry(&self) -> Entry {
+        self.mapped.entry.again()
     }
 
     /// Returns the token that every mapping of it keeps.

@@ -1,7 +1,5 @@
 //! Options for physical memory.
 
-use std::sync::Arc;
-
 use super::{Origin, PhysicalMemory};
 use crate::Result;
 use crate::backing::choose::choose;
@@ -107,7 +105,7 @@ impl PhysicalOptions {
         driver: &Driver,
         size: PaddedSize,
         check: bool,
-        first: Option<&Arc<Entry>>,
+        first: Option<&Entry>,
     ) -> Result<PhysicalMemory> {
         let (bytes, props) = (size.padded(), self.props);
         if check {
@@ -128,15 +126,15 @@ impl PhysicalOptions {
             handle = Some(created.map_err(explain)?);
         }
         let entry = match first {
-            Some(entry) => Arc::clone(entry),
-            None => Arc::new(Entry::new(NewEntry {
+            Some(first) => first.again(),
+            None => Entry::new(NewEntry {
                 driver,
                 bytes,
                 location: props.location,
                 path,
                 label: self.label.clone(),
                 site: self.site.clone().unwrap_or(Site::unknown()),
-            })),
+            }),
         };
         entry.backed_by(chosen);
         let imported = false;
@@ -170,10 +168,16 @@ impl PhysicalOptions {
     /// The driver's errors, and [`InvalidArgument`](crate::Error::InvalidArgument) if its answer is not a power of
     /// two.
     pub fn granularity_of(&self, driver: &Driver) -> Result<Granularity> {
-        match self.granularity {
-            Some(granularity) => Ok(granularity),
-            None if self.choose(driver)?.backing == Backing::Registered => Ok(pages::GRANULARITY),
-            None => Granularity::new(driver.mem_granularity(&self.props, self.kind)?),
+        if let Some(granularity) = self.granularity {
+            return Ok(granularity);
+        }
+        let backing = match &self.chosen {
+            Some(chosen) => chosen.backing,
+            None => self.choose(driver)?.backing,
+        };
+        match backing {
+            Backing::Registered => Ok(pages::GRANULARITY),
+            _ => Granularity::new(driver.mem_granularity(&self.props, self.kind)?),
         }
     }
 }
