@@ -1,7 +1,6 @@
 //! The one place that decides between the driver's memory and registered memory, which it tries once for each driver,
 //! location and way of sharing.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use super::{Backing, Chosen, Why};
@@ -128,13 +127,13 @@ fn is_open_to_all(driver: &Driver, access: &[AccessDesc]) -> Result<bool> {
 /// Returns whether registered memory works there with huge pages. Without GPUs the driver registers none, which would take a
 /// context.
 fn tried(driver: &Driver, site: (Location, HandleTypes), with_gpus: bool) -> Chosen {
-    type Answers = Arc<Mutex<HashMap<(Location, bool, bool), Chosen>>>;
+    type Answers = Arc<Mutex<Vec<((Location, bool, bool), Chosen)>>>;
     static ANSWERS: PerDriver<Answers> = PerDriver::new();
     let (location, handle_types) = site;
     let key = (location, handle_types != HandleTypes::NONE, with_gpus);
     let answers = ANSWERS.of(driver);
     let mut answers = lock(&answers);
-    if let Some(known) = answers.get(&key) {
+    if let Some((_, known)) = answers.iter().find(|(known, _)| *known == key) {
         return known.clone();
     }
     let (chosen, may_pass) = match attempt(driver, site, with_gpus) {
@@ -148,7 +147,7 @@ fn tried(driver: &Driver, site: (Location, HandleTypes), with_gpus: bool) -> Cho
     };
     tracing::debug!(%location, %handle_types, %chosen, "tried registered memory");
     if !may_pass {
-        answers.insert(key, chosen.clone());
+        answers.push((key, chosen.clone()));
     }
     chosen
 }

@@ -6,7 +6,6 @@
 
 mod imex;
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
@@ -170,13 +169,13 @@ pub fn hints(driver: &Driver, gpu: i32) -> Vec<Hint> {
 #[derive(Clone, Debug)]
 pub struct Capabilities {
     driver: Driver,
-    cells: Arc<Mutex<HashMap<Trial, Cell>>>,
+    cells: Cells,
 }
 
 impl Capabilities {
     /// Returns the capabilities of `driver`. All callers in the process share the answers.
     pub fn of(driver: &Driver) -> Self {
-        static CELLS: PerDriver<Arc<Mutex<HashMap<Trial, Cell>>>> = PerDriver::new();
+        static CELLS: PerDriver<Cells> = PerDriver::new();
         Self {
             driver: driver.clone(),
             cells: CELLS.of(driver),
@@ -186,7 +185,7 @@ impl Capabilities {
     /// Returns the result of one trial, which runs now unless it ran before. Another caller with the same trial waits
     /// meanwhile.
     pub fn trial(&self, trial: Trial) -> Support {
-        let cell = Arc::clone(lock(&self.cells).entry(trial).or_default());
+        let cell = self.cell(trial);
         let mut answer = lock(&cell);
         if let Some(known) = &*answer {
             return known.clone();
@@ -196,6 +195,17 @@ impl Capabilities {
             *answer = Some(support.clone());
         }
         support
+    }
+
+    /// Returns the place of a trial's answer.
+    fn cell(&self, trial: Trial) -> Cell {
+        let mut cells = lock(&self.cells);
+        if let Some((_, known)) = cells.iter().find(|(known, _)| *known == trial) {
+            return Arc::clone(known);
+        }
+        let cell = Cell::default();
+        cells.push((trial, Arc::clone(&cell)));
+        cell
     }
 
     /// Returns whether memory at `location` works on `path` for every GPU that should reach it: all GPUs for
@@ -338,6 +348,9 @@ fn try_pool(driver: &Driver, trial: &Trial) -> Result<()> {
 
 /// The answer to a trial, once there is one. Locked while it is tried.
 type Cell = Arc<Mutex<Option<Support>>>;
+
+/// A machine has few combinations.
+type Cells = Arc<Mutex<Vec<(Trial, Cell)>>>;
 
 /// Chooses the handle types for shareable memory.
 pub mod shareable {

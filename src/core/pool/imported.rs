@@ -3,7 +3,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -12,7 +11,7 @@ use super::buffer::Allocation;
 use super::{Inner, Pool, PoolBuffer};
 use crate::driver::{
     self, Access, AccessDesc, Code, DevicePtr, Driver, HandleType, HandleTypes, Location,
-    PointerAttribute, PoolApi, PoolHandle, PoolProps, PoolPtrExport, ShareableHandle,
+    PointerAttribute, PoolApi, PoolProps, PoolPtrExport, ShareableHandle,
 };
 use crate::fork::PerProcess;
 use crate::ledger::{AllocPath, Grants, Imported as From, Party, Site};
@@ -74,11 +73,9 @@ impl PoolBuffer {
 #[derive(Clone, Debug)]
 pub struct ImportedPool(Pool);
 
-/// The imported pools of this process, by driver and handle. All imports of a pool share its grants, and so
-/// the count of their uses.
-fn imported() -> MutexGuard<'static, HashMap<(usize, PoolHandle), Weak<Inner>>> {
-    type All = Mutex<HashMap<(usize, PoolHandle), Weak<Inner>>>;
-    static IMPORTED: PerProcess<All> = PerProcess::new();
+/// The imported pools of this process. All imports of a pool share its grants, and so the count of their uses.
+fn imported() -> MutexGuard<'static, Vec<Weak<Inner>>> {
+    static IMPORTED: PerProcess<Mutex<Vec<Weak<Inner>>>> = PerProcess::new();
     lock(IMPORTED.get(|_| Mutex::default()))
 }
 
@@ -94,9 +91,10 @@ impl ImportedPool {
         driver.expect_this_process("driver")?;
         let mut all = imported();
         let handle = driver.driver_pools().pool_import(handle)?;
-        all.retain(|_, pool| pool.strong_count() > 0);
-        let key = (driver.address(), handle);
-        if let Some(pool) = all.get(&key).and_then(Weak::upgrade) {
+        all.retain(|pool| pool.strong_count() > 0);
+        let is_it =
+            |pool: &Arc<Inner>| pool.handle == handle && pool.driver.address() == driver.address();
+        if let Some(pool) = all.iter().filter_map(Weak::upgrade).find(is_it) {
             // Its grants and its location stay as they are.
             pool.owned.fetch_add(1, Relaxed);
             return Ok(Self(Pool(pool)));
@@ -122,7 +120,7 @@ impl ImportedPool {
             .map(AccessDesc::read_write)
             .collect();
         pool.set_access(&access)?;
-        all.insert(key, Arc::downgrade(&pool.0));
+        all.push(Arc::downgrade(&pool.0));
         Ok(Self(pool))
     }
 
@@ -245,19 +243,21 @@ impl ImportedPool {
             Some(Code::ALREADY_MAPPED) => again(),
             _ => error,
         })?;
-        if !live.insert((self.driver().address(), start)) {
+        let key = (self.driver().address(), start);
+        if live.contains(&key) {
             // The driver returned the same address again: a free by one of two owners would free it for
             // the other as well.
             return Err(again());
         }
+        live.push(key);
         Ok(start)
     }
 }
 
 /// The imported allocations of this process, by driver and address: a peer that sends one twice must not
 /// create two owners.
-fn live() -> MutexGuard<'static, HashSet<(usize, DevicePtr)>> {
-    static LIVE: PerProcess<Mutex<HashSet<(usize, DevicePtr)>>> = PerProcess::new();
+fn live() -> MutexGuard<'static, Vec<(usize, DevicePtr)>> {
+    static LIVE: PerProcess<Mutex<Vec<(usize, DevicePtr)>>> = PerProcess::new();
     lock(LIVE.get(|_| Mutex::default()))
 }
 
@@ -347,7 +347,8 @@ fn free(memory: Arc<Allocation>, tether: OwnedFd) -> Result<()> {
         let mut live = live();
         let freed = memory.give_back(&memory.stream);
         if freed.is_ok() {
-            live.remove(&(driver.address(), memory.start));
+            let own = (driver.address(), memory.start);
+            live.retain(|other| *other != own);
         }
         freed
     }
