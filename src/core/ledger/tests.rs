@@ -385,6 +385,25 @@ fn a_reservation_alone_is_no_memory() {
     assert!(only(&driver).mapped.is_empty());
 }
 
+#[test]
+fn the_last_chunk_of_memory_removes_its_record() {
+    let driver = machine();
+    let first = Entry::new(NewEntry {
+        driver: &driver,
+        bytes: 1,
+        location: NODE,
+        path: AllocPath::Vmm,
+        label: None,
+        site: Site::unknown(),
+    });
+    let second = first.again();
+    second.add_chunk(2);
+    drop(first);
+    assert_eq!(only(&driver).bytes, 3);
+    drop(second);
+    assert!(allocations(&driver).is_empty());
+}
+
 /// Entries that were made before a fork are the parent's.
 #[cfg(not(miri))]
 #[test]
