@@ -241,7 +241,12 @@ impl HeapInner {
                 return Ok(());
             }
             let mut locked = self.supply.locked();
-            let free = self.core().ranges.free_bytes();
+            let free = {
+                let mut core = self.core();
+                // Nobody ended those whose last block came back while the core was busy.
+                core.release_empty_slabs();
+                core.ranges.free_bytes()
+            };
             let Some(more) = bytes.checked_sub(free).filter(|&more| more > 0) else {
                 return Ok(());
             };

@@ -206,8 +206,9 @@ impl HeapInner {
         };
         let first = self.first_segment();
         let kept = first.max(own.shard.total() / 8);
+        let segments = own.shard.segments();
         let mut core = self.visit(&mut local.visitor);
-        for (start, is_empty) in own.shard.segments().into_iter().rev() {
+        for (start, is_empty) in segments.into_iter().rev() {
             if is_empty && own.shard.free_bytes() > kept {
                 self.take_segment(&mut core, own, start);
             }
@@ -226,7 +227,8 @@ impl HeapInner {
 
     /// Returns all segments of a shard to the core, with the blocks in use. The caller holds the cache.
     pub(super) fn dissolve(&self, core: &mut Core, own: &mut Own) {
-        for (start, _) in own.shard.segments() {
+        // From the end, where the list of spans forgets one at once.
+        for (start, _) in own.shard.segments().into_iter().rev() {
             self.take_segment(core, own, start);
         }
         own.post.open(|extent| self.give_or_send(core, extent));

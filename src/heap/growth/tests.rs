@@ -335,6 +335,31 @@ fn what_is_reserved_may_lie_in_a_cache() {
 }
 
 #[test]
+fn slabs_that_emptied_while_the_core_was_busy_need_no_growth() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let heap = Heap::on(NodeId(0)).limit(64 << 20).chunk(4 << 20);
+    let heap = heap.build(&driver).unwrap();
+    heap.reserve(8 << 20).unwrap();
+    let inner: &HeapInner = heap.inner();
+    let blocks = (0..3 << 14).map(|_| heap.allocate(Layout::new::<[u8; 64]>()).unwrap());
+    let blocks: Vec<_> = blocks.collect();
+    let core = inner.core();
+    let turns = Barrier::new(2);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            drop(blocks);
+            // Its own cache goes back at its end, which needs the core.
+            turns.wait();
+        });
+        turns.wait();
+        drop(core);
+    });
+    assert!(inner.core().ranges.free_bytes() < 6 << 20);
+    inner.add_memory(6 << 20, true, |_, _| Ok(())).unwrap();
+    assert_eq!(heap.backed(), 8 << 20);
+}
+
+#[test]
 fn what_leaves_a_cache_meanwhile_makes_up_for_what_is_missing() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
     let heap = Heap::on(NodeId(0)).limit(64 << 20).build(&driver).unwrap();
