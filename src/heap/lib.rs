@@ -111,7 +111,8 @@
 //!   new slab. A request is refused only when no stripe has a block.
 //! - The slabs of a claimed stripe begin at 32 KiB where a free range is that large. Small ones between ranges leave no room for the
 //!   segments of shards (docs/performance-heap.md).
-//! - Each class keeps one slab without a block in each stripe until the stripe's thread ends, or the heap would have to grow.
+//! - Each class keeps a slab without a block in each stripe, and those that emptied while the core was busy, until the stripe's thread
+//!   ends, or the heap would have to grow.
 //! - A bound for a refusal is taken while all stripes are locked, so that no block moves between a slab and a cache meanwhile.
 //!
 //! **Shards** (`shards.rs`, `cache/shards.rs`). While threads share the core, a visit costs several times as
@@ -152,7 +153,7 @@
 //! stopping a thread. If they have small blocks alone, which free memory only as whole slabs, the free ranges around the
 //! slabs that could become empty are added up. Otherwise remembered refusals are consulted: the least number of bytes in
 //! use in any span that the request would need, at its alignment. To find that number takes a visit of all ranges, so it is
-//! found again only while enough requests use it. All bounds are safe: no request is refused that the caches would have met.
+//! found again after one refusal for each 256 ranges. All bounds are safe: no request is refused that the caches would have met.
 //! A block of the requested class that another thread caches is always worth taking, so there each refusal empties the caches;
 //! after 16 in a row it waits before it returns, with no lock held (`cache/member.rs`, `InVain`).
 //!
@@ -177,7 +178,8 @@
 //! each has a weak reference until it ends or joins another heap.
 //!
 //! **Growth** (`backing/`) takes the place where a block fits, with the free memory beside it, with the least new memory, the
-//! lowest of several, and fills it with whole chunks, so that growth costs as much as the bare calls. Each chunk is granted before the next is created, because
+//! lowest of several, and fills it upwards with whole chunks, so that growth costs as much as the bare calls; a place below memory of
+//! the heap gets only what is needed. Each chunk is granted before the next is created, because
 //! the driver holds other processes up for as long as a call lasts. Between two chunks the thread rests without `backing`
 //! (`backing/supply.rs`), if `Growth` has rests or another thread waits for the lock. Meanwhile its addresses are claimed, and its chunks do not belong to the heap: all of them join
 //! it, or none. A thread that is refused while such growth rests waits for its end, because that may leave room. The heap's

@@ -21,7 +21,7 @@ use crate::per_driver::lock;
 const OFTEN: u8 = 16;
 const VISITS: u8 = 255;
 
-/// The most blocks that are freed at a time: those of a magazine.
+/// The most blocks that are freed at a time: half of a magazine.
 const PART: usize = 64;
 
 /// All slabs of a heap, and the table that finds the slab or the range of a block.
