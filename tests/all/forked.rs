@@ -248,6 +248,35 @@ fn a_forked_child_gets_no_memory_of_its_parents_heap() {
     });
 }
 
+#[test]
+fn a_forked_child_gets_no_call_of_its_parents_simulated_driver() {
+    let name = "a_forked_child_gets_no_call_of_its_parents_simulated_driver";
+    alone(name, || {
+        let driver = Driver::simulated(Machine::gh200x4()).unwrap();
+        let buffer = Buffer::near(&driver, 0, 1 << 20).unwrap();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            // Its calls hold the simulator's lock at some of the forks.
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    buffer.put(0, 7_u64).unwrap();
+                    Stream::new(&driver, 0).unwrap().synchronize().unwrap();
+                }
+            });
+            let _stop = StopOnDrop(&stop);
+            for _ in 0..CHILDREN {
+                let calls = || {
+                    Buffer::near(&driver, 0, 1 << 20).unwrap_err();
+                    Stream::new(&driver, 0).unwrap_err();
+                    egmem::pinned::PinnedHost::new(&driver, 0, 4096).unwrap_err();
+                    driver.mem_info(0).unwrap_err();
+                };
+                in_a_child(calls, libc::_exit);
+            }
+        });
+    });
+}
+
 /// A child's heap caches for the thread whose caches of the parent's heap are lost.
 #[test]
 fn a_forked_child_has_heaps_of_its_own() {

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use super::Machine;
 use super::memory::{Memory, open_again};
+use crate::fork::Generation;
 use crate::{Location, random};
 
 /// The machine's memories. Counters are independent of the simulator's lock, so that memory that dies late (a
@@ -43,7 +44,8 @@ impl Capacity {
 
     /// Returns the free bytes at a location; for the host as a whole, the sum over its nodes.
     pub fn free(&self, location: Location) -> u64 {
-        self.at(location).map(|place| place.free()).sum()
+        let free = self.at(location).map(|place| place.free());
+        free.fold(0, u64::saturating_add)
     }
 
     /// Returns the most that any place of a location could ever hold.
@@ -120,6 +122,8 @@ impl Bytes {
 pub(super) struct Counted {
     memory: Arc<Memory>,
     at: Option<i64>,
+    /// A forked child's lock is its parent's.
+    born: Generation,
 }
 
 impl Counted {
@@ -128,6 +132,7 @@ impl Counted {
         Self {
             memory: Arc::clone(memory),
             at: memory.bytes.lock(memory.file()),
+            born: Generation::current(),
         }
     }
 
@@ -141,7 +146,7 @@ impl Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        if let Some(at) = self.at {
+        if let Some(at) = self.at.filter(|_| self.born.is_current()) {
             // If this fails, closing the file releases the lock.
             let _ = control(self.memory.file(), libc::F_OFD_SETLK, libc::F_UNLCK, at, 1);
         }

@@ -10,6 +10,7 @@ use super::fault::Faults;
 use super::machine::Machine;
 use super::space::Placement;
 use super::state::{Allocator, Kind, State};
+use crate::fork::Generation;
 use crate::*;
 
 /// The simulator's controls: injected faults, call counts, and counts of live objects.
@@ -28,6 +29,8 @@ use crate::*;
 /// ```
 #[derive(Debug)]
 pub struct Sim {
+    /// A forked child's calls are refused before they take a lock, which another thread of the parent may have.
+    pub(super) born: Generation,
     machine: Arc<Machine>,
     faults: Mutex<Faults>,
     state: Mutex<State>,
@@ -42,6 +45,7 @@ impl Sim {
         Self {
             state: Mutex::new(State::new(Arc::clone(&machine), placement)),
             faults: Mutex::default(),
+            born: Generation::current(),
             machine,
         }
     }
@@ -54,6 +58,9 @@ impl Sim {
     /// Begins a call: counts it, and fails it if a fault was injected.
     pub(super) fn enter(&self, call: Call) -> Result<Entered<'_>> {
         let traced = call.traced();
+        if !self.born.is_current() {
+            return Err(Error::driver(call, Code::NOT_INITIALIZED));
+        }
         let injected = lock(&self.faults).enter(call);
         injected.map_err(|code| Error::driver(call, code))?;
         let mut state = self.lock();

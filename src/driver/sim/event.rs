@@ -236,6 +236,16 @@ impl State {
                 | Call::StreamSynchronize
                 | Call::MemHostAlloc
                 | Call::MemAllocAsync
+                | Call::MemAllocFromPoolAsync
+                | Call::RtMallocAsync
+                | Call::RtMallocFromPoolAsync
+                // By CUDA's documentation.
+                | Call::MemAlloc
+                | Call::MemAllocManaged
+                | Call::MemFree
+                | Call::MemFreeHost
+                | Call::MemHostRegister
+                | Call::MemHostUnregister
         );
         if forbidden && MODE.get() == CaptureMode::GLOBAL {
             self.invalidate(Code::STREAM_CAPTURE_UNSUPPORTED, |_, _| true)

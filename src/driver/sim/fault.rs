@@ -45,10 +45,13 @@ pub fn fail<T>(code: Code) -> Answer<T> {
     Err(Fail::Code(code))
 }
 
-/// The operating system has run out of a resource.
+/// The operating system has run out of a resource: of memory, or of file descriptors, of which each physical memory takes one.
 impl From<io::Error> for Fail {
-    fn from(_: io::Error) -> Self {
-        Self::Code(Code::OUT_OF_MEMORY)
+    fn from(error: io::Error) -> Self {
+        Self::Code(match error.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE) => Code::OPERATING_SYSTEM,
+            _ => Code::OUT_OF_MEMORY,
+        })
     }
 }
 

@@ -51,6 +51,13 @@ impl Label {
         Ok(format!("{MARK}{}", serde_json::to_string(&self)?))
     }
 
+    /// Reads that of a file that a process has open, by the link in `/proc`.
+    fn at(link: &str) -> Option<Self> {
+        let target = std::fs::read_link(link).ok()?;
+        let name = target.to_str()?.strip_prefix("/memfd:")?;
+        Self::from_name(name.strip_suffix(" (deleted)").unwrap_or(name))
+    }
+
     fn from_name(name: &str) -> Option<Self> {
         serde_json::from_str(name.strip_prefix(MARK)?).ok()
     }
@@ -129,9 +136,7 @@ impl Memory {
 
     /// Parses an open file's name; `None` if it is not a simulator's memory.
     pub fn label_of(file: &File) -> Option<Label> {
-        let target = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
-        let name = target.to_str()?.strip_prefix("/memfd:")?;
-        Label::from_name(name.strip_suffix(" (deleted)").unwrap_or(name))
+        Label::at(&format!("/proc/self/fd/{}", file.as_raw_fd()))
     }
 
     pub fn file(&self) -> &File {
@@ -253,10 +258,7 @@ impl Origin {
     /// Returns whether the fd is still that file's: the process may have ended, or closed it and have another under its
     /// number. The name tells; opening a foreign fd may block or have side effects.
     fn is_there(&self) -> bool {
-        std::fs::read_link(self.path()).is_ok_and(|target| {
-            let name = target.to_string_lossy();
-            name.contains(&self.id.to_string())
-        })
+        Label::at(&self.path()).is_some_and(|label| label.id == self.id)
     }
 }
 

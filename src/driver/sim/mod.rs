@@ -99,6 +99,9 @@ unsafe impl Backend for Simulator {
 
     fn simulated_host(&self) -> Option<SimulatedHost> {
         let mut host = self.sim.machine().host();
+        if !self.sim.born.is_current() {
+            return Some(host);
+        }
         let state = self.sim.lock();
         host.mappings = state.host_mappings();
         for node in &mut host.nodes {

@@ -159,7 +159,9 @@ impl Drop for Range {
 
 /// Returns the unused address ranges of the process that end behind `from`, in order.
 fn gaps(from: u64) -> io::Result<Vec<std::ops::Range<u64>>> {
-    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    // A mapped file's name may have any bytes.
+    let maps = std::fs::read("/proc/self/maps")?;
+    let maps = String::from_utf8_lossy(&maps);
     let mapped = maps.lines().filter_map(|line| {
         let (start, end) = line.split(' ').next()?.split_once('-')?;
         let number = |text| u64::from_str_radix(text, 16).ok();
