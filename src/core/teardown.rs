@@ -57,7 +57,7 @@ pub fn give_back_or_log(
 /// The driver's: the pages are registered as before.
 ///
 /// # Safety
-/// That of [`Driver::mem_host_unregister`].
+/// That of [`Backend::mem_host_unregister`](crate::driver::Backend::mem_host_unregister).
 pub unsafe fn unregister(driver: &Driver, device: i32, start: DevicePtr) -> Result<()> {
     // SAFETY: the caller's promise.
     let call = || unsafe { driver.mem_host_unregister(device, start) };
