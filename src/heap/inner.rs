@@ -107,19 +107,18 @@ impl HeapInner {
     /// Enters the core, after applying the frees in the inbox. Not allowed while a driver call runs. Allowed
     /// after taking a thread's cache, never before.
     pub(super) fn core(&self) -> Inside<'_, Core> {
-        let mut core = self.core.lock();
-        self.drain(&mut core);
-        core
+        self.drained(self.core.lock())
     }
 
     /// As [`core`](Self::core), for a thread with a cache.
     #[inline(always)]
     pub(super) fn visit<'a>(&'a self, visitor: &'a mut Visitor) -> Inside<'a, Core> {
-        let mut core = self.core.visit(visitor);
-        if !self.front.inbox.is_empty() {
-            self.drain(&mut core);
+        let core = self.core.visit(visitor);
+        if self.front.inbox.is_empty() {
+            core
+        } else {
+            self.drained(core)
         }
-        core
     }
 
     /// Calls `f` with the core, for a thread with or without a cache.
@@ -129,10 +128,11 @@ impl HeapInner {
     }
 
     #[cold]
-    fn drain(&self, core: &mut Core) {
+    fn drained<'a>(&self, mut core: Inside<'a, Core>) -> Inside<'a, Core> {
         for ranges in self.front.inbox.take_all() {
-            self.give_ranges(core, &ranges);
+            self.give_ranges(&mut core, &ranges);
         }
+        core
     }
 }
 
