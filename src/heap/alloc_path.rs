@@ -183,11 +183,10 @@ impl HeapInner {
         }
         let (budget, largest) = (local.medium).limits(self.front.alone(), self.front.shared());
         let fits = u64::from(extent.granules()) <= largest;
-        if fits && local.medium.keeps() {
-            local.medium.put(extent);
-        } else if shard != 0 {
-            return self.free_in_shard(local, extent);
-        } else {
+        if !(fits && local.medium.keep(extent)) {
+            if shard != 0 {
+                return self.free_in_shard(local, extent);
+            }
             if let Some(mut core) = self.core.if_reserved(&mut local.visitor) {
                 return self.give_range(&mut core, extent.node());
             }

@@ -108,40 +108,22 @@ impl Medium {
         found
     }
 
-    /// Removes and returns a block of a bin with this size.
+    /// Removes and returns a block of a bin with this size, if it is one of the first few.
     #[inline]
     fn take(&mut self, bin: usize, size: u32) -> Option<Extent> {
-        let at = self.firsts[bin];
-        if self.entries.get(at as usize)?.extent.granules() == size {
-            Some(self.take_first(bin, at))
-        } else {
-            self.take_behind(at, size)
-        }
-    }
-
-    /// Removes and returns the first block of a bin, which is at `at`.
-    #[inline]
-    fn take_first(&mut self, bin: usize, at: u32) -> Extent {
-        let Entry { extent, next } = self.entries[at as usize];
-        self.firsts[bin] = next;
-        self.vacate(at);
-        self.granules -= u64::from(extent.granules());
-        extent
-    }
-
-    /// As [`take`](Self::take), from the next few entries behind `before`.
-    #[cold]
-    fn take_behind(&mut self, mut before: u32, size: u32) -> Option<Extent> {
-        for _ in 1..LOOKS {
-            let at = self.entries[before as usize].next;
+        let (mut before, mut at) = (NONE, self.firsts[bin]);
+        for _ in 0..LOOKS {
             let Entry { extent, next } = *self.entries.get(at as usize)?;
             if extent.granules() == size {
-                self.entries[before as usize].next = next;
-                self.vacate(at);
+                match self.entries.get_mut(before as usize) {
+                    Some(before) => before.next = next,
+                    None => self.firsts[bin] = next,
+                }
+                self.entries[at as usize].next = std::mem::replace(&mut self.vacant, at);
                 self.granules -= u64::from(size);
                 return Some(extent);
             }
-            before = at;
+            (before, at) = (at, next);
         }
         None
     }
@@ -153,14 +135,9 @@ impl Medium {
         self.score = self.score.saturating_sub(CHEAP_MISS);
     }
 
-    #[inline]
-    fn vacate(&mut self, entry: u32) {
-        self.entries[entry as usize].next = std::mem::replace(&mut self.vacant, entry);
-    }
-
     /// Returns whether caching blocks pays now.
     #[inline]
-    pub(crate) fn pays(&self) -> bool {
+    fn pays(&self) -> bool {
         self.score > 0
     }
 
@@ -199,24 +176,20 @@ impl Medium {
         }
     }
 
-    /// Returns whether to cache the next block: always if caching pays, otherwise one in [`SAMPLE`].
+    /// Caches a block, at most [`MAX_CACHED`] in bytes: always if caching pays, otherwise one in [`SAMPLE`]. Returns whether
+    /// it did.
     #[inline]
-    pub(crate) fn keeps(&mut self) -> bool {
-        if self.pays() {
-            return true;
-        }
-        self.skipped += 1;
-        self.skipped > SAMPLE
-    }
-
-    /// Adds a block, to [keep](Self::keeps) it.
-    #[inline]
-    pub(crate) fn put(&mut self, extent: Extent) {
+    pub(crate) fn keep(&mut self, extent: Extent) -> bool {
         if !self.pays() {
+            self.skipped += 1;
+            if self.skipped <= SAMPLE {
+                return false;
+            }
             self.skipped = 0;
             self.shrink(0);
         }
         self.push(extent);
+        true
     }
 
     /// Returns whether the cache has more than `budget` granules; if so, the caller returns the
@@ -235,9 +208,8 @@ impl Medium {
         true
     }
 
-    /// Caches a block, at most [`MAX_CACHED`] in bytes.
     #[inline]
-    pub(crate) fn push(&mut self, extent: Extent) {
+    fn push(&mut self, extent: Extent) {
         if !self.noted {
             self.note();
         }
@@ -327,8 +299,10 @@ impl Medium {
                 break;
             };
             self.hand = bin + 1;
-            while self.granules > most && self.firsts[bin] != NONE {
-                let extent = self.take_first(bin, self.firsts[bin]);
+            while self.granules > most
+                && let Some(first) = self.entries.get(self.firsts[bin] as usize)
+                && let Some(extent) = self.take(bin, first.extent.granules())
+            {
                 self.pass_on(extent);
             }
             self.occupied.reset_if(bin, self.firsts[bin] == NONE);

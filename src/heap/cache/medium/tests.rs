@@ -28,11 +28,9 @@ proptest! {
             let (budget, largest) = medium.limits(alone, shared);
             if step == 0 && u64::from(size) <= largest {
                 let extent = new(size);
-                if medium.keeps() {
-medium.put(extent)
-} else {
-medium.pass_on(extent)
-}
+                if !medium.keep(extent) {
+                    medium.pass_on(extent);
+                }
                 kept.insert(extent.node(), size);
                 if medium.is_over(budget) {
                     for left in medium.take_leaving() {
