@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::backing::{Backing, Beside, Chunk, Locked, Want};
+use super::backing::{Backing, Chunk, Locked, Want};
 use super::cache::{InVain, Inside, member};
 use super::classes::{GRANULE, SLAB};
 use super::inner::HeapInner;
@@ -143,7 +143,7 @@ impl HeapInner {
             let want = Want::Block {
                 bytes: need,
                 alignment: request.align.max(GRANULE),
-                beside: &|gap| self.beside(gap),
+                with_free: &|gap| self.with_free(gap),
             };
             let refused = match locked.grow(want, most) {
                 Ok(None) if locked.backing()?.joins() => return Ok(None),
@@ -186,13 +186,10 @@ impl HeapInner {
         core
     }
 
-    /// Returns the free memory beside a gap in the backing.
-    fn beside(&self, gap: &Range<u64>) -> Beside {
-        let core = self.core();
-        Beside {
-            before: core.ranges.free_before(gap.start),
-            after: core.ranges.free_after(gap.end),
-        }
+    /// Returns a gap in the backing with the free memory beside it.
+    fn with_free(&self, gap: &Range<u64>) -> Range<u64> {
+        let ranges = &self.core().ranges;
+        gap.start - ranges.free_before(gap.start)..gap.end + ranges.free_after(gap.end)
     }
 
     /// Serves the request after returning the contents of this thread's cache to the core.

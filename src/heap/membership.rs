@@ -106,8 +106,7 @@ impl HeapInner {
         local.closed = true;
         self.take_back_all(core, local);
         if let Some(own) = local.shard.take() {
-            core.end_shard(own.shard);
-            self.front.shards.release(own.id);
+            core.end_shard(own.id, own.shard);
         }
         core.leave(&mut local.stripe);
     }

@@ -54,10 +54,12 @@ impl HeapInner {
     }
 
     fn open_shard(&self, local: &mut Local) {
-        if self.first_segment() > 0
-            && let Some((id, post)) = self.front.shards.claim()
-        {
-            let shard = self.visit(&mut local.visitor).new_shard();
+        if self.first_segment() == 0 {
+            return;
+        }
+        let claimed = self.visit(&mut local.visitor).new_shard();
+        if let Some((id, shard)) = claimed {
+            let post = self.front.shards.open(id);
             local.shard = Some(Box::new(Own {
                 id,
                 shard,

@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use order::Order;
 pub(crate) use plan::Plan;
-pub(crate) use shape::{Beside, Want};
+pub(crate) use shape::Want;
 pub(crate) use supply::{Locked, Supply};
 
 use crate::driver::{Access, DevicePtr, Driver, Location};

@@ -15,9 +15,9 @@ pub(crate) enum Want<'a> {
         /// The alignment of its address: a power of two. Up to 2 MiB, it is the alignment of the
         /// offset too.
         alignment: u64,
-        /// Returns the free bytes beside a gap. Called while the caller holds only the growth lock; other
+        /// Returns a gap with the free bytes on both sides. Called while the caller holds only the growth lock; other
         /// threads may take the free bytes meanwhile, and then the caller calls again.
-        beside: &'a dyn Fn(&Range<u64>) -> Beside,
+        with_free: &'a dyn Fn(&Range<u64>) -> Range<u64>,
     },
     /// Room for a block to grow in place: the memory behind it ends, with no bytes or free bytes in between.
     Behind {
@@ -64,15 +64,6 @@ impl Want<'_> {
     }
 }
 
-/// The free bytes beside a gap.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Beside {
-    /// Free bytes right before its start.
-    pub before: u64,
-    /// Free bytes right after its end.
-    pub after: u64,
-}
-
 /// A gap to fill with chunks, from `start` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fill {
@@ -114,8 +105,8 @@ impl Shape {
             Want::Block {
                 bytes,
                 alignment,
-                beside,
-            } if self.joins => self.joined(gaps, (bytes, alignment), beside),
+                with_free,
+            } if self.joins => self.joined(gaps, (bytes, alignment), with_free),
             Want::Block {
                 bytes, alignment, ..
             } => self.single(gaps, bytes, alignment).map(Some),
@@ -137,14 +128,12 @@ impl Shape {
         self,
         gaps: &[Range<u64>],
         (bytes, alignment): (u64, u64),
-        beside: &dyn Fn(&Range<u64>) -> Beside,
+        with_free: &dyn Fn(&Range<u64>) -> Range<u64>,
     ) -> Option<Option<Fill>> {
         debug_assert!(bytes > 0 && alignment.is_power_of_two());
         let mut best: Option<Fill> = None;
         for gap in gaps {
-            let beside = beside(gap);
-            let room =
-                gap.start.saturating_sub(beside.before)..gap.end.saturating_add(beside.after);
+            let room = with_free(gap);
             let lowest = self.lowest(&room, bytes, alignment);
             let highest = self.highest(&room, bytes, alignment);
             for block in lowest.into_iter().chain(highest) {

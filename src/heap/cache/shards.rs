@@ -48,8 +48,6 @@ pub(crate) struct Shards {
     /// How many units there are.
     units: usize,
     posts: Box<[OnceLock<Arc<Post>>]>,
-    /// A bit for each number that is in use.
-    taken: [AtomicU64; SHARDS / 64],
 }
 
 /// A thread's shard.
@@ -83,7 +81,6 @@ impl Shards {
             owners: OnceLock::new(),
             units: limit.div_ceil(UNIT) as usize,
             posts: (0..SHARDS).map(|_| OnceLock::new()).collect(),
-            taken: std::array::from_fn(|word| AtomicU64::new((word == 0).into())),
         }
     }
 
@@ -115,29 +112,18 @@ impl Shards {
             .for_each(|unit| unit.store(owner, Ordering::Relaxed));
     }
 
-    /// Returns the number of a new shard and its post, if there is one left.
-    pub(crate) fn claim(&self) -> Option<(u8, Arc<Post>)> {
-        let id = (1..SHARDS).find(|id| {
-            let bit = 1 << (id % 64);
-            // Acquires the changes of its last user.
-            self.taken[id / 64].fetch_or(bit, Ordering::Acquire) & bit == 0
-        })?;
+    /// Returns the post of a shard that now has this number.
+    pub(crate) fn open(&self, id: u8) -> Arc<Post> {
         let owners = || (0..self.units).map(|_| AtomicU8::new(0)).collect();
         self.owners.get_or_init(owners);
-        let post = self.posts[id].get_or_init(|| {
+        let post = self.posts[usize::from(id)].get_or_init(|| {
             Arc::new(Post {
                 inbox: Inbox::new(),
                 empty: Mutex::default(),
                 bytes: AtomicU64::new(0),
             })
         });
-        Some((id as u8, Arc::clone(post)))
-    }
-
-    /// Makes the number of a shard without memory available to others.
-    pub(crate) fn release(&self, id: u8) {
-        let id = usize::from(id);
-        self.taken[id / 64].fetch_and(!(1 << (id % 64)), Ordering::Release);
+        Arc::clone(post)
     }
 
     /// Returns an empty batch for blocks of a shard that exists or existed.
@@ -240,7 +226,7 @@ mod under_loom {
     impl Both {
         fn new() -> loom::sync::Arc<Self> {
             let shards = Shards::new(UNIT);
-            let (id, post) = shards.claim().unwrap();
+            let (id, post) = (1, shards.open(1));
             shards.set(0..UNIT, id);
             let own = Side {
                 has: true,

@@ -61,8 +61,10 @@ pub(super) struct Core {
     pub(super) ranges: Ranges,
     slabs: Arc<Stripes>,
     refusals: Refusals,
-    /// Shards that ended.
-    shards: Vec<Ranges>,
+    /// Shards that ended, with their numbers.
+    shards: Vec<(u8, Ranges)>,
+    /// How many numbers shards have; 0 is none's.
+    numbers: u8,
     /// The most memory, in bytes.
     limit: u64,
     /// Whether each search looks at all free ranges.
@@ -90,6 +92,7 @@ impl Core {
             slabs: Arc::new(Stripes::new(limit)),
             refusals: Refusals::NONE,
             shards: Vec::new(),
+            numbers: 0,
             limit,
             exhaustive: false,
             least_apart: u64::MAX,
@@ -157,18 +160,20 @@ impl Core {
         self.allocate(request.bytes, request.align)
     }
 
-    /// Returns a shard without memory, which belongs to this core.
-    pub(super) fn new_shard(&mut self) -> Ranges {
-        let ended = self.shards.pop();
-        ended.unwrap_or_else(|| self.ranges.split())
+    /// Returns a shard without memory, which belongs to this core, and its number, if there is one left.
+    pub(super) fn new_shard(&mut self) -> Option<(u8, Ranges)> {
+        self.shards.pop().or_else(|| {
+            self.numbers = self.numbers.checked_add(1)?;
+            Some((self.numbers, self.ranges.split()))
+        })
     }
 
     /// Keeps a shard that has no segments for the next thread.
-    pub(super) fn end_shard(&mut self, mut shard: Ranges) {
+    pub(super) fn end_shard(&mut self, id: u8, mut shard: Ranges) {
         debug_assert!(shard.total() == 0);
         let nodes = &mut shard.nodes;
         nodes.give_back(&mut self.ranges.nodes, usize::MAX);
-        self.shards.push(shard);
+        self.shards.push((id, shard));
     }
 
     /// Gives a shard vacant nodes, more to one that has many.

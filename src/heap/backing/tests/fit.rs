@@ -16,11 +16,11 @@ const SHAPE: Shape = Shape {
     max_range: 1 << 40,
 };
 
-fn places(gaps: &[Range<u64>], bytes: u64, beside: Beside) -> Result<Option<Fill>> {
+fn places(gaps: &[Range<u64>], bytes: u64, (before, after): (u64, u64)) -> Result<Option<Fill>> {
     let want = Want::Block {
         bytes,
         alignment: 1,
-        beside: &|_| beside,
+        with_free: &|gap| gap.start - before..gap.end + after,
     };
     SHAPE.place(gaps, want)
 }
@@ -31,16 +31,13 @@ fn fill(start: u64, need: u64, end: u64) -> Fill {
 
 #[test]
 fn the_end_grows_by_what_is_missing_in_whole_chunks() {
-    let grown = |bytes, before| {
-        let beside = Beside { before, after: 0 };
-        places(&[16..64], bytes, beside).unwrap()
-    };
+    let grown = |bytes, before| places(&[16..64], bytes, (before, 0)).unwrap();
     assert_eq!(grown(5, 0), Some(fill(16, 22, 24)));
     assert_eq!(grown(5, 4), Some(fill(16, 18, 24)));
     assert_eq!(grown(20, 3), Some(fill(16, 34, 40)));
     assert_eq!(grown(48, 0), Some(fill(16, 64, 64)));
     assert_eq!(grown(5, 5), None);
-    let none = Beside::default();
+    let none = (0, 0);
     let error = places(&[16..64], 49, none).unwrap_err();
     assert!(
         matches!(error, Error::HeapFull { limit: 64, .. }),
@@ -52,7 +49,7 @@ fn the_end_grows_by_what_is_missing_in_whole_chunks() {
 #[test]
 fn holes_come_first_and_what_is_free_behind_them_counts() {
     let gaps = [8..12, 16..64];
-    let with_after = |after| Beside { before: 0, after };
+    let with_after = |after| (0, after);
     assert_eq!(
         places(&gaps, 4, with_after(0)).unwrap(),
         Some(fill(8, 12, 12))
@@ -73,7 +70,7 @@ fn what_alignment_skips_is_not_backed() {
     let want = |alignment| Want::Block {
         bytes: 4,
         alignment,
-        beside: &|_| Beside::default(),
+        with_free: &|gap| gap.clone(),
     };
     let first = |alignment| SHAPE.place(&[2..64], want(alignment));
     assert_eq!(first(32), Ok(Some(fill(32, 36, 40))));
@@ -90,10 +87,7 @@ fn a_shareable_block_has_a_chunk_of_its_own() {
     let want = |bytes| Want::Block {
         bytes,
         alignment: 4,
-        beside: &|_| Beside {
-            before: 8,
-            after: 8,
-        },
+        with_free: &|gap| gap.start - 8..gap.end + 8,
     };
     let first = |bytes| shape.place(&[10..16, 22..64], want(bytes)).unwrap();
     assert_eq!(first(3), Some(fill(12, 16, 16)));
@@ -131,16 +125,17 @@ proptest! {
             }
         }
         // The core's free bytes lie on one side of a range limit.
-        let beside = |gap: &Range<u64>| Beside {
-            before: (0..gap.start).rev()
+        let beside = |gap: &Range<u64>| {
+            let before = (0..gap.start).rev()
                 .take_while(|&o| at(o) == 2 && (o + 1 == gap.start || !(o + 1).is_multiple_of(max_range)))
-                .count() as u64,
-            after: (gap.end..limit)
+                .count() as u64;
+            let after = (gap.end..limit)
                 .take_while(|&o| at(o) == 2 && (o == gap.end || !o.is_multiple_of(max_range)))
-                .count() as u64,
+                .count() as u64;
+            gap.start - before..gap.end + after
         };
         let alignment = 1 << shift;
-        let want = Want::Block { bytes, alignment, beside: &beside };
+        let want = Want::Block { bytes, alignment, with_free: &beside };
         let found = shape.place(&gaps, want);
 
         let new_units = |start: u64| {

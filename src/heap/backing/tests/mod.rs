@@ -55,7 +55,7 @@ pub(super) fn block(bytes: u64) -> Want<'static> {
     Want::Block {
         bytes,
         alignment: 1,
-        beside: &|_| Beside::default(),
+        with_free: &|gap| gap.clone(),
     }
 }
 
@@ -319,14 +319,11 @@ fn what_is_given_back_leaves_holes_that_are_filled_first() {
     assert_eq!(give_back(&mut backing, 4 * MIB..12 * MIB).bytes(), 0);
     // Too large for the hole; then into it, with the free bytes before it.
     assert_eq!(grown(&mut backing, block(9 * MIB)), [20..32]);
-    let beside = |_: &Range<u64>| Beside {
-        before: MIB,
-        after: 0,
-    };
+    let beside = |gap: &Range<u64>| gap.start - MIB..gap.end;
     let want = Want::Block {
         bytes: 5 * MIB,
         alignment: MIB,
-        beside: &beside,
+        with_free: &beside,
     };
     assert_eq!(grown(&mut backing, want), [4..8]);
     assert_eq!(grown(&mut backing, want), [8..12]);
@@ -334,7 +331,7 @@ fn what_is_given_back_leaves_holes_that_are_filled_first() {
     let want = Want::Block {
         bytes: MIB,
         alignment: MIB,
-        beside: &beside,
+        with_free: &beside,
     };
     assert_eq!(grown(&mut backing, want), []);
     let error = backing.grow(block(33 * MIB)).unwrap_err();

@@ -117,18 +117,16 @@ impl Model {
             units.take_while(|&unit| map[unit] == State::Free).count() as u64 * UNIT
         };
         let beside = |gap: &Range<u64>| {
-            let gap = Self::units(gap);
-            Beside {
-                before: run(&mut (0..gap.start).rev()),
-                after: run(&mut (gap.end..LIMIT)),
-            }
+            let units = Self::units(gap);
+            let before = run(&mut (0..units.start).rev());
+            gap.start - before..gap.end + run(&mut (units.end..LIMIT))
         };
         let (want, units, align) = match *op {
             Op::Block { units, odd, shift } => {
                 let want = Want::Block {
                     bytes: (units - 1) * UNIT + odd.max(1),
                     alignment: UNIT << shift,
-                    beside: &beside,
+                    with_free: &beside,
                 };
                 (want, units as usize, 1 << shift)
             }

@@ -128,14 +128,14 @@ fn small_chunks_are_guarded_too() {
 #[test]
 fn a_bound_makes_the_last_chunk_smaller_and_refuses_what_is_needed_alone() {
     let driver = small(&[512]);
-    let beside = |gap: &Range<u64>| Beside {
-        before: 0,
-        after: if gap.end == 12 * MIB { 2 * MIB } else { 0 },
+    let beside = |gap: &Range<u64>| {
+        let after = if gap.end == 12 * MIB { 2 * MIB } else { 0 };
+        gap.start..gap.end + after
     };
     let want = Want::Block {
         bytes: 4 * MIB,
         alignment: 1,
-        beside: &beside,
+        with_free: &beside,
     };
     for (most, expected) in [
         // The hole's upper half.
@@ -167,14 +167,14 @@ fn the_place_that_takes_least_is_taken() {
     give_back(&mut backing, 4 * MIB..14 * MIB);
     leave(&driver, 0, 4);
     // The hole at 4 needs 10 more; behind 40 there are 8 free, so 2 suffice.
-    let beside = |gap: &Range<u64>| Beside {
-        before: if gap.start == 40 * MIB { 8 * MIB } else { 0 },
-        after: 0,
+    let beside = |gap: &Range<u64>| {
+        let before = if gap.start == 40 * MIB { 8 * MIB } else { 0 };
+        gap.start - before..gap.end
     };
     let want = Want::Block {
         bytes: 10 * MIB,
         alignment: 1,
-        beside: &beside,
+        with_free: &beside,
     };
     assert_eq!(grown(&mut backing, want), [40..42]);
 }

@@ -72,7 +72,7 @@ proptest! {
     ) {
         let mut medium = Medium::new(Arc::default());
         let shards = Shards::new(1 << 20);
-        let posts: Vec<_> = (1..=20).map(|id| (id, shards.claim().unwrap().1)).collect();
+        let posts: Vec<_> = (1..=20).map(|id| (u64::from(id), shards.open(id))).collect();
         let (mut granules, mut all, mut sent) = (0, Vec::new(), Vec::new());
         for (number, &(shard, size)) in (0..).zip(&blocks) {
             let node = RangeId::from_number(number);

@@ -117,8 +117,6 @@ pub(super) struct Spare {
     batches: Vec<u64>,
     /// No batch before this one has a node here.
     first: usize,
-    /// No batch before this one has a whole pair here.
-    first_pair: usize,
 }
 
 impl Spare {
@@ -126,7 +124,6 @@ impl Spare {
         Self {
             batches: Vec::new(),
             first: 0,
-            first_pair: 0,
         }
     }
 
@@ -138,26 +135,20 @@ impl Spare {
         }
         self.batches[batch] |= 1 << bit;
         self.first = self.first.min(batch);
-        if pairs(self.batches[batch]) != 0 {
-            self.first_pair = self.first_pair.min(batch);
-        }
     }
 
     /// Takes the nodes of the first batch that has any, or any whole pair. Returns the batch, and a bit for each node.
     pub(super) fn take(&mut self, whole_pairs: bool) -> Option<(usize, u64)> {
-        let first = if whole_pairs {
-            &mut self.first_pair
-        } else {
-            &mut self.first
-        };
         let choose = |nodes| if whole_pairs { pairs(nodes) } else { nodes };
-        let rest = self.batches.get_mut(*first..).unwrap_or_default();
+        let rest = self.batches.get(self.first..).unwrap_or_default();
         let found = rest.iter().position(|&nodes| choose(nodes) != 0);
-        *first += found.unwrap_or(rest.len());
-        let batch = rest.get_mut(found?)?;
-        let nodes = choose(*batch);
-        *batch &= !nodes;
-        Some((*first, nodes))
+        let batch = self.first + found.unwrap_or(rest.len());
+        if !whole_pairs {
+            self.first = batch;
+        }
+        let nodes = choose(*self.batches.get(batch)?);
+        self.batches[batch] &= !nodes;
+        Some((batch, nodes))
     }
 }
 

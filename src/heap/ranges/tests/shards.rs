@@ -51,7 +51,7 @@ impl All {
         core.add(0..8 * CHUNK, joins);
         core.add(9 * CHUNK..12 * CHUNK, joins);
         core.add(12 * CHUNK..CHUNKS * CHUNK, joins);
-        let shards = (0..SHARDS).map(|_| core.new_shard()).collect();
+        let shards = (0..SHARDS).map(|_| core.new_shard().unwrap().1).collect();
         Self {
             core,
             shards,
@@ -231,7 +231,7 @@ proptest! {
 fn an_empty_segment_is_found() {
     let mut core = Core::new(0, CHUNKS * CHUNK).unwrap();
     core.add(0..4 * CHUNK, true);
-    let mut shard = core.new_shard();
+    let (_, mut shard) = core.new_shard().unwrap();
     assert!(empty(&shard).is_empty());
     core.feed(&mut shard, CHUNK, CHUNK).unwrap();
     let all = shard.allocate_in_shard(CHUNK).unwrap();
@@ -262,7 +262,7 @@ fn an_empty_segment_is_found() {
 fn nodes_that_shards_no_longer_need_return() {
     let mut core = Core::new(0, CHUNKS * CHUNK).unwrap();
     core.add(0..4 * CHUNK, true);
-    let mut shard = core.new_shard();
+    let (id, mut shard) = core.new_shard().unwrap();
     let fill = |core: &mut Core, shard: &mut Ranges| {
         core.feed(shard, CHUNK, CHUNK).unwrap();
         let blocks: Vec<Extent> = std::iter::from_fn(|| {
@@ -280,8 +280,8 @@ fn nodes_that_shards_no_longer_need_return() {
     fill(&mut core, &mut shard);
     let bytes = core.metadata();
     for _ in 0..100 {
-        core.end_shard(shard);
-        shard = core.new_shard();
+        core.end_shard(id, shard);
+        shard = core.new_shard().unwrap().1;
         assert!(shard.needs_nodes());
         fill(&mut core, &mut shard);
     }
