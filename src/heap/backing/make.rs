@@ -195,7 +195,7 @@ impl Backing {
         let is_enough = |back: &Vec<Range<u64>>| {
             let sum_at = |turn: Option<usize>| {
                 let at = |chunk: &&Range<u64>| {
-                    let chunk = self.chunks.get(&chunk.start);
+                    let chunk = self.chunk_at(chunk.start);
                     turn.is_none() || chunk.map(|chunk| chunk.turn) == turn
                 };
                 let chunks = back.iter().filter(at);

@@ -20,7 +20,6 @@ mod supply;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::Arc;
@@ -102,8 +101,8 @@ pub struct DriverCounts {
 /// that accesses unmapped addresses loses its context.
 #[derive(Debug)]
 pub(crate) struct Backing {
-    /// Chunks by their starts.
-    chunks: BTreeMap<u64, Chunk>,
+    /// By ascending offsets.
+    chunks: Vec<Chunk>,
     /// Chunks that are no memory of the heap and that the driver refused to unmap, to be retried. Their addresses are in use.
     dead: Vec<Chunk>,
     /// Memory that the driver refused to release, to be retried.
@@ -152,7 +151,7 @@ impl Backing {
         };
         settled.shape.base = reservation.start().0;
         Ok(Self {
-            chunks: BTreeMap::new(),
+            chunks: Vec::new(),
             dead: Vec::new(),
             unreleased: Vec::new(),
             reservation: Arc::new(reservation),
@@ -212,19 +211,25 @@ impl Backing {
 
     /// Iterates over the chunks, by ascending offsets.
     pub(crate) fn chunks(&self) -> impl Iterator<Item = &Chunk> {
-        self.chunks.values()
+        self.chunks.iter()
     }
 
     /// Iterates over the chunks that end at `end` or before, by descending offsets.
     pub(crate) fn chunks_before(&self, end: u64) -> impl Iterator<Item = &Chunk> {
-        let chunks = self.chunks.range(..end).rev().map(|(_, chunk)| chunk);
-        chunks.filter(move |chunk| chunk.range().end <= end)
+        let before = self
+            .chunks
+            .partition_point(|chunk| chunk.range().end <= end);
+        self.chunks[..before].iter().rev()
     }
 
     /// Returns the chunk at `offset`.
     pub(crate) fn chunk_at(&self, offset: u64) -> Option<&Chunk> {
-        let (_, chunk) = self.chunks.range(..=offset).next_back()?;
-        (offset < chunk.range().end).then_some(chunk)
+        let at = self
+            .chunks
+            .partition_point(|chunk| chunk.range().end <= offset);
+        self.chunks
+            .get(at)
+            .filter(|chunk| chunk.range().start <= offset)
     }
 
     /// Returns what was found under the lock that callers hold.
@@ -243,9 +248,13 @@ impl Backing {
     /// The caller has taken it out of use before, no view of it exists, and GPU work on it has finished.
     pub(crate) fn give_back(&mut self, start: u64) -> (bool, Option<Error>) {
         self.sweep();
-        let Some(chunk) = self.chunks.remove(&start) else {
+        let found = self
+            .chunks
+            .binary_search_by_key(&start, |chunk| chunk.range().start);
+        let Ok(at) = found else {
             return (false, None);
         };
+        let chunk = self.chunks.remove(at);
         let (bytes, turn) = (chunk.bytes(), chunk.turn);
         match self.retire(chunk) {
             (None, error) => {
@@ -254,7 +263,7 @@ impl Backing {
                 (true, error)
             }
             (Some(chunk), error) => {
-                self.chunks.insert(start, chunk);
+                self.chunks.insert(at, chunk);
                 (false, error)
             }
         }

@@ -196,7 +196,10 @@ impl Backing {
                 _ => grown.push(range.clone()),
             }
             self.backed += chunk.bytes();
-            self.chunks.insert(range.start, chunk);
+            let at = self
+                .chunks
+                .partition_point(|other| other.range().start < range.start);
+            self.chunks.insert(at, chunk);
         }
         grown
     }
