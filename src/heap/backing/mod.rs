@@ -216,20 +216,19 @@ impl Backing {
 
     /// Iterates over the chunks that end at `end` or before, by descending offsets.
     pub(crate) fn chunks_before(&self, end: u64) -> impl Iterator<Item = &Chunk> {
-        let before = self
-            .chunks
-            .partition_point(|chunk| chunk.range().end <= end);
-        self.chunks[..before].iter().rev()
+        self.chunks[..self.count_before(end)].iter().rev()
     }
 
     /// Returns the chunk at `offset`.
     pub(crate) fn chunk_at(&self, offset: u64) -> Option<&Chunk> {
-        let at = self
-            .chunks
-            .partition_point(|chunk| chunk.range().end <= offset);
-        self.chunks
-            .get(at)
-            .filter(|chunk| chunk.range().start <= offset)
+        let chunk = self.chunks.get(self.count_before(offset));
+        chunk.filter(|chunk| chunk.range().start <= offset)
+    }
+
+    /// Returns how many chunks end at `offset` or before.
+    fn count_before(&self, offset: u64) -> usize {
+        let ends = |chunk: &Chunk| chunk.range().end <= offset;
+        self.chunks.partition_point(ends)
     }
 
     /// Returns what was found under the lock that callers hold.
@@ -248,12 +247,10 @@ impl Backing {
     /// The caller has taken it out of use before, no view of it exists, and GPU work on it has finished.
     pub(crate) fn give_back(&mut self, start: u64) -> (bool, Option<Error>) {
         self.sweep();
-        let found = self
-            .chunks
-            .binary_search_by_key(&start, |chunk| chunk.range().start);
-        let Ok(at) = found else {
+        let at = self.count_before(start);
+        if self.chunk_at(start).is_none() {
             return (false, None);
-        };
+        }
         let chunk = self.chunks.remove(at);
         let (bytes, turn) = (chunk.bytes(), chunk.turn);
         match self.retire(chunk) {

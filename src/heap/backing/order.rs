@@ -196,9 +196,7 @@ impl Backing {
                 _ => grown.push(range.clone()),
             }
             self.backed += chunk.bytes();
-            let at = self
-                .chunks
-                .partition_point(|other| other.range().start < range.start);
+            let at = self.count_before(range.start);
             self.chunks.insert(at, chunk);
         }
         grown
