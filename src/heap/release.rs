@@ -216,7 +216,7 @@ impl HeapInner {
     /// bytes beside the block's own.
     ///
     /// # Errors
-    /// As [`ByteAccess::fill`].
+    /// As [`ByteAccess::fill`](super::bytes::ByteAccess::fill).
     ///
     /// # Safety
     /// The piece is in use, and nothing else uses it.
@@ -233,7 +233,7 @@ impl HeapInner {
     /// 16.
     ///
     /// # Errors
-    /// As [`ByteAccess::fill`].
+    /// As [`ByteAccess::fill`](super::bytes::ByteAccess::fill).
     ///
     /// # Safety
     /// As [`zero`](Self::zero).

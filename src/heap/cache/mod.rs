@@ -6,7 +6,7 @@
 //! |---|---|---|---|
 //! | [`Biased`] | its owner and its holders | the same | two plain stores, two loads |
 //! | [`Reserved`] | the thread inside, most often one visitor | the same | two plain stores, two loads |
-//! | [`Inbox`](inbox::Inbox) | any thread pushes | any thread drains all at once | one compare-and-swap for each push |
+//! | [`Inbox`] | any thread pushes | any thread drains all at once | one compare-and-swap for each push |
 
 mod biased;
 mod inbox;
