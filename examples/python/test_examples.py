@@ -11,9 +11,9 @@ HERE = pathlib.Path(__file__).parent
 QUESTIONS = HERE.parent / "questions"
 # The program, the most lines that it may have, and what it prints.
 PROGRAMS = [
-    ("feature_cache.py", 43, "20000 lookups"),
+    ("feature_cache.py", 45, "20000 lookups"),
     ("loader.py", 35, "batch 15 is filled"),
-    ("kv_restart.py", 51, "'ready': 40"),
+    ("kv_restart.py", 56, "'ready': 40"),
     ("million_blocks.py", 27, "1000000 blocks"),
     ("who_uses_memory.py", 15, "who_uses_memory.py:9"),
     ("tls.py", 60, "stranger has nothing"),

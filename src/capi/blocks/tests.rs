@@ -89,7 +89,7 @@ fn of_two_frees_at_once_one_finds_the_block() {
     let blocks = (0..64 << 20).step_by(4096).map(|offset| RawBlock {
         offset,
         bytes: 4096,
-        key: 0,
+        key: 1, // of a range
     });
     let blocks: Vec<RawBlock> = blocks.collect();
     for _ in 0..20 {
