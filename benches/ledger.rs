@@ -6,7 +6,6 @@
 mod common;
 
 use std::hint::black_box;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{GRANULE, chain_by_calls, cuda};
@@ -30,20 +29,14 @@ fn entry(driver: &Driver, access: &[AccessDesc]) {
         label: None,
         site: Site::here(),
     });
-    let grants = Arc::<Grants>::default();
-    entry.map(
-        egmem::driver::DevicePtr(GRANULE),
-        GRANULE,
-        Arc::clone(&grants),
-    );
-    grants.set(access.to_vec());
-    black_box(&entry);
-    entry.unmap(egmem::driver::DevicePtr(GRANULE));
-    drop(grants);
+    let start = egmem::driver::DevicePtr(GRANULE);
+    entry.map(start, GRANULE);
+    entry.grant(start, access.to_vec());
+    black_box(&entry).unmap(start);
 }
 
 /// The life of an entry of a pool's allocation: made at its address, removed before the free.
-fn pooled(driver: &Driver, grants: &Arc<Grants>) {
+fn pooled(driver: &Driver, grants: &Grants) {
     let new = NewEntry {
         driver,
         bytes: 64 << 10,
@@ -52,7 +45,7 @@ fn pooled(driver: &Driver, grants: &Arc<Grants>) {
         label: None,
         site: Site::here(),
     };
-    let entry = Entry::mapped(new, egmem::driver::DevicePtr(GRANULE), Arc::clone(grants));
+    let entry = Entry::mapped(new, egmem::driver::DevicePtr(GRANULE), grants.clone());
     black_box(&entry).give_back(driver, || false);
 }
 
@@ -93,7 +86,7 @@ fn main() -> Result<()> {
         entry(&driver, &access);
         Ok(())
     })?;
-    let grants = Arc::<Grants>::default();
+    let grants = Grants::of_pool(Vec::new());
     let pooled = median(ENTRIES, || {
         pooled(&driver, &grants);
         Ok(())
