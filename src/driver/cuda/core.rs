@@ -206,10 +206,14 @@ impl Core {
         Some(active != 0)
     }
 
-    /// Returns the first ordinal whose primary context exists in this process.
+    /// Returns the first ordinal whose primary context exists in this process and was not seen destroyed.
     pub fn active_device(&self) -> Option<i32> {
-        let mut ordinals = 0..self.devices.len() as i32;
-        ordinals.find(|&ordinal| self.is_active(ordinal) == Some(true))
+        let is_usable = |ordinal: &i32| {
+            let slot = self.slot(*ordinal);
+            self.is_active(*ordinal) == Some(true)
+                && slot.is_none_or(|slot| slot.destroyed.get().is_none())
+        };
+        (0..self.devices.len() as i32).find(is_usable)
     }
 
     /// Returns the call by which the driver says that a primary context, which is retained, does not exist or is another one by

@@ -44,7 +44,7 @@ pub(super) fn open() -> Result<Arc<dyn Backend>> {
 struct Cuda {
     core: Arc<Core>,
     pools: Pools,
-    runtime: OnceLock<Result<Pools>>,
+    runtime: OnceLock<Pools>,
 }
 
 impl Deref for Cuda {
@@ -88,11 +88,11 @@ unsafe impl Backend for Cuda {
     }
 
     fn runtime_pools(&self) -> Result<&dyn PoolCalls> {
-        let runtime = self.runtime.get_or_init(|| Pools::of_runtime(&self.core));
-        match runtime {
-            Ok(runtime) => Ok(runtime),
-            Err(error) => Err(error.clone()),
+        if let Some(runtime) = self.runtime.get() {
+            return Ok(runtime);
         }
+        let runtime = Pools::of_runtime(&self.core)?;
+        Ok(self.runtime.get_or_init(|| runtime))
     }
 
     fn mem_granularity(&self, props: &AllocationProps, kind: GranularityKind) -> Result<u64> {

@@ -34,7 +34,7 @@ impl Pools {
     /// Loads the newest runtime library that the driver can serve.
     pub fn of_runtime(core: &Arc<Core>) -> Result<Self> {
         let driver = core.api.version();
-        let mut refused = Vec::new();
+        let (mut refused, mut newer) = (Vec::new(), None);
         for (name, path) in candidates(driver) {
             let library = match Library::open(&path, name) {
                 Ok(library) => library,
@@ -47,13 +47,17 @@ impl Pools {
             let version = api.learn_version()?;
             // Within a major version an older driver supports a newer runtime.
             if version.parts().0 > driver.parts().0 {
-                return Err(too_new(driver, version));
+                newer.get_or_insert(version);
+                continue;
             }
             return Ok(Self {
                 core: Arc::clone(core),
                 kind: PoolApi::Runtime,
                 api,
             });
+        }
+        if let Some(newer) = newer {
+            return Err(too_new(driver, newer));
         }
         // For the bare names the loader has searched its own folders; the remaining messages only add noise.
         refused.truncate(NAMES.len());
@@ -68,6 +72,14 @@ impl Pools {
         match self.kind {
             PoolApi::Driver => self.core.anywhere(work),
             PoolApi::Runtime => self.on(device, work),
+        }
+    }
+
+    /// Runs a call that names no device.
+    fn anywhere(&self, work: Work<'_>) -> Result<()> {
+        match self.kind {
+            PoolApi::Driver => self.core.anywhere(work),
+            PoolApi::Runtime => self.on(self.core.active_device().unwrap_or(0), work),
         }
     }
 
@@ -131,9 +143,7 @@ unsafe impl PoolCalls for Pools {
         };
         export(by, kind, |out, bits| {
             // SAFETY: `out` is to an int or to 64 bytes, as `bits` says; the flags must be 0.
-            self.at(0, &mut || unsafe {
-                self.api.pool_export(out, opaque(pool.0), bits, 0)
-            })
+            self.anywhere(&mut || unsafe { self.api.pool_export(out, opaque(pool.0), bits, 0) })
         })
     }
 
@@ -142,44 +152,42 @@ unsafe impl PoolCalls for Pools {
         import(handle, |os_handle, bits| {
             // SAFETY: `os_handle` is an open fd's number or to 64 bytes, as `bits` says; the flags
             // must be 0.
-            self.at(0, &mut || unsafe {
-                self.api.pool_import(&mut pool, os_handle, bits, 0)
-            })
+            self.anywhere(&mut || unsafe { self.api.pool_import(&mut pool, os_handle, bits, 0) })
         })?;
         Ok(PoolHandle(pool as u64))
     }
 
     methods! { |this|
     [unsafe fn] pool_destroy(pool: PoolHandle) -> () {
-        @at(0) pool_destroy(opaque(pool.0)) => ()
+        @anywhere() pool_destroy(opaque(pool.0)) => ()
     }
     [unsafe fn] pool_set_attribute(pool: PoolHandle, attribute: PoolAttribute, value: u64) -> () {
         let mut value = narrowed(attribute, value);
-        @at(0) pool_set_attribute(opaque(pool.0), attribute as i32, (&raw mut value).cast()) => ()
+        @anywhere() pool_set_attribute(opaque(pool.0), attribute as i32, (&raw mut value).cast()) => ()
     }
     [unsafe fn] pool_get_attribute(pool: PoolHandle, attribute: PoolAttribute) -> u64 {
         let mut value = 0_u64; // as wide as the widest attribute
-        @at(0) pool_get_attribute(opaque(pool.0), attribute as i32, (&raw mut value).cast())
+        @anywhere() pool_get_attribute(opaque(pool.0), attribute as i32, (&raw mut value).cast())
             => if attribute.is_int() { widened(value) } else { value }
     }
     [unsafe fn] pool_trim_to(pool: PoolHandle, keep: u64) -> () {
-        @at(0) pool_trim_to(opaque(pool.0), keep as usize) => ()
+        @anywhere() pool_trim_to(opaque(pool.0), keep as usize) => ()
     }
     [unsafe fn] pool_set_access(pool: PoolHandle, access: &[AccessDesc]) -> () {
         let descs = descs(access);
-        @at(0) pool_set_access(opaque(pool.0), descs.as_ptr(), descs.len()) => ()
+        @anywhere() pool_set_access(opaque(pool.0), descs.as_ptr(), descs.len()) => ()
     }
     [unsafe fn] pool_get_access(pool: PoolHandle, location: Location) -> u64 {
         let (mut location, mut flags) = (MemLocation::from(location), 0);
-        @at(0) pool_get_access(&mut flags, opaque(pool.0), &mut location) => flags.into()
+        @anywhere() pool_get_access(&mut flags, opaque(pool.0), &mut location) => flags.into()
     }
     [fn] pool_export_pointer(ptr: DevicePtr) -> PoolPtrExport {
         let mut data = [0; 64];
-        @at(0) pool_export_pointer(&mut data, ptr.0) => PoolPtrExport(data)
+        @anywhere() pool_export_pointer(&mut data, ptr.0) => PoolPtrExport(data)
     }
     [unsafe fn] pool_import_pointer(pool: PoolHandle, export: &PoolPtrExport) -> DevicePtr {
         let (mut data, mut ptr) = (export.0, 0);
-        @at(0) pool_import_pointer(&mut ptr, opaque(pool.0), &mut data) => DevicePtr(ptr)
+        @anywhere() pool_import_pointer(&mut ptr, opaque(pool.0), &mut data) => DevicePtr(ptr)
     }
     [unsafe fn] alloc_from_pool_async(pool: PoolHandle, size: u64, stream: StreamHandle) -> DevicePtr {
         let mut ptr = 0;
@@ -231,8 +239,8 @@ fn too_new(have: CudaVersion, need: CudaVersion) -> Error {
 const NAMES: [&str; 3] = ["libcudart.so.13", "libcudart.so.12", "libcudart.so"];
 
 /// Iterates over the places to look, best first: a runtime of the driver's own major version in the loader's
-/// search path, then in the toolkit's folders, and last a runtime newer than the driver, to name it in the
-/// error.
+/// search path, then in the toolkit's folders. A runtime newer than the driver is passed over, and named in the error if there is no
+/// other.
 fn candidates(driver: CudaVersion) -> impl Iterator<Item = (&'static str, PathBuf)> {
     let mut names = NAMES;
     if driver.parts().0 < 13 {

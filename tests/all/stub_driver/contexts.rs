@@ -220,6 +220,8 @@ stubbed! {
         let error = unsafe { driver.stream_synchronize(stream) }.unwrap_err();
         assert!(matches!(error, Error::ContextLost { device: 1, .. }), "{error:?}");
         assert_eq!(stub.calls(), [""; 0]);
+        assert_eq!(driver.has_context(1), Some(true));
+        assert_ne!(driver.active_device(), Some(1), "no call for any context goes there");
     }
 
     fn work_that_is_not_done_is_no_error(cuda()) {
