@@ -81,7 +81,7 @@ impl Growth {
     /// and 0.81 to 1.10 in single runs (docs/driver-behaviour.md), and 99.9 % of the calls of other processes took at
     /// most 28.3 ms. Memory that can be shared has a handle for each chunk, and at most 2048 of them: beyond 128 GiB its
     /// chunks are larger, such as 96 MiB for 192 GiB. Of registered memory the handle is a file that stays open, hence at most
-    /// 256: beyond 16 GiB its chunks are larger.
+    /// 256 up to 1 TiB: beyond 16 GiB its chunks are larger.
     pub const fn steady() -> Self {
         Self {
             chunk: 64 << 20,

@@ -42,7 +42,7 @@ pub fn check_free_now(
     let (nodes, free) = match location {
         Location::Device(_) => return Ok(None),
         Location::HostNuma(id) => (vec![NodeId(id)], topology::free_now(driver, NodeId(id))),
-        Location::Host | Location::HostNumaCurrent => free_of_all(driver)?,
+        Location::Host | Location::HostNumaCurrent => free_of_all(driver),
     };
     let Some(free) = free else { return Ok(None) };
     // The override is for machines that report less memory than they can provide.
@@ -67,15 +67,21 @@ pub fn check_free_now(
     })
 }
 
-/// Returns all nodes of the machine, and what they have free within the control groups' limit; `None` if that is not known for
-/// each.
-fn free_of_all(driver: &Driver) -> Result<(Vec<NodeId>, Option<u64>)> {
-    let topology = Topology::of(driver)?;
-    let nodes: Vec<NodeId> = topology.nodes().iter().map(|node| node.id).collect();
+/// Returns the nodes on which this process may allocate, and what they have free within the control groups' limit; `None` if that is
+/// not known for each.
+fn free_of_all(driver: &Driver) -> (Vec<NodeId>, Option<u64>) {
+    let Ok(topology) = Topology::of(driver) else {
+        return (Vec::new(), None);
+    };
+    let nodes = topology.nodes();
+    let some_allowed = nodes.iter().any(|node| node.allowed);
+    let nodes = nodes.iter().filter(|node| node.allowed || !some_allowed);
+    let nodes: Vec<NodeId> = nodes.map(|node| node.id).collect();
     let mut free = nodes.iter().map(|&node| topology::free_now(driver, node));
     let sum = free.try_fold(0_u64, |sum, free| Some(sum.saturating_add(free?)));
     let room = topology::cgroup_room(driver).unwrap_or(u64::MAX);
-    Ok((nodes, sum.map(|sum| sum.min(room))))
+    let known = sum.filter(|_| !nodes.is_empty());
+    (nodes, known.map(|sum| sum.min(room)))
 }
 
 /// Returns whether an error says that there was too little memory: less of it, or later, or on another node, there may be.
@@ -90,12 +96,18 @@ pub fn is_shortage(error: &Error) -> bool {
 
 /// Returns whether an error says nothing about what the machine and the driver can do: it may pass.
 pub fn is_passing(error: &Error) -> bool {
-    use ErrorKind::{NotFound, PermissionDenied, Unsupported};
+    use ErrorKind::{InvalidInput, NotFound, PermissionDenied, Unsupported};
+    let lasting = |kind| {
+        matches!(
+            kind,
+            InvalidInput | NotFound | PermissionDenied | Unsupported
+        )
+    };
     match error {
         Error::ContextLost { .. } => true,
-        // Of file descriptors, for instance.
-        Error::System { kind, .. } => !matches!(kind, NotFound | PermissionDenied | Unsupported),
-        other => is_shortage(other),
+        // Of file descriptors, for instance; the driver answers OPERATING_SYSTEM then.
+        Error::System { kind, .. } => !lasting(*kind),
+        other => is_shortage(other) || other.code() == Some(Code::OPERATING_SYSTEM),
     }
 }
 

@@ -281,8 +281,8 @@ pub unsafe trait Backend: Any + Debug + Send + Sync {
         None
     }
 
-    /// Returns the first GPU whose primary context this process uses already; `None` if there is none, or if the driver
-    /// does not tell. A call that needs any context is made there, so that it creates none.
+    /// Returns the first GPU whose primary context this process uses already and that was not seen lost; `None` if there is none, or
+    /// if the driver does not tell. A call that needs any context is made there, so that it creates none.
     fn active_device(&self) -> Option<i32> {
         None
     }

@@ -453,7 +453,8 @@ refusals! {
     NotTrusted = "not_trusted", "the certificate is no longer trusted",
         "renew this process's certificate and load it again";
     /// The peer does not serve the request.
-    Unsupported = "unsupported", "it does not serve the request", "have memory created and deleted by `egmem serve`";
+    Unsupported = "unsupported", "it does not serve the request",
+        "connect to an address of `egmem serve`, which creates and deletes memory";
     /// The two ends have no protocol version in common.
     Version = "version", "no common protocol version", "update the older of the two";
     /// The request is invalid.

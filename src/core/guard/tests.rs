@@ -260,3 +260,14 @@ fn where_the_kernel_chooses_the_node_all_of_them_count() {
         assert_eq!(sim.count(call), 0, "{call:?}");
     }
 }
+
+#[test]
+fn failures_that_may_pass_are_told_from_lasting_ones() {
+    use std::io::Error as Os;
+    let passing = |code| is_passing(&Error::system("opening", &Os::from_raw_os_error(code)));
+    assert!([libc::EMFILE, libc::ENFILE, libc::EINTR, libc::ENOMEM].map(passing) == [true; 4]);
+    assert!([libc::EINVAL, libc::EPERM, libc::ENOSYS].map(passing) == [false; 3]);
+    let code = |code| is_passing(&Error::driver(Call::MemCreate, code));
+    assert!(code(Code::OPERATING_SYSTEM) && code(Code::OUT_OF_MEMORY));
+    assert!(!code(Code::NOT_SUPPORTED) && !code(Code::NOT_PERMITTED));
+}

@@ -55,7 +55,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 bytes, for another driver's stream, and for one that is being captured into a graph,
-    /// whose memory the allocation would be; [`Error::NodeTooFull`]; [`Error::OutOfMemory`], also beyond the pool's largest
+    /// whose memory the allocation would be; [`Error::NodeTooFull`], [`Error::NodesTooFull`]; [`Error::OutOfMemory`], also beyond the pool's largest
     /// size.
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: &Stream) -> Result<PoolBuffer> {

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use super::abi::Opaque;
@@ -31,6 +32,8 @@ struct Device {
     /// The call that showed that the context was destroyed. Its streams and events are gone, and a context that another
     /// library makes anew may have the same address.
     destroyed: OnceLock<DriverError>,
+    /// Whether a call has shown that the context is lost.
+    lost: AtomicBool,
 }
 
 /// The state that both APIs share.
@@ -184,13 +187,16 @@ impl Core {
             }
             _ => false,
         };
-        if is_destroyed && let Some(slot) = self.slot(device) {
-            let _first = slot.destroyed.set(source);
+        if !is_destroyed && !source.code.loses_context() {
+            return error;
         }
-        match is_destroyed || source.code.loses_context() {
-            true => Error::ContextLost { device, source },
-            false => error,
+        if let Some(slot) = self.slot(device) {
+            slot.lost.store(true, Ordering::Relaxed);
+            if is_destroyed {
+                let _first = slot.destroyed.set(source);
+            }
         }
+        Error::ContextLost { device, source }
     }
 
     /// Returns whether the primary context of an ordinal exists in this process; `None` if the driver does not tell.
@@ -206,12 +212,12 @@ impl Core {
         Some(active != 0)
     }
 
-    /// Returns the first ordinal whose primary context exists in this process and was not seen destroyed.
+    /// Returns the first ordinal whose primary context exists in this process and was not seen lost.
     pub fn active_device(&self) -> Option<i32> {
         let is_usable = |ordinal: &i32| {
             let slot = self.slot(*ordinal);
-            self.is_active(*ordinal) == Some(true)
-                && slot.is_none_or(|slot| slot.destroyed.get().is_none())
+            slot.is_none_or(|slot| !slot.lost.load(Ordering::Relaxed))
+                && self.is_active(*ordinal) == Some(true)
         };
         (0..self.devices.len() as i32).find(is_usable)
     }
@@ -239,9 +245,20 @@ impl Core {
     /// of the first device, if the driver needs one and the caller has none.
     pub fn anywhere(&self, work: Work<'_>) -> Result<()> {
         match work() {
-            Err(error) if error.code() == Some(Code::INVALID_CONTEXT) => {
-                self.on(self.active_device().unwrap_or(0), work)
-            }
+            Err(error) if error.code() == Some(Code::INVALID_CONTEXT) => self.on_any(work),
+            result => result,
+        }
+    }
+
+    /// Runs `work` in the context of the first device that has one, or else of the first device; again in that of the next, if the
+    /// first one shows that it is lost.
+    pub fn on_any(&self, work: Work<'_>) -> Result<()> {
+        let first = self.active_device();
+        match self.on(first.unwrap_or(0), work) {
+            Err(lost @ Error::ContextLost { .. }) => match self.active_device() {
+                Some(next) if Some(next) != first => self.on(next, work),
+                _ => Err(lost),
+            },
             result => result,
         }
     }

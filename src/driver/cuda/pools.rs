@@ -44,7 +44,13 @@ impl Pools {
                 }
             };
             let mut api = PoolFunctions::new(library, PoolApi::Runtime, None);
-            let version = api.learn_version()?;
+            let version = match api.learn_version() {
+                Ok(version) => version,
+                Err(error) => {
+                    refused.push(format!("{name}: {error}"));
+                    continue;
+                }
+            };
             // Within a major version an older driver supports a newer runtime.
             if version.parts().0 > driver.parts().0 {
                 newer.get_or_insert(version);
@@ -79,21 +85,28 @@ impl Pools {
     fn anywhere(&self, work: Work<'_>) -> Result<()> {
         match self.kind {
             PoolApi::Driver => self.core.anywhere(work),
-            PoolApi::Runtime => self.on(self.core.active_device().unwrap_or(0), work),
+            PoolApi::Runtime => {
+                let mut work = || work().inspect_err(|error| self.forget(error));
+                let done = self.core.on_any(&mut work);
+                done.map_err(|error| self.explained(error))
+            }
         }
     }
 
     /// Runs a call with the primary context of `device` current.
     fn on(&self, device: i32, work: Work<'_>) -> Result<()> {
         let mut work = || work().inspect_err(|error| self.forget(error));
-        self.core
-            .on(device, &mut work)
-            .map_err(|error| match error.code() {
-                Some(Code::RUNTIME_NEEDS_NEWER_DRIVER) => {
-                    too_new(self.core.api.version(), self.api.version())
-                }
-                _ => error,
-            })
+        let done = self.core.on(device, &mut work);
+        done.map_err(|error| self.explained(error))
+    }
+
+    fn explained(&self, error: Error) -> Error {
+        match error.code() {
+            Some(Code::RUNTIME_NEEDS_NEWER_DRIVER) => {
+                too_new(self.core.api.version(), self.api.version())
+            }
+            _ => error,
+        }
     }
 
     /// Clears the runtime's last error of this thread after a call of this crate was refused. The caller knows the error, and

@@ -103,7 +103,7 @@ pub enum Error {
         /// Bytes free.
         free: u64,
     },
-    /// The request exceeds the free memory of the nodes that it was to be spread over.
+    /// The request exceeds the free memory of the nodes that it was to be spread over, or of all nodes if it names none.
     NodesTooFull {
         /// The nodes.
         nodes: Vec<NodeId>,

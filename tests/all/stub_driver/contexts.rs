@@ -224,6 +224,17 @@ stubbed! {
         assert_ne!(driver.active_device(), Some(1), "no call for any context goes there");
     }
 
+    fn calls_for_any_context_leave_a_gpu_that_has_faulted(cuda()) {
+        let (driver, stub) = (Driver::open().unwrap(), Stub::open("libcuda.so.1"));
+        driver.mem_info(0).unwrap();
+        let _stream = stream(&driver);
+        assert_eq!(driver.active_device(), Some(0));
+        stub.fail("cuMemGetInfo_v2", 700);
+        driver.mem_info(0).unwrap_err();
+        stub.fail("", 0);
+        assert_eq!(driver.active_device(), Some(1));
+    }
+
     fn work_that_is_not_done_is_no_error(cuda()) {
         let (driver, stub) = (Driver::open().unwrap(), Stub::open("libcuda.so.1"));
         let (stream, event) = (stream(&driver), driver.event_create(0, false).unwrap());

@@ -151,13 +151,19 @@ impl PagesMapping {
         self.job.as_ref().map_or(Ok(()), |job| job.wait())
     }
 
-    /// Registers the pages by the first GPU that has a context, or else by the first that is named. If that one is lost, by the next.
+    /// Registers the pages by the first GPU that has a context, or else by the first that is named. If that one is lost, by the next
+    /// with a context, and then by the others, which get one for it.
     fn register_by_one(&self, driver: &Driver, named: impl Iterator<Item = i32>) -> Result<()> {
+        let used = (0..self.gpus).filter(|&gpu| driver.has_context(gpu) == Some(true));
         let mut lost = Ok(());
-        for device in driver.active_device().into_iter().chain(named) {
-            match self.register(driver, device) {
-                Err(error @ Error::ContextLost { .. }) => lost = lost.and(Err(error)),
-                registered => return registered,
+        for device in driver.active_device().into_iter().chain(used).chain(named) {
+            let Err(error) = self.register(driver, device) else {
+                return Ok(());
+            };
+            let goes_on = lost.is_err() || matches!(error, Error::ContextLost { .. });
+            lost = lost.and(Err(error));
+            if !goes_on {
+                break;
             }
         }
         lost

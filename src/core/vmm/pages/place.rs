@@ -220,7 +220,12 @@ fn expect_by_mapping(node: NodeId, range: &Range<u64>, why: Unbound) -> Result<(
 }
 
 fn misplaced(node: NodeId, why: String) -> Error {
-    Error::failed(format!("placing pages on NUMA node {node}"), why)
+    Error::System {
+        what: format!("placing pages on NUMA node {node}"),
+        // It does not pass.
+        kind: io::ErrorKind::Unsupported,
+        detail: why,
+    }
 }
 
 /// Returns how many bytes of a range of addresses are mapped in huge pages.

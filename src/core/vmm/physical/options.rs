@@ -86,7 +86,8 @@ impl PhysicalOptions {
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::Error::InvalidArgument) for 0 bytes, [`NodeTooFull`](crate::Error::NodeTooFull) for
-    /// 64 MiB or more if the host node has less free, [`OutOfMemory`](crate::Error::OutOfMemory),
+    /// 64 MiB or more if the host node has less free ([`NodesTooFull`](crate::Error::NodesTooFull) at
+    /// [`Location::Host`]), [`OutOfMemory`](crate::Error::OutOfMemory),
     /// [`NoImexChannel`](crate::Error::NoImexChannel) for FABRIC without a channel,
     /// [`PlatformUnsupported`](crate::Error::PlatformUnsupported), [`NoSuchNode`](crate::Error::NoSuchNode),
     /// [`NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's own code.
