@@ -394,5 +394,6 @@ fn imported_pool(driver: &Driver) -> egmem::share::Result<()> {
     one.send_pool_buffer(&mut lent)?;
     let stream = Stream::new(driver, 1)?;
     other.receive_pool_buffer(&imported, &stream)?.free()?;
-    Ok(lent.wait(std::time::Duration::ZERO)?)
+    // A process that another test starts has the connection until it runs its program.
+    Ok(lent.wait(std::time::Duration::from_secs(300))?)
 }

@@ -274,7 +274,11 @@ mod tests {
 
     #[test]
     fn threads_that_were_started_early_create_the_pages_of_all_chunks() {
-        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let mut machine = Machine::gh200();
+        // Its pages are on its only node, whatever an emulated kernel says of them.
+        machine.gpus.clear();
+        machine.nodes[0].distances.clear();
+        let driver = Driver::simulated(machine).unwrap();
         let addresses = Addresses::reserve(24 * MIB, 2 * MIB, 0).unwrap();
         addresses.prepare(Fork::Zeros).unwrap();
         let (node, start) = (NodeId(0), addresses.start());
