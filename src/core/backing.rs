@@ -18,6 +18,7 @@ use crate::vmm::pages::Fork;
 /// | shared as | POSIX fd, fabric handle | POSIX fd. A peer that has it can punch holes: the CPU then sees zeros, and GPUs the old pages |
 /// | access | of each GPU and the CPU apart | of the CPU apart, of all GPUs alike |
 /// | copies by the driver | over borders of chunks | within one chunk: others fail with INVALID_VALUE |
+/// | after other code resets the GPU that made it | as before | the CPU's alone: GPUs that use it fault |
 /// | counted by the kernel | as no process's | as the process's, and by its control group |
 ///
 /// docs/host-memory.md has figures.

@@ -207,6 +207,10 @@ use owned;
 /// Its drop waits for kernels that run, and holds up calls of the driver in all threads meanwhile (measured, docs/driver-behaviour.md): a
 /// kernel that waits for the host's next call never ends then.
 ///
+/// It goes with the primary context of its GPU: after other code of the process has reset that (`cudaDeviceReset`), the CPU gets
+/// SIGSEGV there, and a GPU that uses it faults (measured, docs/driver-behaviour.md). Memory of
+/// [`Buffer`](crate::Buffer) by [`Backing::Driver`](crate::Backing::Driver) stays.
+///
 /// Source: `cuMemHostAlloc` with PORTABLE and DEVICEMAP, which is `cudaHostAlloc`.
 #[derive(Debug)]
 pub struct PinnedHost(Owned);

@@ -50,8 +50,8 @@ pub fn give_back_or_log(
     true
 }
 
-/// Ends the registration of pages. A call in a lost context reports the loss even where it has ended the registration: the next
-/// one tells.
+/// Ends the registration of pages, which a context that was destroyed has ended already. A call in one that is lost otherwise may
+/// report the loss even where it has ended the registration: the next one tells.
 ///
 /// # Errors
 /// The driver's: the pages are registered as before.
@@ -62,6 +62,10 @@ pub unsafe fn unregister(driver: &Driver, device: i32, start: DevicePtr) -> Resu
     // SAFETY: the caller's promise.
     let call = || unsafe { driver.mem_host_unregister(device, start) };
     match call() {
+        // The registration has ended with its context. Source: docs/driver-behaviour.md.
+        Err(Error::ContextLost { source, .. }) if source.code == Code::CONTEXT_IS_DESTROYED => {
+            Ok(())
+        }
         Err(lost @ Error::ContextLost { .. }) => match call() {
             Err(error) if error.code() != Some(Code::HOST_MEMORY_NOT_REGISTERED) => Err(lost),
             _ => Ok(()),
