@@ -165,8 +165,7 @@ pub struct ReserveConfig {
     /// The size of a piece: a buffer consists of whole pieces and an exact remainder.
     #[serde(with = "bytes", default = "number::<CHUNK>")]
     pub chunk: u64,
-    /// If memory is short, pieces are halved down to this size. `bytes` below it are one piece; a remainder below it is not
-    /// kept ready.
+    /// If memory is short, pieces are halved down to this size. `bytes` below it are one piece.
     #[serde(with = "bytes", default = "number::<MIN_CHUNK>")]
     pub min_chunk: u64,
 }

@@ -281,11 +281,6 @@ impl Reserve {
         }
         reserve.min_chunk = Growth::chunk_in(granule, reserve.min_chunk);
         reserve.chunk = Growth::chunk_in(granule, reserve.chunk.max(reserve.min_chunk));
-        // The target is what the chunks come to: see `fill`.
-        let rest = reserve.bytes % reserve.chunk;
-        if rest < reserve.min_chunk {
-            reserve.bytes -= rest;
-        }
         let state = ReserveState {
             chunk: reserve.chunk,
             ..ReserveState::default()

@@ -306,7 +306,7 @@ fn limit_reached(what: &'static str, limit: u64) -> Error {
     Error::LimitReached { what, limit }
 }
 
-fn ended() -> Error {
+pub(super) fn ended() -> Error {
     refused("memory of its reserve", Refusal::Closing, ENDING)
 }
 

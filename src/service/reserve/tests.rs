@@ -3,8 +3,10 @@ mod returned;
 
 use crate::{MemoryError, ShareError};
 
+use std::cell::Cell;
 use std::time::Duration;
 
+use super::request::ended;
 use super::*;
 use crate::backing::choose::choose_for_others;
 use crate::driver::{Access, AccessDesc, Call, Code, Location};
@@ -123,15 +125,20 @@ fn a_warm_request_asks_the_driver_for_nothing_and_the_reserve_fills_up_again() {
 
 #[test]
 fn the_target_is_reached_whatever_its_size() {
-    // The remainder of the third is smaller than the smallest chunk.
-    for (bytes, reached) in [(2, 2), (12, 12), (10, 8)] {
+    // The remainder of the third is smaller than the smallest chunk; that of the last is so after a shortage.
+    for (bytes, shortages) in [(2, 0), (12, 0), (10, 0), (14, 1)] {
+        let driver = driver();
+        for call in 1..=shortages {
+            let sim = driver.sim().unwrap();
+            sim.fail(Call::MemCreate, call, Code::OUT_OF_MEMORY);
+        }
         let mut odd = plan();
         odd.reserve.bytes = bytes * MIB;
         odd.reserve.min_chunk = 4 * MIB;
-        let (reserve, filled) = start(&driver(), odd);
+        let (reserve, filled) = start(&driver, odd);
         filled.unwrap();
         let levels = reserve.levels();
-        assert_eq!((levels.warm, levels.target), (reached * MIB, reached * MIB));
+        assert_eq!((levels.warm, levels.target), (bytes * MIB, bytes * MIB));
     }
 }
 
@@ -149,6 +156,27 @@ fn what_the_reserve_lacks_is_made_and_the_rest_is_exact() {
     assert!(take(&reserve, None, 0).is_err());
     drop(reserve);
     assert!(driver.sim().unwrap().held().is_empty());
+}
+
+#[test]
+fn a_request_asks_before_each_chunk_whether_it_is_still_wanted() {
+    let driver = driver();
+    let mut empty = plan();
+    empty.reserve.bytes = 0;
+    let (reserve, _) = start(&driver, empty);
+    let (asked, mut taken) = (Cell::new(0), Vec::new());
+    let wanted = || {
+        asked.set(asked.get() + 1);
+        if asked.get() == 3 {
+            Err(ended())
+        } else {
+            Ok(())
+        }
+    };
+    let stopped = reserve.fill_up(None, 32 * MIB, &mut taken, &wanted);
+    assert_eq!(stopped, Err(ended()));
+    assert_eq!((taken.len(), total(&taken)), (2, 16 * MIB));
+    assert_eq!(driver.sim().unwrap().count(Call::MemCreate), 2);
 }
 
 #[test]

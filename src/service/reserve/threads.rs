@@ -31,7 +31,7 @@ impl NodeReserve {
             }
             // Memory that is being zeroed will be ready without asking the driver.
             let lacking = self.plan.reserve.bytes.saturating_sub(state.warm_soon());
-            // Chunks created ahead are whole: a remainder below the smallest size is left out.
+            // `next_chunk` leaves less only where a piece of another size has been returned.
             let is_full = lacking < self.plan.reserve.min_chunk;
             if is_full && state.filled.is_none() {
                 drop(state);
@@ -46,7 +46,7 @@ impl NodeReserve {
                 self.wait(state, if waits { LONG } else { quiet });
                 continue;
             }
-            let bytes = state.chunk.min(lacking);
+            let bytes = self.next_chunk(state.chunk, lacking);
             if state.pinned.saturating_add(bytes) > self.plan.limits.max_bytes {
                 drop(state);
                 self.first_filled(Err(self.at_cap()));
@@ -69,12 +69,26 @@ impl NodeReserve {
         }
     }
 
-    /// Makes the chunks smaller after a shortage; otherwise waits before the next try.
+    /// Returns the size of the next of the chunks that make up what is lacking, so that none is left that would be too small.
+    fn next_chunk(&self, chunk: u64, lacking: u64) -> u64 {
+        let reserve = &self.plan.reserve;
+        if lacking.saturating_sub(chunk) >= reserve.min_chunk {
+            chunk
+        } else if lacking <= reserve.chunk {
+            lacking
+        } else {
+            lacking - reserve.min_chunk
+        }
+    }
+
+    /// Makes the chunks smaller after a shortage, where they can be; otherwise waits before the next try.
     fn not_created(&self, bytes: u64, error: MemoryError) {
-        if is_shortage(&error) && bytes > self.plan.reserve.min_chunk {
-            self.state().chunk = self.halved(bytes);
+        let mut state = self.state();
+        if is_shortage(&error) && state.chunk > self.plan.reserve.min_chunk {
+            state.chunk = self.halved(bytes.min(state.chunk));
             return;
         }
+        drop(state);
         let node = self.node();
         tracing::warn!(%node, %error, "the reserve cannot be filled for now");
         self.first_filled(Err(error.into()));
