@@ -15,7 +15,7 @@ use super::create::Allocator;
 use super::lines::{AuditFile, LineWriter};
 use super::metrics::serve;
 use super::reserve::{Plan, Reserve};
-use super::state::{ServiceState, Wanted, blocking};
+use super::state::{Phase, ServiceState, Wanted, blocking};
 use crate::ServiceConfig;
 use crate::backing::Chosen;
 use crate::backing::choose::choose_for_others;
@@ -282,11 +282,14 @@ impl Service {
         let audit = state.audit.clone();
         drop(self);
         let released = tokio::task::spawn_blocking(move || {
-            state.forget_names();
+            let rest = state.forget_names();
             state.nodes.values().for_each(|reserve| reserve.stop());
+            rest
         });
         // A panic of the driver is reported where it happened.
-        let _ = released.await;
+        for named in released.await.unwrap_or_default() {
+            named.reach(Phase::Ended).await;
+        }
         if let Some(audit) = audit {
             let flushed = tokio::task::spawn_blocking(move || audit.flush());
             let _ = flushed.await;

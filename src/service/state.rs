@@ -213,13 +213,19 @@ impl ServiceState {
 
     /// Forgets all names and gives their memory back, once the server has closed. Tasks that still end names hold them, so
     /// that memory would otherwise live as long as the last of them. A creation that is still in progress fails.
-    pub fn forget_names(&self) {
+    ///
+    /// Returns the names of which a task is giving the memory back.
+    pub fn forget_names(&self) -> Vec<Arc<Named>> {
         let forgotten = std::mem::take(&mut *lock(&self.names));
-        for named in forgotten.into_values() {
+        let is_being_given_back = |named: &Arc<Named>| {
             let held = lock(&named.held).take();
             // Outside the locks: the driver may take seconds for many gigabytes.
-            drop(held);
-        }
+            held.is_none() && named.phase() == Phase::Ending
+        };
+        forgotten
+            .into_values()
+            .filter(is_being_given_back)
+            .collect()
     }
 }
 

@@ -35,6 +35,26 @@ impl Subscriber for Calls {
     fn exit(&self, _: &span::Id) {}
 }
 
+#[tokio::test]
+async fn a_drain_ends_once_the_memory_of_a_name_that_ended_before_is_back() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let text = "listen = ['tcp://127.0.0.1:0']\n[[buffer]]\nname = 'kv'\nbytes = '1MiB'\ngpu = 0\nwho = ['*']";
+    let config = ServiceConfig::from_toml(text).unwrap();
+    let service = Service::start(config, &driver).await.unwrap();
+    let state = Arc::clone(&service.state);
+    // The state while a task gives the memory back.
+    let named = Arc::clone(&lock(&state.names)["kv"]);
+    named.phase.send_replace(Phase::Ending);
+    let held = lock(&named.held).take().unwrap();
+    let mut drain = Box::pin(service.drain(PATIENCE));
+    let ended = tokio::time::timeout(Duration::from_millis(200), &mut drain).await;
+    ended.expect_err("its memory is not back");
+    drop(held);
+    state.free_name(&named);
+    drain.await.unwrap();
+    assert!(driver.sim().unwrap().held().is_empty());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_that_comes_to_be_while_it_drains_is_asked_back_too() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
