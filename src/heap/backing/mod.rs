@@ -248,7 +248,8 @@ impl Backing {
     pub(crate) fn give_back(&mut self, start: u64) -> (bool, Option<Error>) {
         self.sweep();
         let at = self.count_before(start);
-        if self.chunk_at(start).is_none() {
+        let found = self.chunks.get(at).map(|chunk| chunk.range().start);
+        if found != Some(start) {
             return (false, None);
         }
         let chunk = self.chunks.remove(at);
