@@ -21,6 +21,17 @@ fn machine() -> Driver {
     Driver::simulated(Machine::gh200x4()).unwrap()
 }
 
+fn one_byte(driver: &Driver) -> Entry {
+    Entry::new(NewEntry {
+        driver,
+        bytes: 1,
+        location: NODE,
+        path: AllocPath::Vmm,
+        label: None,
+        site: Site::unknown(),
+    })
+}
+
 fn only(driver: &Driver) -> Allocation {
     let mut all = allocations(driver);
     assert_eq!(all.len(), 1, "{all:?}");
@@ -388,14 +399,7 @@ fn a_reservation_alone_is_no_memory() {
 #[test]
 fn the_last_chunk_of_memory_removes_its_record() {
     let driver = machine();
-    let first = Entry::new(NewEntry {
-        driver: &driver,
-        bytes: 1,
-        location: NODE,
-        path: AllocPath::Vmm,
-        label: None,
-        site: Site::unknown(),
-    });
+    let first = one_byte(&driver);
     let second = first.again();
     second.add_chunk(2);
     drop(first);
@@ -416,14 +420,7 @@ fn a_forked_child_has_a_ledger_of_its_own() {
         let none = count() == 0 && allocations(&driver).is_empty();
         let buffer = buffer.take();
         let refused = buffer.is_some_and(|buffer| locate(&driver, buffer.device_ptr()).is_err());
-        let entry = Entry::new(NewEntry {
-            driver: &driver,
-            bytes: 1,
-            location: NODE,
-            path: AllocPath::Vmm,
-            label: None,
-            site: Site::unknown(),
-        });
+        let entry = one_byte(&driver);
         let own = count() == 1;
         drop(entry);
         none && refused && own && count() == 0

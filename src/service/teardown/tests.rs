@@ -14,6 +14,23 @@ use crate::{Driver, Error, Machine};
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
+/// A service whose peers may create names.
+async fn creating(driver: &Driver) -> Service {
+    let text = "listen = ['tcp://127.0.0.1:0']\n[create]\nwho = ['*']";
+    let config = ServiceConfig::from_toml(text).unwrap();
+    Service::start(config, driver).await.unwrap()
+}
+
+/// A request for a byte, which these peers may fetch.
+fn ask(peers: &str) -> Create {
+    Create {
+        name: "local/a".into(),
+        bytes: 1,
+        node: None,
+        peers: peers.into(),
+    }
+}
+
 /// The driver calls of a thread, by name.
 #[derive(Clone, Default)]
 struct Calls(Arc<Mutex<Vec<&'static str>>>);
@@ -196,22 +213,11 @@ async fn a_creation_that_outlasts_the_drain_leaves_nothing() {
 #[tokio::test]
 async fn a_drain_ends_a_deletion_that_waits_for_a_holder() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
-    let text = r#"
-        listen = ["tcp://127.0.0.1:0"]
-        [create]
-        who = ["*"]
-    "#;
-    let config = ServiceConfig::from_toml(text).unwrap();
-    let service = Service::start(config, &driver).await.unwrap();
+    let service = creating(&driver).await;
     let address = service.addresses()[0].clone();
     let client = Client::options(address).connect(&driver).await.unwrap();
     let allocator = Allocator(Arc::clone(&service.state));
-    let ask = Create {
-        name: "local/a".into(),
-        bytes: 1,
-        node: None,
-        peers: String::new(),
-    };
+    let ask = ask("");
     allocator.create(&PeerName::Local, &ask).await.unwrap();
     let memory = client.fetch("local/a").go().await.unwrap();
     let named = Arc::clone(&lock(&service.state.names)["local/a"]);
@@ -229,20 +235,9 @@ async fn a_drain_ends_a_deletion_that_waits_for_a_holder() {
 #[tokio::test]
 async fn memory_goes_back_to_the_driver_in_another_thread_than_the_runtimes() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
-    let text = r#"
-        listen = ["tcp://127.0.0.1:0"]
-        [create]
-        who = ["*"]
-    "#;
-    let config = ServiceConfig::from_toml(text).unwrap();
-    let service = Service::start(config, &driver).await.unwrap();
+    let service = creating(&driver).await;
     let allocator = Allocator(Arc::clone(&service.state));
-    let ask = Create {
-        name: "local/a".into(),
-        bytes: 1,
-        node: None,
-        peers: "*".into(),
-    };
+    let ask = ask("*");
     allocator.create(&PeerName::Local, &ask).await.unwrap();
     let sim = driver.sim().unwrap();
     let before = sim.count(Call::MemRelease);
