@@ -66,34 +66,33 @@ impl<T> Biased<T> {
     pub(crate) unsafe fn owner<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let _alone = Alone::enter();
         self.busy.store(true, Ordering::Relaxed);
-        // From here on dropping `busy` frees the value, also if `f` panics.
-        let busy = Reset(&self.busy);
+        // Frees the value when it is dropped, also if `f` panics.
+        let _busy = Reset(&self.busy);
         self.fence.light();
-        // Acquires the last holder's changes to the value. `f` is called in one place, so that the compiler
-        // inlines it; its captures then need no memory.
-        let _busy_or_turn = if self.wanted.load(Ordering::Acquire) {
-            Err(self.owners_turn(busy))
-        } else {
-            Ok(busy)
-        };
+        // Acquires the last holder's changes to the value.
+        if self.wanted.load(Ordering::Acquire) {
+            self.wait_for_turn();
+        }
         let value = self.value.get_mut();
         // SAFETY: if the value is not wanted, no holder is inside. An earlier holder has reset `wanted`,
         // which the load above has acquired. A later holder waits for `busy`: had it read `busy` as reset
         // from before the store above, its fence would have come before ours, and the load above would have
-        // seen that the value is wanted. If the value is wanted, holders use it only under the mutex, which
-        // also orders their earlier changes. The caller promises that no other call of this function is under
-        // way.
+        // seen that the value is wanted. If the value was wanted, `wait_for_turn` says the same. The caller promises that no
+        // other call of this function is under way.
         f(unsafe { value.deref() })
-        // `value`, which loom watches, is dropped before `busy` and the owner's turn.
+        // `value`, which loom watches, is dropped before `busy`.
     }
 
-    /// Waits for the owner's turn when a holder wants the value.
+    /// Waits for the owner's turn when a holder wants the value. Then no holder is inside, their changes were acquired, and
+    /// later ones wait for `busy`.
     #[cold]
     #[inline(never)]
-    fn owners_turn(&self, busy: Reset<'_>) -> MutexGuard<'_, ()> {
-        // This releases the changes of earlier calls: a holder may acquire this reset instead of theirs.
-        drop(busy);
-        self.lock()
+    fn wait_for_turn(&self) {
+        // Holders wait for this. It releases the changes of earlier calls: a holder may acquire this reset instead of theirs.
+        self.busy.store(false, Ordering::Release);
+        let _turn = self.lock();
+        // Holders have the mutex as long as they are inside; the next one acquires this store with it.
+        self.busy.store(true, Ordering::Relaxed);
     }
 
     /// Takes the value from its owner until the guard is dropped, as [`hold_all`](Self::hold_all) does with
