@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::sync::tell_refusal;
-use super::cache::{CacheBound, Local, MAX_CACHED, Medium, Visitor, member};
+use super::cache::{Local, MAX_CACHED, Medium, Visitor, member};
 use super::classes::{Class, GRANULE};
 use super::inner::HeapInner;
 use super::piece::{Extent, Kind, Piece};
@@ -21,22 +21,27 @@ impl HeapInner {
     /// itself if necessary.
     #[inline]
     pub(super) fn allocate_cached(&self, bytes: u64, align: u64) -> Option<Extent> {
-        if let Some(class) = Class::of(bytes, align) {
-            member::with(self, |local| {
-                let found = match local.small[class.index()].pop() {
-                    Some(offset) => Extent::small(offset, class),
-                    None => self.refill(local, class, bytes, align)?,
-                };
-                local.tally.allocate(bytes);
-                Some(found)
-            })
-        } else {
-            member::with(self, |local| {
-                let found = self.take_range(local, bytes, align)?;
-                local.tally.allocate(bytes);
-                Some(found)
-            })
-        }
+        let Some(class) = Class::of(bytes, align) else {
+            return self.allocate_range(bytes, align);
+        };
+        member::with(self, |local| {
+            let found = match local.small[class.index()].pop() {
+                Some(offset) => Extent::small(offset, class),
+                None => self.refill(local, class, bytes, align)?,
+            };
+            local.tally.allocate(bytes);
+            Some(found)
+        })
+    }
+
+    /// As [`allocate_cached`](Self::allocate_cached), for a range. Not inlined: a small block's path needs fewer registers.
+    #[inline(never)]
+    fn allocate_range(&self, bytes: u64, align: u64) -> Option<Extent> {
+        member::with(self, |local| {
+            let found = self.take_range(local, bytes, align)?;
+            local.tally.allocate(bytes);
+            Some(found)
+        })
     }
 
     #[inline(always)]
@@ -53,9 +58,9 @@ impl HeapInner {
     #[cold]
     #[inline(never)]
     fn refill(&self, local: &mut Local, class: Class, bytes: u64, align: u64) -> Option<Extent> {
-        let shelf = &mut local.small[class.index()];
-        shelf.unpark();
-        if let Some(offset) = shelf.pop() {
+        let magazine = &mut local.small[class.index()];
+        magazine.unpark();
+        if let Some(offset) = magazine.pop() {
             return Some(Extent::small(offset, class));
         }
         if class.may_be_range(align)
@@ -64,19 +69,19 @@ impl HeapInner {
         {
             return Some(found);
         }
-        // Before the blocks leave their present place.
-        local.bound.note(CacheBound::small(class));
-        let magazine = local.small[class.index()].unparked();
+        let magazine = &mut local.small[class.index()];
         let refill = local.refills[class.index()].next(class);
         let (own, visitor) = (&mut local.stripe, &mut local.visitor);
-        magazine.fill(refill, |out| match self.slabs.take(own, class, out) {
-            0 => {
-                let mut core = self.visit(visitor);
-                let filled = core.fill(own, class, out);
-                self.grower.look(&core);
-                filled
+        magazine.fill(class, &local.bound, refill, |out| {
+            match self.slabs.take(own, class, out) {
+                0 => {
+                    let mut core = self.visit(visitor);
+                    let filled = core.fill(own, class, out);
+                    self.grower.look(&core);
+                    filled
+                }
+                taken => taken,
             }
-            taken => taken,
         });
         Some(Extent::small(magazine.pop()?, class))
     }
@@ -156,21 +161,38 @@ impl HeapInner {
     /// handle. The piece is a block of this heap that has no other owner.
     #[inline]
     pub(super) unsafe fn free(&self, piece: &Piece) {
-        let done = member::with(self, |local| {
+        if !piece.key.is_small() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.free_range(piece) };
+        }
+        let freed = member::with(self, |local| {
             local.tally.free(piece.bytes);
-            match piece.key.kind() {
-                Kind::Small(class) => {
-                    let visitor = &mut local.visitor;
-                    let give = |part: &[u64]| self.hand_on(visitor, part);
-                    local.small[class.index()].push(class, piece.offset, &local.bound, give);
-                }
-                Kind::Range(_) => self.keep(local, piece.extent()),
-            }
+            let class = piece.key.class();
+            let visitor = &mut local.visitor;
+            let give = |part: &[u64]| self.hand_on(visitor, part);
+            local.small[class.index()].push(class, piece.offset, &local.bound, give);
             Some(())
         });
-        if done.is_none() {
+        if freed.is_none() {
             // SAFETY: the caller's promise.
-            unsafe { self.free_without_member(*piece) };
+            unsafe { self.free_without_member(piece) };
+        }
+    }
+
+    /// As [`free`](Self::free), for a range. Not inlined: a small block's path needs fewer registers.
+    ///
+    /// # Safety
+    /// As [`free`](Self::free).
+    #[inline(never)]
+    unsafe fn free_range(&self, piece: &Piece) {
+        let freed = member::with(self, |local| {
+            local.tally.free(piece.bytes);
+            self.keep(local, piece.extent());
+            Some(())
+        });
+        if freed.is_none() {
+            // SAFETY: the caller's promise.
+            unsafe { self.free_without_member(piece) };
         }
     }
 
@@ -236,8 +258,8 @@ impl HeapInner {
         if let Some(own) = &mut local.shard {
             self.dissolve(core, own);
         }
-        for magazine in local.take_small() {
-            self.give(core, magazine.offsets());
+        for offsets in local.take_small() {
+            self.give(core, &offsets);
         }
         let ranges = local.medium.take_all();
         if self.front.shards.are_used() {

@@ -57,12 +57,12 @@ impl HeapInner {
     /// As [`free`](Self::free).
     #[cold]
     #[inline(never)]
-    pub(super) unsafe fn free_without_member(&self, piece: Piece) {
+    pub(super) unsafe fn free_without_member(&self, piece: &Piece) {
         // Keeps the heap's tables alive until this returns, even if another thread frees the last block.
         let Some(this) = self.this.upgrade() else {
             return; // unreachable: the block keeps the heap alive
         };
-        this.take_back(piece);
+        this.take_back(*piece);
         this.count_freed(piece.bytes);
     }
 

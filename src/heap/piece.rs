@@ -67,11 +67,17 @@ impl Key {
         self.number() & Self::SMALL != 0
     }
 
+    /// Returns a small block's class.
+    #[inline]
+    pub(super) const fn class(self) -> Class {
+        Class::from_index((self.number() ^ Self::SMALL) as usize)
+    }
+
     /// Returns what the key means. It is the key of a block.
     #[inline]
     pub(super) const fn kind(self) -> Kind {
         if self.is_small() {
-            Kind::Small(Class::from_index((self.number() ^ Self::SMALL) as usize))
+            Kind::Small(self.class())
         } else {
             Kind::Range(RangeId::from_number(self.number() as u32))
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::magazine::{CacheBound, Magazine, Shelf};
+use super::magazine::{CacheBound, Magazine};
 use super::medium::Medium;
 use super::reserved::Visitor;
 use super::shards::Own;
@@ -123,7 +123,7 @@ pub(crate) struct Local {
     pub(crate) visitor: Visitor,
     /// The upper bound of the contents, for other threads.
     pub(crate) bound: Arc<CacheBound>,
-    pub(crate) small: [Shelf; CLASSES],
+    pub(crate) small: [Magazine; CLASSES],
     pub(crate) refills: [RefillSize; CLASSES],
 }
 
@@ -131,7 +131,7 @@ impl Local {
     pub(crate) fn new() -> Self {
         let bound = Arc::<CacheBound>::default();
         Self {
-            small: std::array::from_fn(|_| Shelf::default()),
+            small: std::array::from_fn(|_| Magazine::default()),
             refills: [RefillSize::FIRST; CLASSES],
             medium: Medium::new(Arc::clone(&bound)),
             shard: None,
@@ -153,9 +153,9 @@ impl Local {
 
     /// Tightens [`CacheBound`] to the present contents. Drops empty magazines, because pushes to them set no bit.
     pub(crate) fn forget_what_is_gone(&mut self) {
-        for (class, shelf) in Class::all().zip(&mut self.small) {
-            if self.bound.has(CacheBound::small(class)) && shelf.offsets().is_empty() {
-                *shelf = Shelf::default();
+        for (class, magazine) in Class::all().zip(&mut self.small) {
+            if self.bound.has(CacheBound::small(class)) && magazine.offsets().is_empty() {
+                *magazine = Magazine::default();
                 self.bound.forget(CacheBound::small(class));
             }
         }
@@ -166,30 +166,31 @@ impl Local {
     /// call.
     pub(crate) fn give_idle(&mut self, mut give: impl FnMut(&mut Visitor, &[u64])) {
         for class in Class::all().filter(|class| class.takes_page()) {
-            let shelf = &mut self.small[class.index()];
+            let magazine = &mut self.small[class.index()];
             let refill = &mut self.refills[class.index()];
             refill.look();
-            if shelf.park() {
+            if magazine.park() {
                 continue;
             }
             *refill = RefillSize::FIRST;
-            if let Some(magazine) = shelf.take() {
-                give(&mut self.visitor, magazine.offsets());
+            let offsets = magazine.take();
+            if !offsets.is_empty() {
+                give(&mut self.visitor, &offsets);
             }
             self.bound.forget(CacheBound::small(class));
         }
     }
 
     /// Takes all small blocks.
-    pub(crate) fn take_small(&mut self) -> impl Iterator<Item = Box<Magazine>> {
+    pub(crate) fn take_small(&mut self) -> impl Iterator<Item = Vec<u64>> {
         self.refills = [RefillSize::FIRST; CLASSES];
-        self.small.iter_mut().filter_map(Shelf::take)
+        self.small.iter_mut().map(Magazine::take)
     }
 
     /// Calls `name` with the offset and bytes of each block.
     pub(crate) fn each(&self, mut name: impl FnMut(u64, u64)) {
-        for (class, shelf) in Class::all().zip(&self.small) {
-            for &offset in shelf.offsets() {
+        for (class, magazine) in Class::all().zip(&self.small) {
+            for &offset in magazine.offsets() {
                 name(offset, class.bytes());
             }
         }
@@ -201,7 +202,7 @@ impl Local {
     /// Returns the bytes of all blocks, and the shard's free bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let small = Class::all().zip(&self.small);
-        let small = small.map(|(class, shelf)| shelf.offsets().len() as u64 * class.bytes());
+        let small = small.map(|(class, magazine)| magazine.offsets().len() as u64 * class.bytes());
         small.sum::<u64>() + self.medium.bytes() + self.bound.shard()
     }
 }

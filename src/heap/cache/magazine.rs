@@ -11,63 +11,110 @@ const PART: usize = 64;
 /// Their bytes for a larger class: 16 blocks of 2 KiB.
 const PART_BYTES: u64 = 32 << 10;
 
-/// The results of [`Magazine::part`]: every free needs one, and a division is slow.
-const PARTS: [u8; CLASSES] = {
-    let mut parts = [PART as u8; CLASSES];
-    let mut index = 0;
-    while index < CLASSES {
-        let fit = PART_BYTES / Class::from_index(index).bytes();
-        if fit < PART as u64 {
-            parts[index] = fit as u8;
-        }
-        index += 1;
-    }
-    parts
-};
-
 /// A stack of small blocks of one class. A full one gives the older half of its blocks to their slabs: a thread that
 /// allocates and frees around that boundary exchanges none. (Bonwick and Adams, "Magazines and Vmem", 2001, have two
 /// magazines for that.)
+#[derive(Default)]
 pub(crate) struct Magazine {
-    len: usize,
-    offsets: [u64; 2 * PART],
+    /// Has room for two parts from the first use on, and never grows.
+    offsets: Vec<u64>,
+    /// The blocks, in place of `offsets`, until the class's next allocation or free.
+    parked: Vec<u64>,
 }
 
 impl Magazine {
-    fn empty() -> Box<Self> {
-        Box::new(Self {
-            len: 0,
-            offsets: [0; 2 * PART],
-        })
-    }
-
-    /// Returns how many blocks of `class` are half of a magazine.
-    #[inline]
-    pub(crate) const fn part(class: Class) -> usize {
-        PARTS[class.index()] as usize
+    /// Returns how many blocks of `class` are half of a full magazine.
+    pub(crate) fn part(class: Class) -> usize {
+        PART.min((PART_BYTES / class.bytes()) as usize)
     }
 
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<u64> {
-        self.len = self.len.checked_sub(1)?;
-        Some(self.offsets[self.len])
+        self.offsets.pop()
     }
 
+    /// Pushes a block of `class`. If the magazine is full, calls `give` with the older half of its blocks, which leaves it.
     #[inline]
-    fn push(&mut self, offset: u64) {
-        self.offsets[self.len] = offset;
-        self.len += 1;
+    pub(crate) fn push(
+        &mut self,
+        class: Class,
+        offset: u64,
+        bound: &CacheBound,
+        give: impl FnOnce(&[u64]),
+    ) {
+        if self.offsets.len() == self.offsets.capacity() {
+            self.make_room(class, bound, give);
+        }
+        self.offsets.push(offset);
     }
 
-    pub(crate) fn offsets(&self) -> &[u64] {
-        &self.offsets[..self.len]
+    #[cold]
+    #[inline(never)]
+    fn make_room(&mut self, class: Class, bound: &CacheBound, give: impl FnOnce(&[u64])) {
+        self.ready(class, bound);
+        let part = Self::part(class);
+        if self.offsets.len() == 2 * part {
+            give(&self.offsets[..part]);
+            self.offsets.drain(..part);
+        }
     }
 
     /// Lets `fill` write up to `most` offsets to an empty magazine; it returns how many it wrote.
-    pub(crate) fn fill(&mut self, most: usize, fill: impl FnOnce(&mut [u64]) -> usize) {
-        self.len = fill(&mut self.offsets[..most]);
+    pub(crate) fn fill(
+        &mut self,
+        class: Class,
+        bound: &CacheBound,
+        most: usize,
+        fill: impl FnOnce(&mut [u64]) -> usize,
+    ) {
+        self.ready(class, bound);
+        self.offsets.resize(most, 0);
+        let filled = fill(&mut self.offsets);
+        self.offsets.truncate(filled);
         // The magazine pops from its end, and the lowest offsets are handed out first.
-        self.offsets[..self.len].reverse();
+        self.offsets.reverse();
+    }
+
+    /// Prepares the magazine for blocks, before they leave their present place.
+    fn ready(&mut self, class: Class, bound: &CacheBound) {
+        bound.note(CacheBound::small(class));
+        self.unpark();
+        if self.offsets.capacity() == 0 {
+            // Has exactly this room, since a boxed slice has.
+            self.offsets = vec![0; 2 * Self::part(class)].into_boxed_slice().into_vec();
+            self.offsets.clear();
+        }
+    }
+
+    /// Parks the blocks; returns `false` if they were parked before and the class was not used since.
+    pub(super) fn park(&mut self) -> bool {
+        let was_used = self.parked.capacity() == 0;
+        if was_used {
+            std::mem::swap(&mut self.parked, &mut self.offsets);
+        }
+        was_used
+    }
+
+    /// Puts parked blocks back.
+    pub(crate) fn unpark(&mut self) {
+        if self.parked.capacity() > 0 {
+            self.offsets = std::mem::take(&mut self.parked);
+        }
+    }
+
+    /// Returns all blocks.
+    pub(super) fn offsets(&self) -> &[u64] {
+        if self.offsets.is_empty() {
+            &self.parked
+        } else {
+            &self.offsets
+        }
+    }
+
+    /// Takes all blocks, and returns to the state before the first use.
+    pub(super) fn take(&mut self) -> Vec<u64> {
+        self.unpark();
+        std::mem::take(&mut self.offsets)
     }
 }
 
@@ -148,89 +195,6 @@ impl CacheBound {
     }
 }
 
-/// The place of a class's magazine. At most one of the two has it.
-#[derive(Default)]
-pub(crate) struct Shelf {
-    magazine: Option<Box<Magazine>>,
-    /// In its place until the class's next allocation or free, which puts it back.
-    parked: Option<Box<Magazine>>,
-}
-
-impl Shelf {
-    #[inline]
-    pub(crate) fn pop(&mut self) -> Option<u64> {
-        self.magazine.as_mut()?.pop()
-    }
-
-    /// Parks the magazine; returns `false` if it was parked before and the class was not used since.
-    pub(super) fn park(&mut self) -> bool {
-        let was_used = self.parked.is_none();
-        if was_used {
-            self.parked = self.magazine.take();
-        }
-        was_used
-    }
-
-    /// Pushes a block of `class`. If the magazine is full, calls `give` with the older half of its blocks, which leaves it.
-    #[inline]
-    pub(crate) fn push(
-        &mut self,
-        class: Class,
-        offset: u64,
-        bound: &CacheBound,
-        give: impl FnOnce(&[u64]),
-    ) {
-        if let Some(magazine) = &mut self.magazine
-            && magazine.len < 2 * Magazine::part(class)
-        {
-            magazine.push(offset);
-        } else {
-            self.push_slowly(class, offset, bound, give);
-        }
-    }
-
-    #[cold]
-    fn push_slowly(
-        &mut self,
-        class: Class,
-        offset: u64,
-        bound: &CacheBound,
-        give: impl FnOnce(&[u64]),
-    ) {
-        bound.note(CacheBound::small(class));
-        let (magazine, part) = (self.unparked(), Magazine::part(class));
-        if magazine.len == 2 * part {
-            give(&magazine.offsets[..part]);
-            magazine.offsets.copy_within(part..2 * part, 0);
-            magazine.len = part;
-        }
-        magazine.push(offset);
-    }
-
-    /// Puts a parked magazine back.
-    pub(crate) fn unpark(&mut self) {
-        self.magazine = self.magazine.take().or(self.parked.take());
-    }
-
-    /// Returns the magazine, not parked any more. The bound has the class's bit: pushes to a magazine do not set it.
-    pub(crate) fn unparked(&mut self) -> &mut Magazine {
-        self.unpark();
-        self.magazine.get_or_insert_with(Magazine::empty)
-    }
-
-    /// Returns all blocks.
-    pub(super) fn offsets(&self) -> &[u64] {
-        let magazine = self.magazine.as_ref().or(self.parked.as_ref());
-        magazine.map_or(&[], |magazine| magazine.offsets())
-    }
-
-    /// Takes the magazine, if it has blocks.
-    pub(super) fn take(&mut self) -> Option<Box<Magazine>> {
-        let magazine = self.magazine.take().or(self.parked.take());
-        magazine.filter(|magazine| magazine.len > 0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -256,27 +220,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_shelf_gives_back_what_was_put_in(steps in proptest::collection::vec(any::<bool>(), 0..2000), class in 0..CLASSES) {
+        fn a_magazine_gives_back_what_was_put_in(steps in proptest::collection::vec(any::<bool>(), 0..2000), class in 0..CLASSES) {
             let (class, bound) = (Class::from_index(class), CacheBound::default());
             let part = Magazine::part(class);
-            let mut shelf = Shelf::default();
+            let mut magazine = Magazine::default();
             let mut there: Vec<u64> = Vec::new();
             for (offset, push) in steps.into_iter().enumerate() {
                 if push {
                     let mut full = Vec::new();
-                    shelf.push(class, offset as u64, &bound, |part| full = part.to_vec());
+                    magazine.push(class, offset as u64, &bound, |part| full = part.to_vec());
                     prop_assert!(full.is_empty() || full.len() == part);
                     there.retain(|offset| !full.contains(offset));
                     there.push(offset as u64);
                     prop_assert!(there.len() <= 2 * part);
-                } else if let Some(offset) = shelf.pop() {
+                } else if let Some(offset) = magazine.pop() {
                     let at = there.iter().position(|&other| other == offset);
                     there.swap_remove(at.expect("it was pushed exactly once"));
                 } else {
                     prop_assert!(there.is_empty());
                 }
             }
-            let mut left: Vec<u64> = shelf.take().map_or(Vec::new(), |full| full.offsets().to_vec());
+            let mut left = magazine.take();
             left.sort_unstable();
             there.sort_unstable();
             prop_assert_eq!(left, there);
