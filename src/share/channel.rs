@@ -182,7 +182,7 @@ impl Channel {
     /// [`Error::TimedOut`], after which the caller may retry if no byte had arrived; [`Error::PeerLost`],
     /// [`Error::Protocol`], the system's errors.
     pub fn receive(&mut self) -> Result<Offer> {
-        let (body, mut fds) = self.receive_body(0)?;
+        let (body, mut fds) = self.receive_body(self.deadline()?)?;
         let (description, handles) = match (body, fds.len()) {
             (Body::Memory(description), _) => {
                 let handles: Vec<_> = fds.into_iter().map(ShareableHandle::PosixFd).collect();
@@ -281,28 +281,28 @@ impl Channel {
     }
 
     fn write(&self, frame: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let wait = self.deadline("sending")?;
+        let until = self.deadline()?;
         let (first, more) = fds.split_at(fds.len().min(MAX_FDS));
-        let mut sent = wait.send(frame, first)?;
+        let mut sent = self.send_some(frame, first, until)?;
         while sent < frame.len() {
-            sent += wait.send(&frame[sent..], &[])?;
+            sent += self.send_some(&frame[sent..], &[], until)?;
         }
         for batch in more.chunks(MAX_FDS) {
-            wait.send(&[0], batch)?;
+            self.send_some(&[0], batch, until)?;
         }
         Ok(())
     }
 
     /// Waits for a message that has one fd at most.
     pub(super) fn receive_one(&mut self) -> Result<(Body, Option<OwnedFd>)> {
-        let (body, mut fds) = self.receive_body(0)?;
+        let (body, mut fds) = self.receive_body(self.deadline()?)?;
         Ok((body, fds.pop()))
     }
 
-    /// Waits for a message. The bytes of a text are received up to this number, and otherwise left behind.
-    fn receive_body(&mut self, most: usize) -> Result<(Body, Vec<OwnedFd>)> {
+    /// Waits for a message. The bytes of a text are left behind.
+    fn receive_body(&mut self, until: Instant) -> Result<(Body, Vec<OwnedFd>)> {
         let mut idle = true;
-        let result = self.read(&mut idle, most);
+        let result = self.read(&mut idle, until);
         let again = idle && matches!(result, Err(Error::TimedOut { .. }));
         if result.is_err() && !again {
             self.close();
@@ -311,31 +311,14 @@ impl Channel {
     }
 
     /// `idle` stays true until a byte arrives.
-    fn read(&self, idle: &mut bool, most: usize) -> Result<(Body, Vec<OwnedFd>)> {
-        let wait = self.deadline("waiting for memory")?;
+    fn read(&self, idle: &mut bool, until: Instant) -> Result<(Body, Vec<OwnedFd>)> {
         let mut fds = Vec::new();
         let mut prefix = [0; 4];
-        wait.fill(&mut prefix, &mut fds, MAX_FDS, idle)?;
+        self.fill(&mut prefix, &mut fds, MAX_FDS, idle, until)?;
         let len = frame::length(prefix).map_err(|why| self.protocol(why))?;
         let mut bytes = vec![0; len];
-        wait.fill(&mut bytes, &mut fds, MAX_FDS, idle)?;
-        let mut body = frame::decode(&bytes).map_err(|why| self.protocol(why))?;
-        if let Body::Text { bytes, text } = &mut body
-            && *bytes <= most
-        {
-            let mut read = Vec::new();
-            // The number is the sender's: room is made as the bytes arrive.
-            while read.len() < *bytes {
-                let start = read.len();
-                let piece = (*bytes - start).min(TEXT_PIECE);
-                (read.try_reserve(piece))
-                    .map_err(|error| MemoryError::failed("receiving a text", error.to_string()))?;
-                read.resize(start + piece, 0);
-                wait.fill(&mut read[start..], &mut fds, 0, idle)?;
-            }
-            let read = String::from_utf8(read);
-            *text = read.map_err(|_| self.protocol("a text that is not UTF-8"))?;
-        }
+        self.fill(&mut bytes, &mut fds, MAX_FDS, idle, until)?;
+        let body = frame::decode(&bytes).map_err(|why| self.protocol(why))?;
         let mut expected = body.fds().min(MAX_FDS);
         loop {
             if fds.len() != expected {
@@ -346,20 +329,62 @@ impl Channel {
                 return Ok((body, fds));
             }
             expected = body.fds().min(expected + MAX_FDS);
-            wait.fill(&mut [0], &mut fds, expected, idle)?;
+            self.fill(&mut [0], &mut fds, expected, idle, until)?;
         }
     }
 
-    fn deadline(&self, what: &'static str) -> Result<Wait<'_>> {
+    /// Returns when an operation that begins now has to end.
+    fn deadline(&self) -> Result<Instant> {
         if self.closed {
             let why = "the connection was closed after an error";
             return Err(Error::peer_lost(self.peer.to_string(), why));
         }
-        Ok(Wait {
-            channel: self,
-            what,
-            until: Instant::now() + self.timeout.min(fd::FOREVER),
-        })
+        Ok(Instant::now() + self.timeout.min(fd::FOREVER))
+    }
+
+    fn explain(&self, error: &io::Error, what: &str) -> Error {
+        Error::of_message(error, what, &self.peer.to_string(), self.timeout)
+    }
+
+    fn send_some(&self, bytes: &[u8], fds: &[BorrowedFd<'_>], until: Instant) -> Result<usize> {
+        let left = until.saturating_duration_since(Instant::now());
+        fd::send_within(self.stream.as_fd(), bytes, fds, left)
+            .map_err(|error| self.explain(&error, "sending"))
+    }
+
+    /// Fills `bytes`; adds fds that arrive with them to `fds`, up to `max` in all.
+    fn fill(
+        &self,
+        bytes: &mut [u8],
+        fds: &mut Vec<OwnedFd>,
+        max: usize,
+        idle: &mut bool,
+        until: Instant,
+    ) -> Result<()> {
+        let stream = self.stream.as_fd();
+        let mut done = 0;
+        while done < bytes.len() {
+            let room = max.saturating_sub(fds.len());
+            let left = until.saturating_duration_since(Instant::now());
+            let received = fd::limited((stream, Timeout::Recv), left, || {
+                fd::recv(stream, &mut bytes[done..], room)
+            });
+            let received = received.map_err(|error| self.explain(&error, "waiting for memory"));
+            let (n, more) = received?;
+            if n == 0 {
+                let when = if *idle {
+                    ""
+                } else {
+                    " in the middle of a message"
+                };
+                let why = format!("it has closed the connection{when}");
+                return Err(Error::peer_lost(self.peer.to_string(), why));
+            }
+            *idle = false;
+            done += n;
+            fds.extend(more);
+        }
+        Ok(())
     }
 
     /// Sends a text to the other process.
@@ -367,11 +392,7 @@ impl Channel {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn send_text(&mut self, text: &str) -> Result<()> {
-        let body = Body::Text {
-            bytes: text.len(),
-            text: String::new(),
-        };
-        let mut sent = frame::encode(&body)?;
+        let mut sent = frame::encode(&Body::Text { bytes: text.len() })?;
         sent.extend_from_slice(text.as_bytes());
         self.together(|channel| channel.write(&sent, &[]))
     }
@@ -381,11 +402,27 @@ impl Channel {
     /// # Errors
     /// As [`receive`](Self::receive); [`Protocol`](crate::Error::Protocol) for a longer text.
     pub fn receive_text(&mut self, most: usize) -> Result<String> {
-        match self.receive_body(most)?.0 {
-            Body::Text { bytes, text } if bytes == text.len() => Ok(text),
+        let until = self.deadline()?;
+        match self.receive_body(until)?.0 {
+            Body::Text { bytes } if bytes <= most => self.together(|this| this.text(bytes, until)),
             Body::Text { .. } => Err(self.refuse(format!("a text of more than {most} bytes"))),
             other => Err(self.unexpected(&other)),
         }
+    }
+
+    /// Receives the bytes of a text, after its frame.
+    fn text(&self, bytes: usize, until: Instant) -> Result<String> {
+        let mut read = Vec::new();
+        // The number is the sender's: room is made as the bytes arrive.
+        while read.len() < bytes {
+            let start = read.len();
+            let piece = (bytes - start).min(TEXT_PIECE);
+            (read.try_reserve(piece))
+                .map_err(|error| MemoryError::failed("receiving a text", error.to_string()))?;
+            read.resize(start + piece, 0);
+            self.fill(&mut read[start..], &mut Vec::new(), 0, &mut false, until)?;
+        }
+        String::from_utf8(read).map_err(|_| self.protocol("a text that is not UTF-8"))
     }
 
     /// Calls `work`, which sends or receives several messages that belong together, and closes the connection if it fails:
@@ -411,61 +448,6 @@ impl Closer {
     pub fn close(&self) {
         // The other end may have closed it already.
         let _ = self.0.shutdown(Shutdown::Both);
-    }
-}
-
-/// One operation on a channel, and its deadline.
-struct Wait<'a> {
-    channel: &'a Channel,
-    what: &'static str,
-    until: Instant,
-}
-
-impl Wait<'_> {
-    fn left(&self) -> Duration {
-        self.until.saturating_duration_since(Instant::now())
-    }
-
-    fn explain(&self, error: &io::Error) -> Error {
-        let Channel { peer, timeout, .. } = self.channel;
-        Error::of_message(error, self.what, &peer.to_string(), *timeout)
-    }
-
-    fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize> {
-        fd::send_within(self.channel.stream.as_fd(), bytes, fds, self.left())
-            .map_err(|error| self.explain(&error))
-    }
-
-    /// Fills `bytes`; adds fds that arrive with them to `fds`, up to `max` in all.
-    fn fill(
-        &self,
-        bytes: &mut [u8],
-        fds: &mut Vec<OwnedFd>,
-        max: usize,
-        idle: &mut bool,
-    ) -> Result<()> {
-        let stream = self.channel.stream.as_fd();
-        let mut done = 0;
-        while done < bytes.len() {
-            let room = max.saturating_sub(fds.len());
-            let received = fd::limited((stream, Timeout::Recv), self.left(), || {
-                fd::recv(stream, &mut bytes[done..], room)
-            });
-            let (n, more) = received.map_err(|error| self.explain(&error))?;
-            if n == 0 {
-                let when = if *idle {
-                    ""
-                } else {
-                    " in the middle of a message"
-                };
-                let why = format!("it has closed the connection{when}");
-                return Err(Error::peer_lost(self.channel.peer.to_string(), why));
-            }
-            *idle = false;
-            done += n;
-            fds.extend(more);
-        }
-        Ok(())
     }
 }
 
@@ -511,8 +493,8 @@ mod tests {
     #[test]
     fn the_number_of_a_texts_bytes_is_not_believed() {
         let (one, mut other) = pair();
-        let (bytes, text) = (usize::MAX, String::new());
-        let mut sent = frame::encode(&Body::Text { bytes, text }).unwrap();
+        let bytes = usize::MAX;
+        let mut sent = frame::encode(&Body::Text { bytes }).unwrap();
         sent.push(b'x');
         one.write(&sent, &[]).unwrap();
         drop(one);
@@ -525,11 +507,7 @@ mod tests {
         let (mut one, mut other) = pair();
         other.set_timeout(Duration::from_millis(300));
         let sender = std::thread::spawn(move || {
-            let frame = frame::encode(&Body::Text {
-                bytes: 1 << 20,
-                text: String::new(),
-            });
-            let mut bytes = frame.unwrap();
+            let mut bytes = frame::encode(&Body::Text { bytes: 1 << 20 }).unwrap();
             // A byte now and then, for as long as the receiver waits.
             while one.write(&bytes, &[]).is_ok() {
                 bytes = vec![b'x'];
@@ -546,8 +524,7 @@ mod tests {
     #[test]
     fn a_text_that_is_no_text_is_refused() {
         let (one, mut other) = pair();
-        let (bytes, text) = (2, String::new());
-        let mut sent = frame::encode(&Body::Text { bytes, text }).unwrap();
+        let mut sent = frame::encode(&Body::Text { bytes: 2 }).unwrap();
         sent.extend([0xff, 0xff]);
         one.write(&sent, &[]).unwrap();
         let error = other.receive_text(10).unwrap_err();

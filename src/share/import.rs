@@ -52,20 +52,11 @@ pub(super) struct MappedKey {
     pub(super) optional_host: bool,
 }
 
-/// The imports of one driver. Clones are the same.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Imports {
-    pub(super) parts: Cache<PartKey, PhysicalMemory>,
-    pub(super) mapped: Cache<MappedKey, Mapped>,
-}
+/// The imported physical memories of each driver.
+pub(super) static PARTS: PerDriver<Cache<PartKey, PhysicalMemory>> = PerDriver::new();
 
-impl Imports {
-    /// Returns the imports of `driver`.
-    pub(super) fn of(driver: &Driver) -> Self {
-        static IMPORTS: PerDriver<Imports> = PerDriver::new();
-        IMPORTS.of(driver)
-    }
-}
+/// The mappings of each driver.
+pub(super) static MAPPED: PerDriver<Cache<MappedKey, Mapped>> = PerDriver::new();
 
 /// Options for importing memory: its access and its origin; [`import`](Self::import) maps it.
 #[derive(Clone, Debug, Default)]
@@ -242,7 +233,7 @@ impl ImportOptions {
             _ => &[],
         };
         let map = || MappedRange::map_or(driver, parts, &access, gpus);
-        let mapped = Cached::get_or_try(&Imports::of(driver).mapped, key, map)?;
+        let mapped = Cached::get_or_try(&MAPPED.of(driver), key, map)?;
         let description = description.clone();
         Ok(ImportedBuffer(Arc::new(Inner {
             mapped,
@@ -266,7 +257,7 @@ impl ImportOptions {
         let count = description.parts.len();
         let via = handles.handle_type().unwrap_or(HandleType::PosixFd);
         handles.begin(count)?;
-        let imports = Imports::of(driver);
+        let imported = PARTS.of(driver);
         let site = self.site.clone().unwrap_or(Site::here());
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let unshared = self.origin.is_none();
@@ -281,7 +272,7 @@ impl ImportOptions {
                 bytes: part.bytes,
             };
             // `handle` is dropped in here, used or not, which closes or wipes it.
-            parts.push(Cached::get_or_try(&imports.parts, key, || {
+            parts.push(Cached::get_or_try(&imported, key, || {
                 let memory = PhysicalMemory::import(driver, &handle, part.bytes)
                     .map_err(|error| explain(driver, error, via))?;
                 memory.imported_from(self.sender_of(part), self.label.clone(), site.clone());

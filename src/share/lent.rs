@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 
 use super::fd::{self, posix};
-use super::frame::{Body, EventBody, Pointer};
+use super::frame::{Body, Pointer};
 use super::{BootId, Channel, Credentials};
 use crate::driver::{HandleType, IpcEventHandle, PoolPtrExport, ShareableHandle};
 use crate::error::failed;
@@ -283,8 +283,7 @@ impl Channel {
         let boot = BootId::current()?;
         let lent = event.lend()?;
         let handle = Pointer(*lent.handle.expose_bytes());
-        let body = Body::Event(EventBody { boot, gpu, handle });
-        self.send_body(&body, &[lent.tether.as_fd()])
+        self.send_body(&Body::Event { boot, gpu, handle }, &[lent.tether.as_fd()])
     }
 
     /// Waits for an event from the other process. It is opened for the same GPU, whatever its ordinal here.
@@ -297,16 +296,16 @@ impl Channel {
     /// of another boot of the machine; the driver's errors, also for an event of this process itself; those of
     /// [`receive`](Self::receive).
     pub fn receive_event(&mut self, driver: &Driver) -> Result<Event> {
-        let (body, tether) = match self.receive_one()? {
-            (Body::Event(body), Some(tether)) => (body, tether),
+        let (boot, gpu, handle, tether) = match self.receive_one()? {
+            (Body::Event { boot, gpu, handle }, Some(tether)) => (boot, gpu, handle, tether),
             (other, _) => return Err(self.unexpected(&other)),
         };
-        if body.boot != BootId::current()? {
+        if boot != BootId::current()? {
             let why = "it belongs to another machine, or to an earlier boot of this one";
             return Err(MemoryError::invalid("event", why).into());
         }
-        let device = ordinal_of(driver, &body.gpu)?;
-        let handle = IpcEventHandle::from_bytes(&body.handle.0);
+        let device = ordinal_of(driver, &gpu)?;
+        let handle = IpcEventHandle::from_bytes(&handle.0);
         // SAFETY: the lender keeps its event while `tether` is open. That the other process is one is trusted, as
         // documented above: the driver cannot tell.
         Ok(unsafe { Event::import(driver, device, &handle, Some(tether)) }?)

@@ -63,12 +63,8 @@ pub fn fill(queue: &UnixStream, shared: &Shared, peer: &str, within: Duration) -
         let batch = shared.export_parts(parts, HandleType::PosixFd)?;
         let (what, fds) = ("sending handles", fd::all_posix(&batch));
         let fds = fds.map_err(failed(what))?;
-        fd::send_within(queue.as_fd(), &[0], &fds, within).map_err(|error| match error.kind() {
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                Error::peer_lost(peer, "it has closed its end of the handles")
-            }
-            _ => Error::of_message(&error, what, peer, within),
-        })?;
+        fd::send_within(queue.as_fd(), &[0], &fds, within)
+            .map_err(|error| Error::of_message(&error, what, peer, within))?;
     }
     Ok(())
 }

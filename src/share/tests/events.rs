@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use crate::driver::{Call, Code};
-use crate::frame::{Body, EventBody, Pointer};
+use crate::frame::{Body, Pointer};
 use crate::{BootId, Channel, Driver, Error, Event, Machine, Peers};
 
 fn pair() -> (Channel, Channel) {
@@ -20,7 +20,7 @@ fn driver() -> Driver {
 
 fn body(boot: BootId, gpu: [u8; 16]) -> Body {
     let handle = Pointer([7; 64]);
-    Body::Event(EventBody { boot, gpu, handle })
+    Body::Event { boot, gpu, handle }
 }
 
 /// Sends a message and an fd as a peer could make them, and receives it as an event.

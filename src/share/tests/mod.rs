@@ -16,9 +16,7 @@ use crate::driver::{
 use crate::per_driver::lock;
 use crate::topology::Share;
 use crate::vmm::PhysicalMemory;
-use crate::{
-    BootId, Description, ImportOptions, Origin, Shared, best_handle_types, import::Imports,
-};
+use crate::{BootId, Description, ImportOptions, Origin, Shared, best_handle_types, import::PARTS};
 use crate::{Buffer, Driver, Machine, Memory};
 use egmem_core::Error;
 
@@ -208,7 +206,7 @@ fn wrong_descriptions_and_handles_are_refused_and_leave_nothing() {
         let error = refused(&description, fds(&shared));
         assert_eq!(error.code(), Some(Code::OUT_OF_MEMORY));
     }
-    assert_eq!(lock(&Imports::of(&driver).parts).len(), 0);
+    assert_eq!(lock(&PARTS.of(&driver)).len(), 0);
 }
 
 #[test]

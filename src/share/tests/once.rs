@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
+use crate::import::MAPPED;
 
 #[test]
 fn the_same_memory_is_imported_once() {
@@ -31,8 +32,8 @@ fn the_same_memory_is_imported_once() {
     second.put(0, 1_u8).unwrap();
     drop((second, third));
     assert_eq!(held(&driver), before);
-    assert_eq!(lock(&Imports::of(&driver).parts).len(), 0);
-    assert_eq!(lock(&Imports::of(&driver).mapped).len(), 0);
+    assert_eq!(lock(&PARTS.of(&driver)).len(), 0);
+    assert_eq!(lock(&MAPPED.of(&driver)).len(), 0);
     // With a new identity it would be imported again.
     let old = import(ours());
     shared.renew_identity();

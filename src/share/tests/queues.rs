@@ -167,8 +167,6 @@ fn an_importer_that_wants_no_more_is_lost() {
     let shared = in_parts(&driver(), 40);
     let error = queue::fill(&queue, &shared, "it", crate::DEFAULT_TIMEOUT).unwrap_err();
     assert!(matches!(error, crate::Error::PeerLost { .. }), "{error}");
-    let why = "closed its end of the handles";
-    assert!(error.to_string().contains(why), "{error}");
 }
 
 #[test]
