@@ -16,10 +16,10 @@ use crate::guard::is_shortage;
 use crate::per_driver::lock;
 use crate::share::Shared;
 use crate::size::Bytes;
-use crate::{ENDING, Error, MemoryError, Refusal, Result, ShareError, refused};
+use crate::{ENDING, Error, MemoryError, Refusal, Result, refused};
 
-/// How often a creation that waits for memory checks whether its client still waits.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often a creation looks at the charges of its peer while memory that counts is zeroed or released.
+const LOOK: Duration = Duration::from_millis(5);
 
 impl Wanted {
     /// Returns the refusal of the request.
@@ -229,7 +229,7 @@ impl ServiceState {
             }
             if freed == 0 {
                 // The memory is being zeroed, or on its way back to the driver.
-                charge.changed_since(amounts, LOOK);
+                std::thread::sleep(LOOK);
             }
         }
     }
@@ -328,23 +328,17 @@ impl Drop for Taken<'_> {
 
 /// Converts a failed creation to a refusal for a peer.
 fn refusal(error: Error) -> Refused {
-    let reason = match &error {
-        Error::Refused { reason, detail, .. } => return (reason.clone(), detail.clone()),
-        Error::LimitReached { .. } => Refusal::Limit,
-        Error::Share(ShareError::Memory(memory)) => match memory {
-            MemoryError::HeapFull { .. } => Refusal::Limit,
-            memory if is_shortage(memory) => Refusal::NoMemory,
-            MemoryError::InvalidArgument { .. } | MemoryError::NoSuchNode { .. } => {
-                Refusal::Invalid
-            }
-            _ => Refusal::Internal,
-        },
-        _ => Refusal::Internal,
+    use MemoryError::{InvalidArgument, NoSuchNode};
+    let reason = match (&error, error.memory()) {
+        (Error::Refused { reason, detail, .. }, _) => return (reason.clone(), detail.clone()),
+        (Error::LimitReached { .. }, _) => Refusal::Limit,
+        (_, Some(memory)) if is_shortage(memory) => Refusal::NoMemory,
+        (_, Some(InvalidArgument { .. } | NoSuchNode { .. })) => Refusal::Invalid,
+        _ => {
+            tracing::warn!(%error, "creation failed");
+            return (Refusal::Internal, "see the service's log".into());
+        }
     };
-    if reason == Refusal::Internal {
-        tracing::warn!(%error, "creation failed");
-        return (reason, "see the service's log".into());
-    }
     (reason, error.to_string())
 }
 

@@ -6,8 +6,7 @@
 //! a peer never has more pinned than it is charged with.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -116,17 +115,11 @@ impl Accounts {
 ///
 /// Its lock comes last in the lock order, and no other lock is taken under it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Ledger(Arc<Books>);
-
-#[derive(Debug, Default)]
-struct Books {
-    accounts: Mutex<Accounts>,
-    changed: Condvar,
-}
+pub(crate) struct Ledger(Arc<Mutex<Accounts>>);
 
 impl Ledger {
     fn accounts(&self) -> MutexGuard<'_, Accounts> {
-        lock(&self.0.accounts)
+        lock(&self.0)
     }
 
     /// Changes the quota. A peer that is over it keeps its memory, and gets no more.
@@ -247,21 +240,11 @@ impl Charge {
         accounts.apply(self, u64::saturating_sub);
         change(self);
         accounts.apply(self, u64::saturating_add);
-        drop(accounts);
-        ledger.0.changed.notify_all();
     }
 
     /// Returns whether both are charged to the same peer.
     pub fn is_same_peer(&self, other: &Self) -> bool {
         self.peer == other.peer
-    }
-
-    /// Waits until the peer's charges may have changed since they were `seen`, for at most `at_most`.
-    pub fn changed_since(&self, seen: Amounts, at_most: Duration) {
-        let same = |accounts: &mut Accounts| accounts.of(&self.peer) == seen;
-        let (accounts, changed) = (self.ledger.accounts(), &self.ledger.0.changed);
-        // After a poisoned lock or a timeout the caller checks again.
-        let _ = changed.wait_timeout_while(accounts, at_most, same);
     }
 }
 
