@@ -109,34 +109,33 @@ impl<C> FreeChunks<C> {
     /// Evicts chunks until `bytes` are free or none is left: first those kept for other peers, oldest first,
     /// then those for any peer, smallest first; `peer`'s own last.
     pub fn evict(&mut self, peer: Option<&PeerName>, bytes: u64) -> Vec<C> {
-        let mut out = Vec::new();
-        let mut freed = 0_u64;
-        while freed < bytes {
-            let all = self.0.iter().enumerate();
-            let victim = all.min_by_key(|(at, kept)| match &kept.owner {
-                Some(owner) if Some(owner) != peer => (0, *at as u64),
-                None => (1, kept.bytes),
-                Some(_) => (2, *at as u64),
-            });
-            let Some((at, _)) = victim else { break };
-            let kept = self.0.remove(at);
-            freed = freed.saturating_add(kept.bytes);
-            out.push(kept.chunk);
-        }
-        out
+        self.evict_by(bytes, |free| match &free.owner {
+            Some(owner) if Some(owner) != peer => Some((0, 0)),
+            None => Some((1, free.bytes)),
+            Some(_) => Some((2, 0)),
+        })
     }
 
     /// Evicts chunks that `which` selects until `bytes` are free or none is left, oldest first. Those that wait to be
     /// zeroed go before the others: that saves the work.
     pub fn evict_some(&mut self, bytes: u64, which: impl Fn(&C) -> bool) -> Vec<C> {
+        self.evict_by(bytes, |free| which(&free.chunk).then_some(!free.dirty))
+    }
+
+    /// Evicts chunks that have a rank until `bytes` are free or none is left: the lowest rank first, the oldest of equal ones.
+    fn evict_by<R: Ord>(
+        &mut self,
+        bytes: u64,
+        rank: impl Fn(&FreeChunk<C>) -> Option<R>,
+    ) -> Vec<C> {
         let (mut freed, mut out) = (0_u64, Vec::new());
-        for dirty in [true, false] {
-            let evicted = self.0.extract_if(.., |free| {
-                let take = freed < bytes && free.dirty == dirty && which(&free.chunk);
-                freed = freed.saturating_add(if take { free.bytes } else { 0 });
-                take
-            });
-            out.extend(evicted.map(|free| free.chunk));
+        while freed < bytes {
+            let ranks = self.0.iter().enumerate();
+            let ranks = ranks.filter_map(|(at, free)| Some((rank(free)?, at)));
+            let Some((_, at)) = ranks.min() else { break };
+            let free = self.0.remove(at);
+            freed = freed.saturating_add(free.bytes);
+            out.push(free.chunk);
         }
         out
     }
@@ -148,17 +147,6 @@ impl<C> FreeChunks<C> {
             levels.add(free.bytes, free.owner.is_some(), free.dirty);
         }
         levels
-    }
-
-    /// Returns the number of chunks.
-    #[cfg(test)]
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Takes all chunks.
-    pub fn drain(&mut self) -> Vec<C> {
-        self.0.drain(..).map(|free| free.chunk).collect()
     }
 }
 
@@ -200,7 +188,7 @@ mod tests {
                 let out = if evict {
                     let out = free.evict(peer.as_ref(), bytes);
                     let sum = sum(&out);
-                    prop_assert!(sum >= bytes || free.len() == 0);
+                    prop_assert!(sum >= bytes || all(&free) == 0);
                     out
                 } else {
                     let (out, missing) = free.take(bytes, (count, 19), |owner| owner.is_none() || owner == peer.as_ref());
@@ -217,7 +205,7 @@ mod tests {
                 prop_assert_eq!(all(&free) + sum, before);
                 gone.extend(out);
             }
-            gone.extend(free.drain());
+            gone.extend(free.evict(None, u64::MAX));
             gone.sort_by_key(|chunk| chunk.0);
             let all: Vec<_> = chunks.iter().enumerate().map(|(id, (bytes, _))| Chunk(id, *bytes)).collect();
             prop_assert_eq!(gone, all, "every chunk is somewhere, once");

@@ -20,7 +20,6 @@ use super::quota::Charge;
 use super::reuse_policy::{Discard, Past};
 use crate::backing::Chosen;
 use crate::driver::{HandleTypes, NodeId};
-use crate::exchange::PeerName;
 use crate::per_driver::lock;
 use crate::size::{Granularity, PaddedSize};
 use crate::topology::{Overcommit, free_now};
@@ -171,17 +170,13 @@ impl ReserveState {
         }
     }
 
-    /// Counts out chunks that make room for others: see [`FreeChunks::evict`].
-    fn evict(&mut self, peer: Option<&PeerName>, bytes: u64) -> Vec<Chunk> {
-        let evicted = self.free_chunks.evict(peer, bytes);
-        self.evicted(evicted)
-    }
-
-    fn evicted(&mut self, chunks: Vec<Chunk>) -> Vec<Chunk> {
-        let bytes = total(&chunks);
+    /// Evicts free chunks and counts them out.
+    fn evict(&mut self, some: impl FnOnce(&mut FreeChunks<Chunk>) -> Vec<Chunk>) -> Vec<Chunk> {
+        let evicted = some(&mut self.free_chunks);
+        let bytes = total(&evicted);
         self.pinned -= bytes;
         self.counts.evicted_bytes += bytes;
-        chunks
+        evicted
     }
 }
 

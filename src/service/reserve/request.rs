@@ -43,9 +43,6 @@ impl NodeReserve {
     ) -> Result<()> {
         let lacking = self.padded(bytes)?.saturating_sub(total(taken));
         let mut state = self.state();
-        if state.stop {
-            return Err(ended());
-        }
         state.taken = Some(Instant::now());
         let left = MAX_PARTS.saturating_sub(taken.len());
         let may = |owner: Option<&PeerName>| owner.is_none() || owner == peer;
@@ -129,7 +126,7 @@ impl NodeReserve {
                 return Err(ended());
             }
             let over = state.pinned.saturating_add(bytes).saturating_sub(max_bytes);
-            let evicted = state.evict(peer, over);
+            let evicted = state.evict(|free| free.evict(peer, over));
             if state.pinned.saturating_add(bytes) > max_bytes {
                 if evicted.is_empty() && !state.is_busy() {
                     return Err(self.at_cap());
@@ -149,7 +146,7 @@ impl NodeReserve {
                 return Err(error.into());
             }
             // Free chunks are useless while a request cannot be served.
-            let evicted = state.evict(peer, bytes);
+            let evicted = state.evict(|free| free.evict(peer, bytes));
             if evicted.is_empty() && bytes > reserve.min_chunk {
                 drop(state);
                 bytes = self.halved(bytes);
@@ -233,8 +230,7 @@ impl NodeReserve {
             its.is_some_and(|its| its.is_same_peer(charge))
         };
         let mut state = self.state();
-        let evicted = state.free_chunks.evict_some(bytes, same);
-        let evicted = state.evicted(evicted);
+        let evicted = state.evict(|free| free.evict_some(bytes, same));
         let freed = total(&evicted);
         self.release(state, evicted);
         freed

@@ -3,7 +3,7 @@
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{NodeReserve, ReserveState, total};
+use super::{NodeReserve, ReserveState};
 use crate::driver::{Access, AccessDesc, Location};
 use crate::guard::is_shortage;
 use crate::memory::{Memory, ParallelCopy};
@@ -23,8 +23,8 @@ impl NodeReserve {
         loop {
             let mut state = self.state();
             if state.stop {
-                let chunks = state.free_chunks.drain();
-                state.pinned -= total(&chunks);
+                let chunks = std::mem::take(&mut state.free_chunks);
+                state.pinned -= chunks.levels().all();
                 drop(state);
                 drop(chunks);
                 return;
