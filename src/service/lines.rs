@@ -108,14 +108,6 @@ impl LineWriter {
         self.counts.dropped.load(Relaxed)
     }
 
-    /// Writes to another sink from the next line on.
-    fn reopen(&self, sink: impl Write + Send + 'static) {
-        self.send(move |writer| {
-            writer.sink = Box::new(sink);
-            writer.torn = false;
-        });
-    }
-
     /// Waits until all lines are written, for at most `most`; returns whether they are.
     pub fn flush_within(&self, most: Duration) -> bool {
         let (done, flushed) = channel();
@@ -211,7 +203,11 @@ impl AuditFile {
     /// # Errors
     /// Those of [`open`](Self::open): events then still go to the old file.
     pub fn reopen(&self) -> Result<()> {
-        self.lines.reopen(file(&self.path)?);
+        let sink = file(&self.path)?;
+        self.lines.send(move |writer| {
+            writer.sink = Box::new(sink);
+            writer.torn = false;
+        });
         Ok(())
     }
 

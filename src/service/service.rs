@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::config::{BufferConfig, ReserveConfig, peers, server_options};
+use super::config::{BufferConfig, CHUNK, MIN_CHUNK, ReserveConfig, peers, server_options};
 use super::create::Allocator;
 use super::lines::{AuditFile, LineWriter};
 use super::metrics::serve;
@@ -72,8 +72,7 @@ impl Service {
             None => Security::Plain,
         };
         let audit = config.audit.as_ref();
-        let audit = audit.map(|audit| AuditFile::open(&audit.file));
-        let audit = audit.transpose()?;
+        let audit = audit.map(|it| AuditFile::open(&it.file)).transpose()?;
         // One for the names.
         let unready = Arc::new(watch::Sender::new(config.reserves.len() + 1));
         let (plans, driver) = (config.clone(), driver.clone());
@@ -86,8 +85,15 @@ impl Service {
             Ok((nodes, homes))
         })
         .await?;
-        let state = ServiceState::new(nodes, &config, unready, audit);
-        let state = Arc::new(state);
+        let configured = config.buffers.iter().map(|buffer| buffer.name.clone());
+        let state = Arc::new(ServiceState {
+            nodes,
+            configured: configured.collect(),
+            unready,
+            audit,
+            ..ServiceState::default()
+        });
+        state.set_create(config.create.clone());
 
         let endpoint = match &config.metrics {
             Some(metrics) => Some(serve(metrics, Arc::clone(&state)).await?),
@@ -121,7 +127,7 @@ impl Service {
     async fn fill(&self, config: ServiceConfig, homes: Vec<NodeId>) -> Result<()> {
         #[cfg(feature = "etcd")]
         if let Some(directory) = &config.directory {
-            self.state.register(directory, &self.server)?;
+            *lock(&self.state.directory) = Some(directory.register(&self.server)?);
         }
         for (buffer, node) in config.buffers.into_iter().zip(homes) {
             let state = Arc::clone(&self.state);
@@ -416,10 +422,16 @@ fn reserves(
             }
             Err(error) => return Err(error),
         };
+        let empty = ReserveConfig {
+            node: node.id,
+            bytes: 0,
+            chunk: CHUNK,
+            min_chunk: MIN_CHUNK,
+        };
         let plan = Plan {
             handle_types,
             backing,
-            reserve: asked.cloned().unwrap_or(ReserveConfig::empty(node.id)),
+            reserve: asked.cloned().unwrap_or(empty),
             limits: config.node.clone(),
             reuse: config.reuse.clone(),
             overcommit: Overcommit::from_env(),

@@ -7,23 +7,17 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-#[cfg(feature = "etcd")]
-use super::config::DirectoryConfig;
-use super::config::{CreateConfig, FORGIVE_AFTER, ServiceConfig};
+use super::config::{CreateConfig, FORGIVE_AFTER};
 use super::lines::{AuditFile, LineWriter};
 use super::quota::{Charge, Ledger, Quota, Turns};
 use super::reserve::Reserve;
 use super::reuse_policy::Past;
 use crate::driver::{Access, NodeId};
 use crate::exchange::directory::Registration;
-#[cfg(feature = "etcd")]
-use crate::exchange::directory::{Directory, Exporter};
 use crate::exchange::server::Published;
 use crate::exchange::{PeerList, PeerName, Server};
 use crate::per_driver::lock;
 use crate::{Error, Refusal, Result};
-#[cfg(feature = "etcd")]
-use crate::{exchange::Address, share::BootId};
 
 /// A refusal, as a code and as a message.
 pub(super) type Refused = (Refusal, String);
@@ -130,48 +124,8 @@ pub(super) struct ServiceState {
 }
 
 impl ServiceState {
-    pub fn new(
-        nodes: BTreeMap<NodeId, Reserve>,
-        config: &ServiceConfig,
-        unready: Arc<watch::Sender<usize>>,
-        audit: Option<AuditFile>,
-    ) -> Self {
-        let configured = config.buffers.iter().map(|buffer| buffer.name.clone());
-        let state = Self {
-            nodes,
-            configured: configured.collect(),
-            unready,
-            audit,
-            ..Self::default()
-        };
-        state.set_create(config.create.clone());
-        state
-    }
-
     pub fn server(&self) -> Option<Server> {
         lock(&self.server).clone()
-    }
-
-    /// Registers the service in etcd; its names follow as they are published.
-    #[cfg(feature = "etcd")]
-    pub fn register(&self, config: &DirectoryConfig, server: &Server) -> Result<()> {
-        let mut options = config.options();
-        if let (Some(user), Some(file)) = (&config.user, &config.password_file) {
-            let text = std::fs::read_to_string(file).map_err(|error| {
-                Error::system(format!("cannot read {}", file.display()), &error)
-            })?;
-            let text = zeroize::Zeroizing::new(text);
-            options = options.user(user.as_str(), text.trim_end_matches('\n'));
-        }
-        let unix = server.addresses().into_iter().filter(Address::is_unix);
-        let exporter = Exporter {
-            addresses: [config.advertise.clone()].into_iter().chain(unix).collect(),
-            instance: server.instance(),
-            boot: BootId::current()?,
-        };
-        let registration = Directory::etcd(options)?.register(exporter)?;
-        *lock(&self.directory) = Some(registration);
-        Ok(())
     }
 
     /// Changes the rights of peers to create memory. Existing names stay.

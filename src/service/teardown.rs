@@ -162,16 +162,15 @@ impl ServiceState {
             held.pasts.fill(Past::Tainted);
             let release = held.published.leave();
             // It goes back to the driver, but counts until its holders have confirmed.
-            let charge = held.charge.take();
-            unconfirmed = Some(release).zip(charge);
-        }
-        if let Some((release, charge)) = &mut unconfirmed {
-            charge.turn(Use::Unconfirmed);
-            let peers = release.peers();
-            // A silent holder is charged, unless the owner is silent itself: it can do nothing about another peer's silence.
-            let is_owner = |peer: &PeerName| named.wanted.owner.as_ref() == Some(peer);
-            if let Some(silent) = peers.first().filter(|_| !peers.iter().any(is_owner)) {
-                charge.transfer(silent);
+            if let Some(mut charge) = held.charge.take() {
+                charge.turn(Use::Unconfirmed);
+                let peers = release.peers();
+                // A silent holder is charged, unless the owner is silent itself: it can do nothing about another peer's silence.
+                let is_owner = |peer: &PeerName| named.wanted.owner.as_ref() == Some(peer);
+                if let Some(silent) = peers.first().filter(|_| !peers.iter().any(is_owner)) {
+                    charge.transfer(silent);
+                }
+                unconfirmed = Some((release, charge));
             }
         }
         let shared = held.published.shared().ok();
@@ -239,27 +238,22 @@ impl ServiceState {
         let why = "it counts until its silent holders are heard of";
         tracing::warn!(name, owner, bytes, "{why}");
         let begun = Instant::now();
-        let resolved = loop {
+        loop {
             let left = self.forgive_after().saturating_sub(begun.elapsed());
             // A reload may change the time meanwhile.
             match timeout(left.min(RELOADED), unconfirmed.resolved()).await {
-                Ok(resolved) => break Some(resolved),
-                Err(_) if left.is_zero() => break None,
+                Ok(true) => {
+                    return tracing::info!(name, owner, bytes, "no holder has it mapped any more");
+                }
+                Ok(false) => return,
+                Err(_) if left.is_zero() => break,
                 Err(_) => {}
             }
-        };
-        drop(charge);
-        match resolved {
-            Some(true) => {
-                tracing::info!(name, owner, bytes, "no holder has it mapped any more");
-            }
-            Some(false) => {}
-            None => {
-                self.forgiven_bytes.fetch_add(bytes, Relaxed);
-                let why = "it no longer counts, but its silent holders may still have it mapped";
-                tracing::warn!(name, owner, bytes, "{why}");
-            }
         }
+        drop(charge);
+        self.forgiven_bytes.fetch_add(bytes, Relaxed);
+        let why = "it no longer counts, but its silent holders may still have it mapped";
+        tracing::warn!(name, owner, bytes, "{why}");
     }
 
     /// Asks all holders to release their memory by `until`, also holders of names that are still being

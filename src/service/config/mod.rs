@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::Result;
 use crate::driver::{Access, NodeId};
 #[cfg(feature = "etcd")]
-use crate::exchange::directory::EtcdOptions;
+use crate::exchange::directory::{Directory, EtcdOptions, Exporter, Registration};
 use crate::exchange::server::ServerOptions;
 use crate::exchange::{Address, Limits, Namespaces, PeerList, Security, Server, TlsFiles};
 use crate::share::Peers;
@@ -24,47 +24,40 @@ pub(crate) use check::elsewhere;
 ///
 /// In TOML, sizes are strings such as `"16GiB"`, durations such as `"500ms"`, `"2s"`, `"5min"` or `"1h"`. An
 /// unknown key is an error. docs/service.md explains every key, and docs/egmem.toml is an example.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ServiceConfig {
     /// Where clients connect: `unix:/path` or `tcp://host:port`. At least one.
     pub listen: Vec<Address>,
     /// Whether TCP addresses beyond this machine may be served without TLS: handles and names are then sent
     /// in plaintext, and any host that reaches the port may connect.
-    #[serde(default)]
     pub plain_anywhere: bool,
     /// Certificates, which a reload reads again; without them only Unix sockets and loopback addresses are served.
     pub tls: Option<TlsFiles>,
     /// Clients on this machine.
-    #[serde(default)]
     pub local: LocalConfig,
     /// Creation of memory by request; without it no peer may create any.
     pub create: Option<CreateConfig>,
     /// Memory that exists from the start.
-    #[serde(default, rename = "buffer")]
+    #[serde(rename = "buffer")]
     pub buffers: Vec<BufferConfig>,
     /// Memory allocated in advance, for each node.
-    #[serde(default, rename = "reserve")]
+    #[serde(rename = "reserve")]
     pub reserves: Vec<ReserveConfig>,
     /// Limits and the kind of memory for each node.
-    #[serde(default)]
     pub node: NodeConfig,
     /// Reuse of memory that a peer had before.
-    #[serde(default)]
     pub reuse: ReuseConfig,
     /// How soon silent clients expire.
-    #[serde(default)]
     pub lease: LeaseConfig,
     /// How much peers may ask for; durations are whole milliseconds here.
-    #[serde(default)]
     pub limits: Limits,
     /// Where metrics are served; without it, nowhere.
     pub metrics: Option<MetricsConfig>,
     /// Where audit events are written; without it, to the log.
     pub audit: Option<AuditConfig>,
     /// How the service ends.
-    #[serde(default)]
     pub drain: DrainConfig,
     /// The directory in which the service registers its names; needs the feature `etcd`.
     pub directory: Option<DirectoryConfig>,
@@ -168,18 +161,6 @@ pub struct ReserveConfig {
     /// If memory is short, pieces are halved down to this size. `bytes` below it are one piece.
     #[serde(with = "bytes", default = "number::<MIN_CHUNK>")]
     pub min_chunk: u64,
-}
-
-impl ReserveConfig {
-    /// Returns the reserve of a node for which none is configured.
-    pub(crate) fn empty(node: NodeId) -> Self {
-        Self {
-            node,
-            bytes: 0,
-            chunk: CHUNK,
-            min_chunk: MIN_CHUNK,
-        }
-    }
 }
 
 /// Limits and the kind of memory for each node.
@@ -326,8 +307,8 @@ impl Default for DrainConfig {
 }
 
 /// The sizes of a reserve's pieces, unless it is configured.
-const CHUNK: u64 = 512 << 20;
-const MIN_CHUNK: u64 = 16 << 20;
+pub(crate) const CHUNK: u64 = 512 << 20;
+pub(crate) const MIN_CHUNK: u64 = 16 << 20;
 /// Longer than a debugger stops a program, and longer than most jobs run; short enough that a node whose
 /// clients crash regains its quota without an operator.
 pub(super) const FORGIVE_AFTER: u64 = 86_400;
@@ -377,6 +358,24 @@ impl DirectoryConfig {
             (Some(cert), Some(key)) => options.identity(cert, key),
             _ => options,
         }
+    }
+
+    /// Registers the service in etcd; its names follow as they are published.
+    pub(crate) fn register(&self, server: &Server) -> Result<Registration> {
+        let mut options = self.options();
+        if let (Some(user), Some(file)) = (&self.user, &self.password_file) {
+            let text = std::fs::read_to_string(file).map_err(|error| {
+                crate::Error::system(format!("cannot read {}", file.display()), &error)
+            })?;
+            let text = zeroize::Zeroizing::new(text);
+            options = options.user(user.as_str(), text.trim_end_matches('\n'));
+        }
+        let unix = server.addresses().into_iter().filter(Address::is_unix);
+        Directory::etcd(options)?.register(Exporter {
+            addresses: [self.advertise.clone()].into_iter().chain(unix).collect(),
+            instance: server.instance(),
+            boot: crate::share::BootId::current()?,
+        })
     }
 }
 

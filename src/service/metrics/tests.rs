@@ -1,20 +1,21 @@
-use std::collections::BTreeMap;
 use std::io::{Read, Write};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::*;
-use crate::{MemoryError, ServiceConfig, ShareError};
+use crate::{MemoryError, ShareError};
 
 /// How long a test waits for an answer that never comes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Returns the state of a service that is not ready, with no node.
 fn state() -> Arc<ServiceState> {
-    let config = ServiceConfig::from_toml("listen = [\"tcp://127.0.0.1:0\"]").unwrap();
     let unready = Arc::new(tokio::sync::watch::Sender::new(1));
-    Arc::new(ServiceState::new(BTreeMap::new(), &config, unready, None))
+    Arc::new(ServiceState {
+        unready,
+        ..ServiceState::default()
+    })
 }
 
 async fn start(address: &str, anywhere: bool) -> Result<(SocketAddr, JoinSet<()>)> {
