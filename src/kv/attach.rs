@@ -133,15 +133,18 @@ impl AttachOptions {
         let words = Words::new(&view)?;
         view.slice(0, crate::geometry::HEADER)?;
         // Read before the header: a process that begins a tier in other data writes this word first.
-        let opener = words.get(OPENER);
+        let before = [words.get(OPENER), words.get(0)];
         let found = header::read(&view);
         let has_other_data = found.is_err() && !header::is_begun(&view)?;
         // Refused before anything is written. Where there is no tier yet, another process may begin one, or write one at this moment.
         if !matches!(found, Ok(None)) {
             self.plan(&view, found)?;
         }
+        if has_other_data {
+            Members::of(&words).expect_none(true)?;
+        }
         // One process opens it at a time, so nobody sees a tier that is being written, and all know who is a member.
-        let own = self.claim(&words, has_other_data.then_some(opener))?;
+        let own = self.claim(&words, has_other_data.then_some(before))?;
         // Another process may have had it in between.
         let opened = self
             .plan(&view, header::read(&view))
@@ -159,25 +162,43 @@ impl AttachOptions {
     }
 
     /// Waits until no other process opens the tier. A word that other data had there means nothing, unless it is that of a living
-    /// process of this namespace: that one begins a tier at this moment.
-    fn claim(&self, words: &Words<'_>, in_other_data: Option<u64>) -> Result<u64> {
+    /// process of this namespace: that one begins a tier at this moment. `in_other_data` are the opener's word and the first one.
+    fn claim(&self, words: &Words<'_>, mut in_other_data: Option<[u64; 2]>) -> Result<u64> {
         let mut wait = Wait::new(words, PATIENCE);
         loop {
             let found = words.get(OPENER);
-            let elsewhere_has_ended = self.take_over || in_other_data == Some(found);
-            match members::claim(words, OPENER, found, elsewhere_has_ended) {
-                Ok(Some(own)) => return Ok(own),
-                Ok(None) => {} // it has another word by now
-                Err(Error::InUse {
-                    pid,
-                    is_elsewhere: false,
-                }) => {
+            let other_data = in_other_data.filter(|[opener, _]| *opener == found);
+            let elsewhere_has_ended = self.take_over || other_data.is_some();
+            match (
+                members::claim(words, OPENER, found, elsewhere_has_ended),
+                other_data,
+            ) {
+                // The word may be that of a process of another namespace that has not begun its tier yet, and that takes this
+                // process's word for one of the data, too: the first one to change the first word has the tier.
+                (Ok(Some(own)), Some([_, first])) => {
+                    if words.swap(0, first, header::UNFINISHED) {
+                        // The other one may have put its word there.
+                        words.put(OPENER, own);
+                        return Ok(own);
+                    }
+                    words.swap(OPENER, own, found);
+                    in_other_data = None;
+                }
+                (Ok(Some(own)), None) => return Ok(own),
+                (Ok(None), _) => {} // it has another word by now
+                (
+                    Err(Error::InUse {
+                        pid,
+                        is_elsewhere: false,
+                    }),
+                    _,
+                ) => {
                     if wait.is_over(words) {
                         return Err(Error::Busy { pid });
                     }
                     std::thread::sleep(PAUSE);
                 }
-                Err(error) => return Err(error),
+                (Err(error), _) => return Err(error),
             }
         }
     }
@@ -399,15 +420,24 @@ mod tests {
         for (data, word) in [(header::UNFINISHED, elsewhere), (7, 5)] {
             words.put(0, data);
             let has_other_data = !header::is_begun(&view).unwrap();
-            let refused = attach.claim(&words, has_other_data.then_some(word));
+            let refused = attach.claim(&words, has_other_data.then_some([word, data]));
             let in_use = Error::InUse {
                 pid: std::process::id(),
                 is_elsewhere: true,
             };
             assert_eq!(refused, Err(in_use), "{data}");
         }
-        // Its word is a part of the data.
-        attach.claim(&words, Some(elsewhere)).unwrap();
+        // It takes this process's word for one of the data, too, and begins first.
+        let read = [elsewhere, 7];
+        words.put(0, header::UNFINISHED);
+        let refused = attach.claim(&words, Some(read));
+        assert!(matches!(refused, Err(Error::InUse { .. })), "{refused:?}");
+        assert_eq!(words.get(OPENER), elsewhere);
+        // Its word is a part of the data: this process has begun before any other can.
+        words.put(0, 7);
+        let own = attach.claim(&words, Some(read)).unwrap();
+        let found = (words.get(OPENER), words.get(0));
+        assert_eq!(found, (own, header::UNFINISHED));
     }
 
     #[test]
