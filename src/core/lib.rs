@@ -43,6 +43,9 @@
 pub mod backing;
 pub mod buffer;
 pub mod capability;
+#[cfg(all(test, not(miri)))]
+#[path = "../../tests/support/fork.rs"]
+mod fork_check;
 pub mod growth;
 pub mod guard;
 pub mod host;

@@ -71,26 +71,6 @@ pub(crate) mod tests {
         lock(&ALONE)
     }
 
-    /// Returns whether `check` holds in a forked child, which has a minute.
-    #[cfg(not(miri))]
-    pub(crate) fn in_a_child(check: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child runs `check` alone, which uses nothing of other threads, and ends at once.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: ends a child that waits for ever, or else without running the parent's exit handlers.
-            unsafe {
-                libc::alarm(60);
-                // A panic would end the only thread, and the process with status 0.
-                let is_so = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check));
-                libc::_exit(i32::from(!is_so.unwrap_or(false)))
-            }
-        }
-        let mut status = -1;
-        // SAFETY: `status` is a local variable, and no other thread waits for the child.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        status == 0
-    }
-
     #[test]
     #[cfg(not(miri))]
     fn a_child_that_is_forked_while_the_registry_is_locked_has_its_own() {
@@ -98,6 +78,8 @@ pub(crate) mod tests {
         let registry = PerDriver::<Arc<()>>::new();
         let driver = Driver::simulated(Machine::gh200()).unwrap();
         let _locked = registry.registry();
-        assert!(in_a_child(|| registry.of(&driver) == Arc::default()));
+        assert!(crate::fork_check::in_a_child(
+            || registry.of(&driver) == Arc::default()
+        ));
     }
 }

@@ -231,6 +231,9 @@ mod cache;
 mod classes;
 pub mod debug;
 mod deferred;
+#[cfg(all(test, not(any(loom, miri))))]
+#[path = "../../tests/support/fork.rs"]
+mod fork_check;
 mod grower;
 mod growth;
 mod heap;

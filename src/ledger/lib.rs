@@ -7,6 +7,9 @@
 #![deny(missing_docs)]
 
 mod ask;
+#[cfg(all(test, not(miri)))]
+#[path = "../../tests/support/fork.rs"]
+mod fork_check;
 mod holders;
 mod offer;
 mod parts;

@@ -223,33 +223,13 @@ pub(crate) mod tests {
         lock(&ALONE)
     }
 
-    /// Returns whether `check` holds in a forked child, which has a minute.
-    #[cfg(not(miri))]
-    pub(crate) fn in_a_child(check: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child runs `check` alone, which uses nothing of other threads, and ends at once.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: ends a child that waits for ever, or else without running the parent's exit handlers.
-            unsafe {
-                libc::alarm(60);
-                // A panic would end the only thread, and the process with status 0.
-                let is_so = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check));
-                libc::_exit(i32::from(!is_so.unwrap_or(false)))
-            }
-        }
-        let mut status = -1;
-        // SAFETY: `status` is a local variable, and no other thread waits for the child.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        status == 0
-    }
-
     #[test]
     #[cfg(not(miri))]
     fn a_child_that_is_forked_while_the_list_is_locked_asks_its_own_questions() {
         let _alone = alone();
         let late = Late::new();
         let locked = late.waiting();
-        assert!(in_a_child(|| {
+        assert!(crate::fork_check::in_a_child(|| {
             let answer = late.within(1, Duration::from_secs(600), || 2);
             answer == Ok(2)
         }));

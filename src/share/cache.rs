@@ -199,26 +199,6 @@ pub(crate) mod tests {
         assert_eq!((alive.load(SeqCst), lock(&cache).len()), (0, 0));
     }
 
-    /// Returns whether `check` holds in a forked child, which has a minute.
-    #[cfg(not(miri))]
-    pub(crate) fn in_a_child(check: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child runs `check` alone, which uses nothing of other threads, and ends at once.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: ends a child that waits for ever, or else without running the parent's exit handlers.
-            unsafe {
-                libc::alarm(60);
-                // A panic would end the only thread, and the process with status 0.
-                let is_so = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check));
-                libc::_exit(i32::from(!is_so.unwrap_or(false)))
-            }
-        }
-        let mut status = -1;
-        // SAFETY: `status` is a local variable, and no other thread waits for the child.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        status == 0
-    }
-
     /// Its parent's thread would unlock the cache.
     #[test]
     #[cfg(not(miri))]
@@ -227,7 +207,7 @@ pub(crate) mod tests {
         let user = Cached::get_or_try(&cache, 1, || Ok(())).unwrap();
         let locked = lock(&cache);
         let mut user = Some(user);
-        assert!(in_a_child(|| user.take().is_some()));
+        assert!(crate::fork_check::in_a_child(|| user.take().is_some()));
         drop(locked);
     }
 

@@ -331,7 +331,7 @@ mod tests {
     #[cfg(not(miri))]
     fn a_child_that_is_forked_while_the_list_is_locked_looks_at_its_own() {
         let locked = kept_back();
-        assert!(crate::cache::tests::in_a_child(
+        assert!(crate::fork_check::in_a_child(
             || LentPoolBuffer::sweep() == 0
         ));
         drop(locked);

@@ -54,6 +54,9 @@ mod channel;
 mod description;
 mod error;
 pub mod fd;
+#[cfg(all(test, not(miri)))]
+#[path = "../../tests/support/fork.rs"]
+mod fork_check;
 mod frame;
 mod growing;
 mod import;

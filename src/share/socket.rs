@@ -582,7 +582,7 @@ mod tests {
     fn a_process_without_a_free_fd_leaves_no_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        assert!(crate::cache::tests::in_a_child(|| {
+        assert!(crate::fork_check::in_a_child(|| {
             // The socket's is the last one.
             let next = new(SocketType::STREAM).map_or(0, |fd| fd.as_raw_fd() as u64 + 1);
             let limit = libc::rlimit {

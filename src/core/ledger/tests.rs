@@ -7,9 +7,11 @@ use crate::driver::{
     Access, AccessDesc, AllocationProps, Call, Code, DevicePtr, HandleType, HandleTypes, Location,
     PoolApi, PoolProps,
 };
+#[cfg(not(miri))]
+use crate::fork_check::in_a_child;
 use crate::per_driver::lock;
 #[cfg(not(miri))]
-use crate::per_driver::tests::{alone, in_a_child};
+use crate::per_driver::tests::alone;
 use crate::pinned::{DeviceMemory, PinnedHost};
 use crate::vmm::{PhysicalMemory, Reservation};
 use crate::{Buffer, Machine, Pool, Stream};

@@ -173,9 +173,9 @@ mod tests {
     use super::*;
     use crate::Machine;
     use crate::driver::{Call, Code};
-    use crate::per_driver::tests::alone;
     #[cfg(not(miri))]
-    use crate::per_driver::tests::in_a_child;
+    use crate::fork_check::in_a_child;
+    use crate::per_driver::tests::alone;
 
     fn driver() -> Driver {
         Driver::simulated(Machine::gh200()).unwrap()

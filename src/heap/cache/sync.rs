@@ -211,6 +211,7 @@ mod plain {
 #[cfg(all(test, not(any(loom, miri))))]
 mod tests {
     use super::*;
+    use crate::fork_check::in_a_child;
 
     #[test]
     fn the_choice_stays() {
@@ -223,23 +224,6 @@ mod tests {
         Fence::Mutual.heavy();
         Fence::of_process().light();
         Fence::of_process().heavy();
-    }
-
-    /// Forks, and returns whether `check` holds in the child. `check` makes only system calls: other threads
-    /// of this process may have held any lock at the fork.
-    fn in_a_child(check: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child runs only `check`, which neither allocates nor locks, and `_exit`.
-        let child = unsafe { libc::fork() };
-        assert!(child >= 0, "fork: {}", std::io::Error::last_os_error());
-        if child == 0 {
-            let code = i32::from(!check());
-            // SAFETY: ends the process without running the parent's exit handlers.
-            unsafe { libc::_exit(code) }
-        }
-        let mut status = 0;
-        // SAFETY: `status` is a local variable, and no other thread waits for the child.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        status == 0
     }
 
     /// Runs one case of a test in a process of its own, which may start threads: the test of this name, started again.

@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::*;
 use crate::Process;
 use crate::ask::Found;
+#[cfg(not(miri))]
+use crate::fork_check::in_a_child;
 use crate::offer::{encode, offer_in, offer_in_one_of};
 use crate::procs::tests::alone;
-#[cfg(not(miri))]
-use crate::procs::tests::in_a_child;
 use crate::{Ledger, Silent};
 
 /// Longer than any test.

@@ -4,7 +4,9 @@ use super::*;
 use crate::driver::sim::Machine;
 use crate::driver::{Call, HandleTypes, NodeId};
 #[cfg(not(miri))]
-use crate::per_driver::tests::{alone, in_a_child};
+use crate::fork_check::in_a_child;
+#[cfg(not(miri))]
+use crate::per_driver::tests::alone;
 use crate::stream::Stream;
 
 #[test]
