@@ -155,12 +155,6 @@ impl Ledger {
         Self::from_parts(entries::all_allocations(), entries::all_tiers())
     }
 
-    /// Returns the allocations of this process alone. Its tiers are not asked: their memory need not be readable at the
-    /// exit.
-    pub(crate) fn without_tiers() -> Self {
-        Self::from_parts(entries::all_allocations(), Vec::new())
-    }
-
     fn from_parts(allocations: Vec<Allocation>, mut tiers: Vec<TierUse>) -> Self {
         for tier in &mut tiers {
             let has_tier = |at: &MappedAt| at.offset_of(tier.address).is_some();
@@ -180,25 +174,18 @@ impl Ledger {
 
 /// Sums allocations up, by driver and location.
 fn totals(allocations: &[Allocation]) -> Vec<Total> {
-    let mut totals: Vec<Total> = Vec::new();
+    let mut totals = BTreeMap::new();
     for entry in allocations {
-        let key = (entry.driver.as_str(), entry.location);
-        let known =
-            totals.binary_search_by(|known| (known.driver.as_str(), known.location).cmp(&key));
-        if let Err(at) = known {
-            let total = Total {
-                driver: entry.driver.clone(),
-                location: entry.location,
-                allocations: 0,
-                own: 0,
-                managed: 0,
-                imported: 0,
-                by_path: BTreeMap::new(),
-            };
-            totals.insert(at, total);
-        }
-        let (Ok(at) | Err(at)) = known;
-        let total = &mut totals[at];
+        let key = (&entry.driver, entry.location);
+        let total = totals.entry(key).or_insert_with(|| Total {
+            driver: entry.driver.clone(),
+            location: entry.location,
+            allocations: 0,
+            own: 0,
+            managed: 0,
+            imported: 0,
+            by_path: BTreeMap::new(),
+        });
         total.allocations += 1;
         let sum = match entry.path {
             AllocPath::Managed => &mut total.managed,
@@ -209,16 +196,7 @@ fn totals(allocations: &[Allocation]) -> Vec<Total> {
         let sum = total.by_path.entry(entry.path).or_default();
         *sum = sum.saturating_add(entry.bytes);
     }
-    totals
-}
-
-/// Returns the value of a key in a list in the order of keys. Adds a new one if there is none.
-fn at_key<K: Ord, V: Default>(list: &mut Vec<(K, V)>, key: K) -> &mut V {
-    let at = list.partition_point(|(known, _)| *known < key);
-    if list.get(at).is_none_or(|(known, _)| *known != key) {
-        list.insert(at, (key, V::default()));
-    }
-    &mut list[at].1
+    totals.into_values().collect()
 }
 
 /// Returns the entries without repetition: an import is left out if a ledger has the memory as its own, or if another

@@ -1,6 +1,6 @@
 //! The report of memory and its owners, over all processes of a user.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use egmem_share::{BootId, Identity};
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use crate::entries::{AllocPath, Allocation, Party};
 use crate::holders::Holders;
 use crate::parts::{self, NodeUse, Part};
 use crate::topology::{GpuUuid, Topology};
-use crate::{Ledger, MemoryResult, Process, at_key, drawn_once, procs, source};
+use crate::{Ledger, MemoryResult, Process, drawn_once, procs, source};
 
 /// A GPU's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -175,12 +175,12 @@ pub(crate) fn add_own(processes: &mut Vec<Ledger>, own: Ledger) {
 }
 
 /// The bytes that the ledgers have at each location, each byte once.
-struct Sums(Vec<((Location, AllocPath), u64)>);
+struct Sums(BTreeMap<(Location, AllocPath), u64>);
 
 impl Sums {
     /// Sums the memory of one driver up.
     fn of(processes: &[Ledger], driver: &str) -> Self {
-        let mut sums = Self(Vec::new());
+        let mut sums = Self(BTreeMap::new());
         for (_, entry) in drawn_once(processes).filter(|(_, entry)| entry.driver == driver) {
             sums.add(entry.location, entry.room_path(), entry.bytes);
         }
@@ -202,7 +202,7 @@ impl Sums {
     }
 
     fn add(&mut self, location: Location, path: AllocPath, bytes: u64) {
-        let sum = at_key(&mut self.0, (location, path));
+        let sum = self.0.entry((location, path)).or_default();
         *sum = sum.saturating_add(bytes);
     }
 
@@ -215,8 +215,7 @@ impl Sums {
 
     /// Returns the bytes of one path at a location: of managed memory, those that were allocated for the GPU.
     fn by_path(&self, location: Location, path: AllocPath) -> u64 {
-        let known = self.0.iter().find(|(at, _)| *at == (location, path));
-        known.map_or(0, |(_, bytes)| *bytes)
+        self.0.get(&(location, path)).copied().unwrap_or(0)
     }
 
     /// Returns the bytes of host memory that are on no node that the driver tells, but for those that the kernel counts:
@@ -364,7 +363,7 @@ mod tests {
 
     #[test]
     fn pinned_memory_of_a_real_machine_is_the_kernels() {
-        let mut sums = Sums(Vec::new());
+        let mut sums = Sums(BTreeMap::new());
         for (path, bytes) in [
             (AllocPath::Pinned, 5),
             (AllocPath::Vmm, 2),

@@ -1,6 +1,7 @@
 //! Reports as tables; ledgers and reports as drawings: a bar for each location, with a part for each allocation.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use crate::driver::Location;
 use crate::entries::{AllocPath, Allocation, Party};
@@ -11,7 +12,7 @@ use crate::size::Bytes;
 use crate::text::{COLUMNS, escaped, ledger, place, some_bytes};
 use crate::texts::{count, hanging};
 use crate::writers::{Drawing, Table, end_cut};
-use crate::{Ledger, at_key, drawn_once};
+use crate::{Ledger, drawn_once};
 
 impl Report {
     /// Returns the report as tables: lines of at most 100 characters, in which long names are cut. Errors are not cut.
@@ -120,7 +121,7 @@ fn kept(report: &Report, most: Option<usize>) -> String {
         return String::new();
     }
     // Parts of one memory have the same exporter and importers.
-    let mut sums: Vec<([String; 3], (u64, u64))> = Vec::new();
+    let mut sums = BTreeMap::<[String; 3], (u64, u64)>::new();
     for kept in &report.kept {
         let importers = kept.importers.iter();
         let importers: Vec<String> = importers
@@ -131,7 +132,7 @@ fn kept(report: &Report, most: Option<usize>) -> String {
             escaped(&words(&kept.exporter)),
             escaped(&importers.join(", ")),
         ];
-        let (count, bytes) = at_key(&mut sums, cells);
+        let (count, bytes) = sums.entry(cells).or_default();
         *count += 1;
         *bytes = bytes.saturating_add(kept.bytes);
     }
@@ -278,7 +279,8 @@ impl Ledger {
     /// Returns a drawing: a bar for each location, with a part for each allocation. It is a complete SVG file without
     /// external fonts or style sheets.
     pub fn to_svg(&self) -> String {
-        draw(self.process.title(), std::slice::from_ref(self), Vec::new())
+        let ledgers = std::slice::from_ref(self);
+        draw(self.process.title(), ledgers, Bars::new())
     }
 }
 
@@ -294,8 +296,7 @@ impl Report {
             let parts = Vec::new();
             ((false, location), Bar { parts, total, used })
         };
-        let mut bars: Bars<'_> = nodes.chain(gpus).map(bar).collect();
-        bars.sort_unstable_by_key(|(place, _)| *place);
+        let bars: Bars<'_> = nodes.chain(gpus).map(bar).collect();
         draw("Whose memory it is", &self.processes, bars)
     }
 }
@@ -331,7 +332,7 @@ struct Bar<'a> {
 }
 
 /// Bars in the order of whether they have managed memory, which takes no certain room at its location, and of the location.
-type Bars<'a> = Vec<((bool, Location), Bar<'a>)>;
+type Bars<'a> = BTreeMap<(bool, Location), Bar<'a>>;
 
 fn sum(parts: &[(&Ledger, &Allocation)]) -> u64 {
     let bytes = parts.iter().map(|(_, entry)| entry.bytes);
@@ -342,9 +343,9 @@ fn sum(parts: &[(&Ledger, &Allocation)]) -> u64 {
 fn draw<'a>(title: &str, ledgers: &'a [Ledger], mut bars: Bars<'a>) -> String {
     for (ledger, entry) in drawn_once(ledgers) {
         let place = (entry.path == AllocPath::Managed, entry.location);
-        at_key(&mut bars, place).parts.push((ledger, entry));
+        bars.entry(place).or_default().parts.push((ledger, entry));
     }
-    let largest = bars.iter().map(|(_, bar)| sum(&bar.parts)).max();
+    let largest = bars.values().map(|bar| sum(&bar.parts)).max();
     let mut svg = Drawing::default();
     svg.text((MARGIN, 34.0), "head", title);
     let mut x = MARGIN;

@@ -58,7 +58,9 @@ pub(super) struct Walk {
     pub own: u32,
     proc: PathBuf,
     users: HashMap<u32, String>,
-    inside: Arc<Inside>,
+    several_nodes: bool,
+    /// Files there have names, and their filesystem counts them. Each thread that looks has a part in it.
+    tmpfs: Arc<Tmpfs>,
     limits: Limits,
     begun: Instant,
     /// How many file descriptors and mappings were looked at.
@@ -97,10 +99,8 @@ impl Walk {
             },
             own: own.unwrap_or(0),
             users: users(root),
-            inside: Arc::new(Inside {
-                several_nodes,
-                tmpfs,
-            }),
+            several_nodes,
+            tmpfs: Arc::new(tmpfs),
             limits,
             begun: Instant::now(),
             looked_at: 0,
@@ -150,11 +150,11 @@ impl Walk {
         let answer = if self.is_over() {
             Err(Unanswered::NotAsked)
         } else {
-            let (inside, mut found) = (self.inside.clone(), holder.clone());
+            let (tmpfs, mut found) = (self.tmpfs.clone(), holder.clone());
             let process = process.to_owned();
             let key = (process.clone(), stat.started);
             LATE.within(key, (self.limits.process)(holder.pid), move || {
-                let looked = inside.look(&place, &process, &mut found);
+                let looked = tmpfs.look(&place, &process, &mut found);
                 (found, looked)
             })
         };
@@ -175,7 +175,7 @@ impl Walk {
             Err(_) => {}
         }
         // Of managed memory the addresses do not tell where the pages are.
-        let has_driver = self.inside.several_nodes && holder.driver_mapped > Some(0);
+        let has_driver = self.several_nodes && holder.driver_mapped > Some(0);
         if has_driver || holder.managed_mapped > Some(0) {
             let key = (pages.clone(), stat.started);
             let pages = move || read(&pages, MAPPINGS).unwrap_or_default();
@@ -216,14 +216,7 @@ impl Walk {
     }
 }
 
-/// What a look at a process's files and mappings needs. Each thread that looks has a part in it.
-struct Inside {
-    several_nodes: bool,
-    /// Files there have names, and their filesystem counts them.
-    tmpfs: Tmpfs,
-}
-
-impl Inside {
+impl Tmpfs {
     /// Adds the command line, open files and mappings of a process, in its folder or a thread's, as far as permitted.
     /// Returns how many files and mappings it looked at.
     fn look(&self, place: &Path, process: &Path, holder: &mut Holder) -> io::Result<u64> {
@@ -272,7 +265,7 @@ impl Inside {
             let is_estimate = false;
             holder.files.insert(inode, Size { is_estimate, bytes });
         }
-        let counted = &self.tmpfs.devices;
+        let counted = &self.devices;
         let files = &mut holder.files;
         files.retain(|(device, _), _| !counted.contains(device));
     }
