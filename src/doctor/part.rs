@@ -56,7 +56,7 @@ impl Ask {
     ) -> Result<()> {
         let topology = match Topology::discover(driver) {
             Ok(topology) => topology,
-            Err(error) => return say(Said::Problem(Problem::new(None, None, "topology", &error))),
+            Err(error) => return say(Said::Problem(Problem::new((None, None), "topology", error))),
         };
         let work = Work {
             driver,
@@ -104,12 +104,12 @@ impl Work<'_> {
             let at = (Some(node.0), Some(gpu));
             let rows = work(gpu, &mut |step| {
                 if let Step::Without(what, error) = step {
-                    problems.push(Problem::new(at.0, at.1, what, error));
+                    problems.push(Problem::new(at, what, error));
                 }
             });
             match rows {
                 Ok(rows) => rows.iter().try_for_each(|row| say(as_row(row)?))?,
-                Err(error) => problems.push(Problem::new(at.0, at.1, "", &error)),
+                Err(error) => problems.push(Problem::new(at, "", error)),
             }
             problems
                 .into_iter()
@@ -131,7 +131,7 @@ impl Work<'_> {
             let warm = self.allocate(node, kind, UNIT).map(drop);
             say(match warm.and_then(|()| work(kind)) {
                 Ok(row) => as_row(&row)?,
-                Err(error) => Said::Problem(Problem::new(Some(node.0), None, kind.name(), &error)),
+                Err(error) => Said::Problem(Problem::new((Some(node.0), None), kind.name(), error)),
             })?;
         }
         Ok(())

@@ -14,20 +14,19 @@ const WIDTH: usize = 80;
 /// Formats a report for people, 80 columns wide, as `egmem doctor` shows it; with `all`, one row for every pair of
 /// node and GPU. With `colours`, words have a terminal's escape sequences; all other control characters are escaped.
 pub fn to_text(report: &Report, all: bool, colours: bool) -> String {
-    let paint = Paint { on: colours };
     let mut text = String::new();
     if let Some(machine) = &report.simulated {
         let machine = escape(machine);
         let line = format!("SIMULATED {machine}: this says nothing about real hardware\n\n");
-        text += &paint.words(&line, "SIMULATED", YELLOW);
+        text += &paint(colours, &line, "SIMULATED", YELLOW);
     }
     let verdict = verdict(report);
-    let verdict = paint.words(&verdict, "does NOT work", RED);
-    text += &paint.words(&verdict, "works", GREEN);
+    let verdict = paint(colours, &verdict, "does NOT work", RED);
+    text += &paint(colours, &verdict, "works", GREEN);
     text += "\n\n";
     text += &escape_lines(&facts(report));
     if !report.capabilities.is_empty() {
-        text += &capabilities(report, all, &paint);
+        text += &capabilities(report, all, colours);
     }
     if !report.advice.is_empty() {
         text += "\nAdvice\n";
@@ -43,19 +42,12 @@ const RED: &str = "\x1b[31m";
 const GREEN: &str = "\x1b[32m";
 const YELLOW: &str = "\x1b[33m";
 
-/// Colours, if enabled. They are added after the layout, which does not count them.
-struct Paint {
-    on: bool,
-}
-
-impl Paint {
-    fn words(&self, text: &str, words: &str, colour: &str) -> String {
-        if self.on {
-            text.replace(words, &format!("{colour}{words}\x1b[0m"))
-        } else {
-            text.to_owned()
-        }
+/// Colours words, if enabled: after the layout, which does not count the sequences.
+fn paint(is_on: bool, text: &str, words: &str, colour: &str) -> String {
+    if !is_on {
+        return text.to_owned();
     }
+    text.replace(words, &format!("{colour}{words}\x1b[0m"))
 }
 
 fn verdict(report: &Report) -> String {
@@ -268,7 +260,7 @@ fn backings(report: &Report) -> Vec<(&'static str, String)> {
     by_kind("Auto backing", kinds)
 }
 
-fn capabilities(report: &Report, all: bool, paint: &Paint) -> String {
+fn capabilities(report: &Report, all: bool, colours: bool) -> String {
     let mut reasons = Vec::new();
     let groups = groups(report, all, &mut reasons);
     let types = HANDLE_TYPES.map(|types| column(&types));
@@ -284,7 +276,7 @@ fn capabilities(report: &Report, all: bool, paint: &Paint) -> String {
     let rule = "─".repeat(width.unwrap_or(0) + 1) + "\n";
     cells.insert_str(cells.find('\n').map_or(0, |end| end + 1), &rule);
     for (word, colour) in [("yes", GREEN), ("no ", RED), ("? ", YELLOW)] {
-        cells = paint.words(&cells, word, colour);
+        cells = paint(colours, &cells, word, colour);
     }
     let mut text =
         format!("\nTried: host memory for the CPU and the GPU, by how it can be shared\n{cells}");

@@ -253,22 +253,16 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub(crate) fn new(node: Option<i32>, gpu: Option<i32>, what: &str, error: &Error) -> Self {
+    pub(crate) fn new(
+        (node, gpu): (Option<i32>, Option<i32>),
+        what: &str,
+        reason: impl Into<Reason>,
+    ) -> Self {
         Self {
             node,
             gpu,
             what: what.to_owned(),
-            reason: error.into(),
-        }
-    }
-
-    /// A problem of a whole part.
-    pub(crate) fn of_part(reason: Reason) -> Self {
-        Self {
-            node: None,
-            gpu: None,
-            what: String::new(),
-            reason,
+            reason: reason.into(),
         }
     }
 }

@@ -146,7 +146,7 @@ impl Parts<'_> {
             problems: Vec::new(),
         };
         if let Err(reason) = self.try_run(part, &mut section) {
-            let problem = Said::Problem(Problem::of_part(reason));
+            let problem = Said::Problem(Problem::new((None, None), "", reason));
             section.take(problem, self.private);
         }
         if self.report.simulated.is_none() {
@@ -184,7 +184,7 @@ impl<R: DeserializeOwned> Section<R> {
                     Ok(row) => self.rows.push(row),
                     Err(error) => {
                         let error = Error::invalid("row", error.to_string());
-                        self.problems.push(Problem::of_part(error.into()));
+                        self.problems.push(Problem::new((None, None), "", error));
                     }
                 }
             }
