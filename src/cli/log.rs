@@ -48,22 +48,20 @@ pub fn start(verbose: u8, service: bool, trace: Option<&Path>) -> Result<()> {
         .fmt_fields(debug_fn(write_field).delimited(" "))
         // Such an error means that standard error is closed: reporting it there would panic.
         .log_internal_errors(false);
-    if service {
+    let log = if service {
         let queue = LineWriter::new("log", std::io::stderr())?;
         let queue = QUEUE.get_or_init(|| queue);
         let log = log.with_writer(|| queue.clone());
-        return init(log.with_filter(filter), trace);
-    }
-    let log = log.with_writer(std::io::stderr).without_time();
-    init(log.with_filter(filter), trace)
-}
-
-fn init(log: impl Layer<Registry> + Send + Sync, trace: Option<&Path>) -> Result<()> {
-    let log = tracing_subscriber::registry().with(log);
-    let started = match trace {
-        None => log.try_init(),
-        Some(path) => log.with(trace_layer(path)?).try_init(),
+        log.with_filter(filter).boxed()
+    } else {
+        let log = log.with_writer(std::io::stderr).without_time();
+        log.with_filter(filter).boxed()
     };
+    let mut layers = vec![log];
+    if let Some(path) = trace {
+        layers.push(trace_layer(path)?);
+    }
+    let started = tracing_subscriber::registry().with(layers).try_init();
     // The process has a log already: of an earlier run, or its own.
     started.map_err(|error| egmem::Error::failed("starting the log", error.to_string()).into())
 }
@@ -132,10 +130,7 @@ impl Write for Forgiving {
 }
 
 /// Returns the layer that writes to `path`, until [`flush`].
-fn trace_layer<S>(path: &Path) -> Result<Box<dyn Layer<S> + Send + Sync>>
-where
-    S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a> + Send + Sync,
-{
+fn trace_layer(path: &Path) -> Result<Box<dyn Layer<Registry> + Send + Sync>> {
     let file = create_private(path)
         .map_err(|error| Error::system(format!("cannot write {}", path.display()), &error))?;
     let (calls, guard) = ChromeLayerBuilder::new()

@@ -6,16 +6,16 @@ use clap::Args;
 use comfy_table::{ContentArrangement, Table, presets};
 use egmem::driver::{Access, Location};
 use egmem::exchange::protocol::Entry;
-use egmem::exchange::{Address, Client, Error, Refusal, Result};
+use egmem::exchange::{Address, Error, Refusal, Result};
 use egmem::size::Bytes;
 use serde_json::{Value, json};
 
 use crate::connect::{self, Connect, block_on, default_address};
 use crate::output::{DONE, STILL_HELD, complain, print, print_json};
 
-/// Which names to show, and in which form.
+/// `egmem ls`
 #[derive(Args, Debug)]
-pub struct Names {
+pub struct Ls {
     /// The server: unix:/path or tcp://host:port; by default this machine's service
     #[arg(value_name = "ADDRESS")]
     address: Option<Address>,
@@ -29,31 +29,17 @@ pub struct Names {
     connect: Connect,
 }
 
-impl Names {
-    /// Connects to the server for queries.
-    async fn client(&self) -> Result<Client> {
-        let address = self.address.clone().map_or_else(default_address, Ok)?;
-        self.connect.onlooker(&address).await
-    }
-}
-
-/// `egmem ls`
-#[derive(Args, Debug)]
-pub struct Ls {
-    #[command(flatten)]
-    names: Names,
-}
-
 impl Ls {
     /// Shows the list.
     pub fn run(&self) -> Result<()> {
         let entries = block_on(async {
-            let client = self.names.client().await?;
-            let entries = client.list(&self.names.prefix).await;
+            let address = self.address.clone().map_or_else(default_address, Ok)?;
+            let client = self.connect.onlooker(&address).await?;
+            let entries = client.list(&self.prefix).await;
             client.close().await;
             entries
         })?;
-        if self.names.json {
+        if self.json {
             return Ok(print_json(&entries.iter().map(value).collect::<Vec<_>>())?);
         }
         if entries.is_empty() {
