@@ -15,7 +15,7 @@ use egmem::exchange::{
 use egmem::memory::CpuView;
 use egmem::proof::Prover;
 use egmem::size::Bytes;
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::common::Source;
 use crate::connect::{self, Connect, block_on};
@@ -231,12 +231,12 @@ impl Fetch {
             let why = "--follow copies memory more than once; give --read a file";
             return Err(Error::invalid("--read -", why));
         }
-        let mut end = Ending::new()?;
+        let end = ending()?;
         let mut follow = options.follow();
         let mut held = None;
         loop {
             let next = tokio::select! {
-                () = end.requested() => break,
+                () = end.cancelled() => break,
                 next = follow.next() => next,
             };
             // Before the next memory is used, so that its exporter does not have to wait.
@@ -245,7 +245,7 @@ impl Fetch {
             }
             match next? {
                 Followed::Memory(memory) => {
-                    let used = self.show_and_use(driver, &memory, None, &|| end.is_requested())?;
+                    let used = self.show_and_use(driver, &memory, None, &|| end.is_cancelled())?;
                     held = Some(memory);
                     if !used {
                         break;
@@ -266,36 +266,22 @@ impl Fetch {
     }
 }
 
-/// A request to end, received by the runtime's other thread while this one copies. A second signal ends the
+/// Returns a token that a signal cancels, received by the runtime's other thread while this one copies. A second signal ends the
 /// process at once: a copy to a pipe without a reader does not return.
-struct Ending(watch::Receiver<bool>);
-
-impl Ending {
-    fn new() -> Result<Self> {
-        let mut signals = Ends::new()?;
-        let (request, requested) = watch::channel(false);
-        tokio::spawn(async move {
-            signals.next().await;
-            request.send_replace(true);
-            // Standard output may be full, and this thread must receive the next signal.
-            let _ = std::thread::Builder::new().spawn(|| print("  ending\n"));
-            let (name, kind) = signals.next().await;
-            let name = format!("a second {name}");
-            end_now(&name, kind.as_raw_value(), Left::Fetched)
-        });
-        Ok(Self(requested))
-    }
-
-    fn is_requested(&self) -> bool {
-        *self.0.borrow()
-    }
-
-    async fn requested(&mut self) {
-        if self.0.wait_for(|&requested| requested).await.is_err() {
-            // The task ends only with the process.
-            std::future::pending().await
-        }
-    }
+fn ending() -> Result<CancellationToken> {
+    let mut signals = Ends::new()?;
+    let token = CancellationToken::new();
+    let request = token.clone();
+    tokio::spawn(async move {
+        signals.next().await;
+        request.cancel();
+        // Standard output may be full, and this thread must receive the next signal.
+        let _ = std::thread::Builder::new().spawn(|| print("  ending\n"));
+        let (name, kind) = signals.next().await;
+        let name = format!("a second {name}");
+        end_now(&name, kind.as_raw_value(), Left::Fetched)
+    });
+    Ok(token)
 }
 
 /// Describes the imported memory.
