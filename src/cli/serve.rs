@@ -14,7 +14,7 @@ use crate::common::Source;
 use crate::connect::{first_of, folder_in};
 use crate::log;
 use crate::output::{ByteProgress, DONE, STILL_HELD, complain, print};
-use crate::signals::{Asked, Left, Signals};
+use crate::signals::{Left, Signals};
 
 /// How often the progress of filling the reserves is looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -64,7 +64,7 @@ impl Serve {
         path: &Path,
         config: ServiceConfig,
         driver: &Driver,
-        mut signals: Signals,
+        signals: Signals,
     ) -> Result<u8> {
         let start = Service::start(config, driver);
         let service = tokio::select! {
@@ -105,11 +105,11 @@ impl Serve {
                     tell(&format!("ready{simulated}: instance {}\n", service.instance()));
                     notify(&[NotifyState::Ready, NotifyState::Status("ready")]);
                 }
-                asked = signals.next() => {
-                    if asked == Asked::End {
-                        drop(filling);
-                        break;
-                    }
+                () = signals.end() => {
+                    drop(filling);
+                    break;
+                }
+                () = signals.reload() => {
                     notify_reloading();
                     reload(path, &service);
                     if ready {

@@ -7,22 +7,14 @@ use std::time::Duration;
 use egmem::{Error, Result};
 use rustix::process::{getpid, kill_process};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use crate::log;
 use crate::output::complain;
 
 /// How long libraries' exit handlers and a reader of standard error may take.
 const LAST: Duration = Duration::from_secs(1);
-
-/// The request of a signal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
-    /// SIGTERM, SIGINT.
-    End,
-    /// SIGHUP.
-    Reload,
-}
 
 /// The work that a process leaves undone if it ends now.
 #[derive(Clone, Copy, Debug)]
@@ -52,64 +44,53 @@ impl Left {
     }
 }
 
-/// The signals of a service, handled in a thread of their own.
+/// The signals of a service, handled in a thread of their own. Once this is dropped, the first signal ends the process.
 #[derive(Debug)]
-pub struct Signals {
-    asked: UnboundedReceiver<Asked>,
-    /// A reload was requested while only the end was awaited.
-    reload: bool,
-    left: Arc<Mutex<Left>>,
+pub struct Signals(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    end: CancellationToken,
+    /// Requests that were not awaited count as one.
+    reload: Notify,
+    left: Mutex<Left>,
 }
 
 impl Signals {
     /// Installs the handlers: from now on no signal ends the process by itself.
     pub fn new() -> Result<Self> {
-        let (tell, asked) = unbounded_channel();
-        let left = Arc::new(Mutex::new(Left::Start));
+        let state = Arc::new(State {
+            end: CancellationToken::new(),
+            reload: Notify::new(),
+            left: Mutex::new(Left::Start),
+        });
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_io().build();
         let runtime = runtime.map_err(|error| Error::system("cannot start a runtime", &error))?;
         let entered = runtime.enter();
         let (ends, reload) = (Ends::new()?, listen(SignalKind::hangup())?);
         drop(entered);
-        let watched = Arc::clone(&left);
+        let watched = Arc::clone(&state);
         std::thread::Builder::new()
             .name("egmem-signals".into())
-            .spawn(move || runtime.block_on(watch(ends, reload, tell, &watched)))
+            .spawn(move || runtime.block_on(watch(ends, reload, watched)))
             .map_err(|error| Error::system("cannot start a thread", &error))?;
-        Ok(Self {
-            asked,
-            reload: false,
-            left,
-        })
+        Ok(Self(state))
     }
 
     /// Sets the work that a second signal leaves undone from now on.
     pub fn leaves(&self, left: Left) {
-        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = left;
+        *self.0.left.lock().unwrap_or_else(PoisonError::into_inner) = left;
     }
 
-    /// Waits for the next request; several reloads that were not awaited count as one.
-    pub async fn next(&mut self) -> Asked {
-        if std::mem::take(&mut self.reload) {
-            return Asked::Reload;
-        }
-        self.receive().await
+    /// Waits for SIGTERM or SIGINT.
+    pub async fn end(&self) {
+        self.0.end.cancelled().await;
     }
 
-    async fn receive(&mut self) -> Asked {
-        match self.asked.recv().await {
-            Some(asked) => asked,
-            // The thread does not end before the process.
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Waits for the next request to end. A reload that arrives meanwhile is kept for [`next`](Self::next).
-    pub async fn end(&mut self) {
-        while self.receive().await != Asked::End {
-            self.reload = true;
-        }
+    /// Waits for the next SIGHUP.
+    pub async fn reload(&self) {
+        self.0.reload.notified().await;
     }
 }
 
@@ -141,28 +122,23 @@ impl Ends {
     }
 }
 
-async fn watch(
-    mut ends: Ends,
-    mut reload: Signal,
-    tell: UnboundedSender<Asked>,
-    left: &Mutex<Left>,
-) {
-    let mut ending = false;
+async fn watch(mut ends: Ends, mut reload: Signal, state: Arc<State>) {
     loop {
         let (name, kind) = tokio::select! {
             end = ends.next() => end,
             _ = reload.recv() => {
-                let _ = tell.send(Asked::Reload);
+                state.reload.notify_one();
                 continue;
             }
         };
-        // If the receiver is gone, the process has failed and waits for the driver.
-        if ending || tell.send(Asked::End).is_err() {
-            let left = *left.lock().unwrap_or_else(PoisonError::into_inner);
-            let which = if ending { "a second " } else { "" };
+        let is_second = state.end.is_cancelled();
+        // If the signals are dropped, the process has failed and waits for the driver.
+        if is_second || Arc::strong_count(&state) == 1 {
+            let left = *state.left.lock().unwrap_or_else(PoisonError::into_inner);
+            let which = if is_second { "a second " } else { "" };
             end_now(&format!("{which}{name}"), kind.as_raw_value(), left);
         }
-        ending = true;
+        state.end.cancel();
     }
 }
 
@@ -186,17 +162,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_reload_that_comes_while_only_the_end_is_waited_for_is_kept() {
-        let (tell, asked) = unbounded_channel();
-        let mut signals = Signals {
-            asked,
-            reload: false,
-            left: Arc::new(Mutex::new(Left::Start)),
-        };
-        for asked in [Asked::Reload, Asked::Reload, Asked::End, Asked::End] {
-            tell.send(asked).unwrap();
-        }
+        let signals = Signals::new().unwrap();
+        signals.0.reload.notify_one();
+        signals.0.reload.notify_one();
+        signals.0.end.cancel();
         signals.end().await;
-        assert_eq!(signals.next().await, Asked::Reload, "once");
-        assert_eq!(signals.next().await, Asked::End);
+        signals.reload().await;
+        let again = tokio::time::timeout(Duration::ZERO, signals.reload()).await;
+        again.expect_err("once");
     }
 }
