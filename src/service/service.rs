@@ -240,7 +240,11 @@ impl Service {
         // The new rights apply before a session ends: its peer may reconnect at once.
         self.state.set_create(current.create.clone());
         for buffer in &current.buffers {
-            self.state.set_who(&buffer.name, buffer.who.clone());
+            let named = lock(&self.state.names).get(&buffer.name).cloned();
+            let own = named.filter(|named| named.wanted.owner.is_none());
+            if let Some(published) = own.and_then(|named| named.published()) {
+                published.set_who(buffer.who.clone());
+            }
         }
         if self.server.set_peers(peers(&current)).is_err() {
             current.local = before.local.clone();

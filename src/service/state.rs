@@ -145,15 +145,6 @@ impl ServiceState {
         set.unwrap_or(Duration::from_secs(FORGIVE_AFTER))
     }
 
-    /// Changes which peers may fetch a name of the configuration.
-    pub fn set_who(&self, name: &str, who: PeerList) {
-        let named = lock(&self.names).get(name).cloned();
-        let own = named.filter(|named| named.wanted.owner.is_none());
-        if let Some(published) = own.and_then(|named| named.published()) {
-            published.set_who(who);
-        }
-    }
-
     /// Frees a name that has ended, or could not be created: another peer may create it from then on.
     pub fn free_name(&self, named: &Arc<Named>) {
         let mut names = lock(&self.names);

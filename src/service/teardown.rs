@@ -85,15 +85,6 @@ impl Named {
         }
         still
     }
-
-    /// Describes the holders.
-    fn holders(&self) -> String {
-        let importers = self.published().map_or(Vec::new(), |it| it.importers());
-        let mut holders: Vec<_> = importers.iter().map(Holder::to_string).collect();
-        holders.dedup();
-        holders.truncate(16);
-        holders.join(", ")
-    }
 }
 
 impl ServiceState {
@@ -135,11 +126,14 @@ impl ServiceState {
         let ended = named.reach(Phase::Ended);
         let wait = wait.max(Duration::from_millis(100));
         if timeout(wait, ended).await.is_err() {
-            let holders = named.holders();
+            let importers = named.published().map_or(Vec::new(), |it| it.importers());
+            let mut holders: Vec<_> = importers.iter().map(Holder::to_string).collect();
+            holders.dedup();
+            holders.truncate(16);
             let why = if holders.is_empty() {
                 "its memory is still in use in the service".into()
             } else {
-                format!("held by {holders}")
+                format!("held by {}", holders.join(", "))
             };
             return Err((Refusal::TimedOut, why));
         }
