@@ -25,7 +25,7 @@ const FIRST_VERSION: (u32, Duration) = (256 << 10, Duration::from_millis(500));
 /// Accepts connections until the server ends. At its `own` socket sessions move, and none begins. If the process has no fd
 /// for a connection, the oldest one without a greeting is closed.
 pub(super) async fn run(core: Arc<ServerCore>, listening: Listening, own: bool) {
-    let address = listening.address();
+    let address = &listening.address;
     let accepting = async {
         let mut told = false;
         loop {

@@ -111,7 +111,7 @@ impl ServerOptions {
             let listening = Listening::bind(address, &self.security, &peers, &self.limits);
             sockets.push((listening.await?, false));
         }
-        let addresses = sockets.iter().map(|(socket, _)| socket.address().clone());
+        let addresses = sockets.iter().map(|(socket, _)| socket.address.clone());
         self.addresses = addresses.collect();
         let mut local = None;
         if self.local_socket {

@@ -10,26 +10,20 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
-use super::{Connection, Security, net};
+use super::{Connection, Security, bind, check, first, tune};
 use crate::per_driver::lock;
 use crate::share::Peers;
 use crate::share::socket::{self, SocketFile};
-use crate::{Address, Error, Limits, Result, tls};
+use crate::{Address, Error, Limits, Result, ShareError, tls};
 
 /// How many bytes of a refused peer are still read, and for how long.
 const LINGER: (usize, Duration) = (64 << 10, Duration::from_millis(500));
 
-/// An open port or socket.
+/// An open port or socket, and what is asked of each connection.
 #[derive(Debug)]
 pub(crate) struct Listening {
     socket: Socket,
-    terms: Arc<Terms>,
-}
-
-/// What is asked of each connection.
-#[derive(Debug)]
-struct Terms {
-    address: Address,
+    pub(crate) address: Address,
     security: Security,
     peers: SharedPeers,
     limits: Limits,
@@ -71,13 +65,28 @@ impl Listening {
                 if let Security::Tls(tls) = security {
                     tls.loaded().server.clone()?;
                 }
-                let (listener, real) =
-                    net::listen(address, (host, *port), security, limits).await?;
+                let listen = |real| async move {
+                    let failed = |e| Error::system(format!("listening at {address}"), &e);
+                    let (listener, real) = bind(real).map_err(failed)?;
+                    check(address, real, security)?;
+                    Ok((listener, real))
+                };
+                let listening = first(address, (host, *port), security, listen);
+                let late =
+                    |_| ShareError::timed_out(format!("looking up {address}"), limits.handshake);
+                let listening = timeout(limits.handshake, listening).await;
+                let (listener, real) = listening.map_err(late)??;
                 let (host, port) = (host.clone(), real.port());
                 (Socket::Tcp(listener), Address::Tcp { host, port })
             }
         };
-        Ok(Self::new(socket, address, security, peers, limits))
+        Ok(Self {
+            socket,
+            address,
+            security: security.clone(),
+            peers: Arc::clone(peers),
+            limits: limits.clone(),
+        })
     }
 
     /// Listens at an abstract name, which every user of the machine can reach in the same network namespace: the
@@ -86,30 +95,13 @@ impl Listening {
         // tokio takes a path with a leading NUL for an abstract name.
         let listener = UnixListener::bind(format!("\0{name}"));
         let failed = |error| Error::system(format!("listening at @{name}"), &error);
-        let socket = Socket::Unix(None, listener.map_err(failed)?);
-        let address = Address::Unix(format!("@{name}").into());
-        Ok(Self::new(socket, address, &Security::Plain, peers, limits))
-    }
-
-    fn new(
-        socket: Socket,
-        address: Address,
-        security: &Security,
-        peers: &SharedPeers,
-        limits: &Limits,
-    ) -> Self {
-        let terms = Arc::new(Terms {
-            address,
-            security: security.clone(),
+        Ok(Self {
+            socket: Socket::Unix(None, listener.map_err(failed)?),
+            address: Address::Unix(format!("@{name}").into()),
+            security: Security::Plain,
             peers: Arc::clone(peers),
             limits: limits.clone(),
-        });
-        Self { socket, terms }
-    }
-
-    /// Returns the address that it listens at, with the port that the kernel chose.
-    pub(crate) fn address(&self) -> &Address {
-        &self.terms.address
+        })
     }
 
     /// Returns the next connection, or `None` if there is no fd or memory for it: call again later.
@@ -120,7 +112,7 @@ impl Listening {
     /// # Cancel safety
     /// Cancel safe: no connection is lost.
     pub(crate) async fn accept(&self) -> Result<Option<Incoming>> {
-        let address = &self.terms.address;
+        let address = &self.address;
         loop {
             let accepted = match &self.socket {
                 Socket::Tcp(listener) => (listener.accept().await)
@@ -130,11 +122,12 @@ impl Listening {
             };
             let error = match accepted {
                 Ok((stream, remote)) => {
-                    let terms = Arc::clone(&self.terms);
                     return Ok(Some(Incoming {
                         stream,
                         remote,
-                        terms,
+                        security: self.security.clone(),
+                        peers: Arc::clone(&self.peers),
+                        limits: self.limits.clone(),
                     }));
                 }
                 Err(error) => error,
@@ -174,7 +167,9 @@ async fn bind_unix(path: PathBuf, peers: Peers) -> Result<Socket> {
 pub(crate) struct Incoming {
     stream: Stream,
     pub(crate) remote: String,
-    terms: Arc<Terms>,
+    security: Security,
+    peers: SharedPeers,
+    limits: Limits,
 }
 
 #[derive(Debug)]
@@ -190,17 +185,16 @@ impl Incoming {
     /// [`NotTrusted`](crate::ShareError::NotTrusted), [`Protocol`](crate::ShareError::Protocol),
     /// [`PeerLost`](crate::ShareError::PeerLost): the connection is closed.
     pub(crate) async fn handshake(self) -> Result<Connection> {
-        let (remote, terms) = (&self.remote, &self.terms);
-        let limits = &terms.limits;
+        let (remote, limits) = (&self.remote, &self.limits);
         let stream = match self.stream {
             Stream::Unix(stream) => {
-                let peers = lock(&terms.peers).clone();
+                let peers = lock(&self.peers).clone();
                 return Connection::unix(stream, &peers, remote, limits);
             }
             Stream::Tcp(stream) => stream,
         };
-        net::tune(&stream, limits);
-        let Security::Tls(tls) = &terms.security else {
+        tune(&stream, limits);
+        let Security::Tls(tls) = &self.security else {
             return Ok(Connection::tcp(stream, remote, limits));
         };
         let loaded = tls.loaded();

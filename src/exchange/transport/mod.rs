@@ -2,7 +2,6 @@
 
 mod frame;
 mod listen;
-mod net;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -11,14 +10,16 @@ mod tests;
 pub(crate) use frame::fuzzing::assemble;
 pub(crate) use frame::{Frame, FrameReader, FrameWriter, together};
 pub(crate) use listen::{Incoming, Listening, SharedPeers};
-pub use net::bind;
-pub(crate) use net::check_literal;
 
 use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::net::{TcpStream, UnixStream};
+use rustix::net::sockopt;
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_rustls::{TlsConnector, TlsStream};
 
@@ -28,6 +29,11 @@ use crate::share::{Peers, fd};
 use crate::{Error, Result, ShareError, Unreachable};
 pub(crate) use stream::send_fds;
 use stream::{Reading, UnixReading, Writing};
+
+/// How many connections may wait to be accepted; the kernel's `net.core.somaxconn` may be lower.
+const BACKLOG: u32 = 4096;
+/// Keep-alive: the idle time, the interval, and the number of probes.
+const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(30), Duration::from_secs(10), 3);
 
 /// How connections over TCP are protected. Unix sockets need no protection: the kernel identifies the peer,
 /// and no other process can read them.
@@ -141,6 +147,123 @@ impl Connection {
     }
 }
 
+/// Checks a socket's real address, not the name that was resolved.
+fn check(address: &Address, real: SocketAddr, security: &Security) -> Result<()> {
+    if !matches!(security, Security::Plain) || real.ip().to_canonical().is_loopback() {
+        return Ok(());
+    }
+    let (mut address, ip) = (address.to_string(), real.ip().to_string());
+    if !address.contains(&ip) {
+        address += &format!(" ({ip})");
+    }
+    Err(Error::Insecure { address })
+}
+
+/// Checks an address that is an IP address, before any look-up.
+///
+/// # Errors
+/// [`Error::Insecure`] as [`check`].
+pub(crate) fn check_literal(address: &Address, security: &Security) -> Result<()> {
+    if let Address::Tcp { host, port } = address
+        && let Ok(ip) = host.parse::<IpAddr>()
+    {
+        check(address, SocketAddr::new(ip, *port), security)?;
+    }
+    Ok(())
+}
+
+/// Runs blocking work on a thread that nothing waits for once this is dropped.
+async fn on_own_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    let (sender, result) = oneshot::channel();
+    let thread = std::thread::Builder::new().name("egmem-lookup".into());
+    // An error means that the result is no longer awaited.
+    thread.spawn(move || drop(sender.send(work())))?;
+    result.await.map_err(io::Error::other)
+}
+
+/// Looks a name up. The system's look-up may take minutes and cannot be ended, so it has a thread of its own: the end of
+/// the runtime waits for the runtime's threads.
+async fn resolve((host, port): (&str, u16), address: &Address) -> Result<Vec<SocketAddr>> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(vec![(ip, port).into()]);
+    }
+    let name = host.to_owned();
+    let found = on_own_thread(move || (name.as_str(), port).to_socket_addrs()).await;
+    let found = found.and_then(|found| found);
+    let found = found.map_err(|error| unknown(address, format!("looking up its name: {error}")))?;
+    Ok(found.collect())
+}
+
+/// Tries the addresses of a host that may be used, one after the other. Returns what the first one gives, or the most useful
+/// error: that of a forbidden address comes before that of an address that did not answer, and last comes that of one where
+/// [nobody listens](Error::nobody_listens).
+async fn first<T, F: Future<Output = Result<T>>>(
+    address: &Address,
+    host: (&str, u16),
+    security: &Security,
+    mut attempt: impl FnMut(SocketAddr) -> F,
+) -> Result<T> {
+    let mut last: Option<Error> = None;
+    for real in resolve(host, address).await? {
+        let tried = match check(address, real, security) {
+            Ok(()) => attempt(real).await,
+            Err(error) => Err(error),
+        };
+        let error = match tried {
+            Ok(found) => return Ok(found),
+            Err(error) => error,
+        };
+        let is_worse = |last: &Error| {
+            matches!(last, Error::Insecure { .. })
+                || error.nobody_listens() && !last.nobody_listens()
+        };
+        if !last.as_ref().is_some_and(is_worse) {
+            last = Some(error);
+        }
+    }
+    Err(last.unwrap_or_else(|| unknown(address, "its name has no address".into())))
+}
+
+fn unknown(address: &Address, why: String) -> Error {
+    let (peer, cause) = (address.to_string(), Unreachable::UnknownHost);
+    ShareError::Unreachable { peer, cause, why }.into()
+}
+
+/// Connects to the first of a host's addresses that answers.
+///
+/// # Errors
+/// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an address that only servers listen at, without TLS.
+async fn connect_tcp(
+    address: &Address,
+    (host, port): (&str, u16),
+    security: &Security,
+) -> Result<TcpStream> {
+    let ip = host.parse::<IpAddr>().map(|ip| ip.to_canonical());
+    if matches!(security, Security::Plain) && ip.is_ok_and(|ip| ip.is_unspecified()) {
+        let invalid = Error::invalid_of(
+            "address",
+            format!("{address} stands for every address of a machine: a server listens there"),
+            format!("the server's name or address, such as tcp://127.0.0.1:{port} on this machine"),
+        );
+        return Err(invalid);
+    }
+    let connect = |real| async move {
+        let stream = TcpStream::connect(real)
+            .await
+            .map_err(|error| unreachable(&address.to_string(), &error, false))?;
+        let real = stream.peer_addr();
+        check(
+            address,
+            real.map_err(|error| Error::system("getpeername", &error))?,
+            security,
+        )?;
+        Ok(stream)
+    };
+    first(address, (host, port), security, connect).await
+}
+
 /// Converts the system's error of a connect call; for `path`, "not found" means that there is no socket.
 fn unreachable(remote: &str, error: &io::Error, path: bool) -> Error {
     let cause = match error.kind() {
@@ -183,8 +306,8 @@ pub(crate) async fn connect(
             }
             Security::Plain | Security::PlainAnywhere => None,
         };
-        let stream = net::connect(address, host, security).await?;
-        net::tune(&stream, limits);
+        let stream = connect_tcp(address, host, security).await?;
+        tune(&stream, limits);
         let Some((config, name, loaded)) = tls else {
             return Ok(Connection::tcp(stream, &remote, limits));
         };
@@ -205,4 +328,36 @@ pub(crate) async fn connect(
     let late = || Error::timed_out(format!("connecting to {address}"), limits.handshake);
     let connected = timeout(limits.handshake, connecting).await;
     connected.unwrap_or_else(|_| Err(late()))
+}
+
+/// Listens at an address, with a backlog for many connections.
+pub fn bind(real: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let socket = match real {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // A server that was just restarted can listen at once, even while old connections are closing.
+    socket.set_reuseaddr(true)?;
+    socket.bind(real)?;
+    let listener = socket.listen(BACKLOG)?;
+    let real = listener.local_addr()?;
+    Ok((listener, real))
+}
+
+/// Sends small frames at once, and detects a peer whose machine is gone. If the kernel refuses an option,
+/// that costs speed or time, not correctness.
+fn tune(stream: &TcpStream, limits: &Limits) {
+    let (idle, every, times) = KEEPALIVE;
+    let unacknowledged = limits.write.as_millis().try_into().unwrap_or(u32::MAX);
+    let tuned = stream.set_nodelay(true).and_then(|()| {
+        sockopt::set_socket_keepalive(stream, true)?;
+        sockopt::set_tcp_keepidle(stream, idle)?;
+        sockopt::set_tcp_keepintvl(stream, every)?;
+        sockopt::set_tcp_keepcnt(stream, times)?;
+        sockopt::set_tcp_user_timeout(stream, unacknowledged)?;
+        Ok(())
+    });
+    if let Err(error) = tuned {
+        tracing::debug!(target: "egmem_exchange", %error, "a socket option is refused");
+    }
 }

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Mutex;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -44,7 +45,7 @@ async fn pair_with(security: Security, address: Address) -> (Connection, Connect
         incoming.handshake().await.unwrap()
     };
     let peers = Peers::same_user();
-    let client = connect(listening.address(), &security, &peers, &limits);
+    let client = connect(&listening.address, &security, &peers, &limits);
     let (server, client) = tokio::join!(server, client);
     (server, client.unwrap())
 }
@@ -64,7 +65,7 @@ async fn raw(limits: &Limits) -> (Connection, TcpStream) {
     let listening = bind(&address, &Security::Plain, peers, limits)
         .await
         .unwrap();
-    let Address::Tcp { port, .. } = *listening.address() else {
+    let Address::Tcp { port, .. } = listening.address else {
         panic!("it is TCP")
     };
     let client = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
@@ -360,7 +361,7 @@ async fn another_user_is_not_admitted() {
 async fn where_nobody_listens_the_peer_is_lost() {
     let free = {
         let listening = listening(&Address::loopback(0), &Security::Plain).await;
-        listening.address().clone()
+        listening.address.clone()
     };
     for address in [free, "unix:/nonexistent/socket".parse().unwrap()] {
         let peers = Peers::same_user();
@@ -382,4 +383,22 @@ async fn where_nobody_listens_the_peer_is_lost() {
         .await
         .unwrap_err();
     assert!(!error.nobody_listens(), "{error:?}");
+}
+
+#[test]
+fn the_end_of_a_runtime_does_not_wait_for_a_look_up() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let (answer, waits) = std::sync::mpsc::channel::<()>();
+    let mut look_up = Box::pin(on_own_thread(move || waits.recv()));
+    {
+        let _inside = runtime.enter();
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(matches!(look_up.as_mut().poll(&mut context), Poll::Pending));
+    }
+    drop(look_up);
+    // With a thread of the runtime this would never return.
+    drop(runtime);
+    drop(answer);
 }

@@ -102,7 +102,7 @@ async fn meet(server_tls: &Tls, client: &Tls) -> (Result<Connection>, Result<Con
     let security = Security::Tls(client.clone());
     let dial = async {
         let peers = Peers::same_user();
-        let mut connection = connect(listening.address(), &security, &peers, &limits()).await?;
+        let mut connection = connect(&listening.address, &security, &peers, &limits()).await?;
         connection.writer.write(b"hello", &[]).await?;
         connection.reader.read(100).await?.expect("a frame");
         Ok(connection)
@@ -112,7 +112,7 @@ async fn meet(server_tls: &Tls, client: &Tls) -> (Result<Connection>, Result<Con
 
 /// A client that breaks all rules.
 async fn rogue(listening: &Listening, config: rustls::ClientConfig) -> (Error, String) {
-    let Address::Tcp { port, .. } = *listening.address() else {
+    let Address::Tcp { port, .. } = listening.address else {
         panic!("it is TCP")
     };
     let dial = async {
@@ -364,7 +364,7 @@ async fn plain_text_and_silence_at_a_tls_port() {
     use tokio::io::AsyncWriteExt;
     let ca = Ca::new();
     let listening = server(&ca.tls(&ca.sign(|_| {})).unwrap()).await;
-    let Address::Tcp { port, .. } = *listening.address() else {
+    let Address::Tcp { port, .. } = listening.address else {
         panic!("it is TCP")
     };
     let mut client = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
@@ -378,7 +378,7 @@ async fn plain_text_and_silence_at_a_tls_port() {
     // The client reads the server's alert where a frame would begin.
     let peers = Peers::same_user();
     let plain = async {
-        let address = listening.address();
+        let address = &listening.address;
         let client = connect(address, &Security::Plain, &peers, &limits()).await;
         let mut client = client.unwrap();
         client.writer.write(b"hello", &[]).await.unwrap();
