@@ -10,9 +10,8 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout};
 
 use super::ServerCore;
-use super::quota::CountedFds;
 use super::registry::ServerState;
-use super::requests::{Answered, Reply, handle};
+use super::requests::{Reply, Requester, handle};
 use super::session::Link;
 use super::sessions::Attached;
 use crate::per_driver::lock;
@@ -30,7 +29,7 @@ struct Conversation {
     link: Arc<Link>,
     writer: FrameWriter,
     /// Requests that wait for something.
-    jobs: JoinSet<Answered>,
+    jobs: JoinSet<(Requester, Reply)>,
     attached: Attached,
 }
 
@@ -232,13 +231,10 @@ impl Conversation {
     ///
     /// A lease stays if writing its grant fails: the grant may have arrived. A client without it says so when it resumes the
     /// session (`held`).
-    async fn answer(&mut self, answered: Answered) -> Result<()> {
-        let Reply { build, _large } = answered.reply;
-        let (answer, fds) = build().unwrap_or_else(|refused| {
-            let answer = answered.requester.refused(&answered.subject, refused);
-            (answer, CountedFds::default())
-        });
-        let bytes = encode(&FromServer::Reply(answered.id, answer));
+    async fn answer(&mut self, (requester, reply): (Requester, Reply)) -> Result<()> {
+        let Reply { build, _large } = reply;
+        let (answer, fds) = requester.build(build);
+        let bytes = encode(&FromServer::Reply(requester.id, answer));
         self.writer.write(&bytes, &fds.borrowed()).await
     }
 

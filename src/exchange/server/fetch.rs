@@ -10,12 +10,10 @@ use tokio::time::timeout_at;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::ServerCore;
 use super::audit::audit;
 use super::publication::Publication;
 use super::quota::{CountedFds, Refused, What};
 use super::requests::{Reply, Requester, not_found};
-use super::session::Link;
 use super::sessions::elsewhere;
 use crate::driver::{Access, HandleType};
 use crate::ledger::Party;
@@ -32,11 +30,8 @@ const MAX_ACCEPT: usize = 16;
 /// does not take its fds has no more of them in flight.
 const KERNEL_BYTES: usize = 1;
 
-/// Builds one grantee's handles: what the answer says, and the fds that go with it.
-type Exported = Box<dyn FnOnce() -> (Handles, CountedFds) + Send>;
-
-/// What builds the handles, or why there are none.
-type Export = Result<Exported, String>;
+/// Fabric handles, or else the fds that go with the answer; or why there are none.
+type Exported = Result<(Option<Arc<[Secret]>>, CountedFds), String>;
 
 impl Requester {
     /// Grants memory. Does not wait if the driver need not be asked.
@@ -47,26 +42,29 @@ impl Requester {
             if ask.accept[..at].contains(wanted) {
                 continue;
             }
-            let exported = match wanted {
-                HandleType::Fabric => self.export_fabric(&publication).await?,
-                HandleType::PosixFd => self.export_fds(&publication, &exporting).await?,
+            let is_fabric = *wanted == HandleType::Fabric;
+            let exported = if is_fabric {
+                self.export_fabric(&publication).await?
+            } else {
+                self.export_fds(&publication, &exporting).await?
             };
-            match (exported, wanted) {
-                (Ok(exported), _) => {
+            match exported {
+                Ok((fabric, fds)) => {
                     // Fds have one of their own.
                     drop(exporting);
                     // Before the lease, and before a long answer is built.
                     let _large = self.permit_for(&publication).await?;
                     // An fd names memory of this machine.
-                    let probe = ask.probe && *wanted == HandleType::Fabric;
-                    let (core, link) = (Arc::clone(&self.core), Arc::clone(&self.link));
-                    let build = Box::new(move || {
-                        grant(&core, &link, probe, &publication, exported, no_fabric)
+                    let probe = ask.probe && is_fabric;
+                    let build = Box::new(move |by: &Self| {
+                        let mut granted = by.grant(probe, &publication, fabric)?;
+                        granted.no_fabric = no_fabric;
+                        Ok((Answer::Granted(granted), fds))
                     });
                     return Ok(Reply { build, _large });
                 }
-                (Err(why), HandleType::Fabric) => no_fabric = Some(why),
-                (Err(why), HandleType::PosixFd) => reasons.push(why),
+                Err(why) if is_fabric => no_fabric = Some(why),
+                Err(why) => reasons.push(why),
             }
         }
         reasons.extend(no_fabric);
@@ -111,7 +109,7 @@ impl Requester {
     }
 
     /// Returns fabric handles, or why there are none.
-    async fn export_fabric(&self, publication: &Arc<Publication>) -> Result<Export, Refused> {
+    async fn export_fabric(&self, publication: &Arc<Publication>) -> Result<Exported, Refused> {
         let exported = match publication.fabric() {
             Some(known) => known,
             None => {
@@ -120,9 +118,7 @@ impl Requester {
                 self.driver_call(export).await?
             }
         };
-        Ok(exported.map(|all: Arc<[Secret]>| -> Exported {
-            Box::new(move || (Handles::Fabric(all.to_vec()), CountedFds::default()))
-        }))
+        Ok(exported.map(|all| (Some(all), CountedFds::default())))
     }
 
     /// Exports fds, or starts to send them through a queue; returns why there are none otherwise.
@@ -130,7 +126,7 @@ impl Requester {
         &self,
         publication: &Arc<Publication>,
         exporting: &TaskTrackerToken,
-    ) -> Result<Export, Refused> {
+    ) -> Result<Exported, Refused> {
         let (link, quota) = (&self.link, &self.core.quota);
         let parts = publication.description.parts.len();
         let is_queued = queue::is_needed(parts);
@@ -157,15 +153,12 @@ impl Requester {
                     _exported,
                 }))
             };
-            return Ok(match self.driver_call(export).await? {
-                Ok(one) if is_queued => {
-                    drop(one);
-                    let queue = self.feed(publication, exporting.clone())?;
-                    Ok(Box::new(|| (Handles::Queue, queue)))
-                }
-                Ok(fds) => Ok(Box::new(move || (Handles::Fds(parts as u32), fds))),
-                Err(why) => Err(why),
-            });
+            let mut exported = self.driver_call(export).await?;
+            if let (Ok(fds), true) = (&mut exported, is_queued) {
+                *fds = CountedFds::default();
+                *fds = self.feed(publication, exporting.clone())?;
+            }
+            return Ok(exported.map(|fds| (None, fds)));
         };
         Ok(Err(why))
     }
@@ -206,48 +199,51 @@ impl Requester {
             _exported,
         })
     }
-}
 
-/// Creates the lease, and the answer, which the caller writes next.
-fn grant(
-    core: &ServerCore,
-    link: &Link,
-    probe: bool,
-    publication: &Publication,
-    exported: Exported,
-    no_fabric: Option<String>,
-) -> Result<(Answer, CountedFds), Refused> {
-    let session = &link.session;
-    let mut state = core.state();
-    if !session.is_of(link) {
-        // Another connection has taken over, and this lease could not be announced to it.
-        return Err(elsewhere());
+    /// Creates the lease, and the answer, which the caller writes next: with fabric handles, or for fds that go with it.
+    fn grant(
+        &self,
+        probe: bool,
+        publication: &Publication,
+        fabric: Option<Arc<[Secret]>>,
+    ) -> Result<Granted, Refused> {
+        let (core, link) = (&self.core, &self.link);
+        let session = &link.session;
+        let mut state = core.state();
+        if !session.is_of(link) {
+            // Another connection has taken over, and this lease could not be announced to it.
+            return Err(elsewhere());
+        }
+        let process = link.process.clone();
+        let (lease, probe) =
+            state.grant(session, publication.id, probe, process, Instant::now())?;
+        drop(state);
+        let (peer, pid) = (&session.peer, link.pid());
+        if let Ok(shared) = publication.shared() {
+            let name = peer.to_string();
+            shared.sent_to(&Party { pid, name });
+        }
+        core.count(|stats| &mut stats.fetches);
+        let (name, owner) = (&*publication.name, &publication.owner);
+        let (session, bytes) = (session.id, publication.description.len);
+        audit! {
+            core.audit, Memory, Some(peer), "granted", session, pid, lease, name, %owner, bytes
+        }
+        tracing::debug!(%peer, name, lease, "granted");
+        let parts = publication.description.parts.len();
+        Ok(Granted {
+            lease,
+            memory: publication.description.clone(),
+            handles: match fabric {
+                Some(all) => Handles::Fabric(all.to_vec()),
+                None if queue::is_needed(parts) => Handles::Queue,
+                None => Handles::Fds(parts as u32),
+            },
+            probe,
+            no_fabric: None,
+            owner: owner.clone(),
+        })
     }
-    let process = link.process.clone();
-    let (lease, probe) = state.grant(session, publication.id, probe, process, Instant::now())?;
-    drop(state);
-    let (peer, pid) = (&session.peer, link.pid());
-    if let Ok(shared) = publication.shared() {
-        let name = peer.to_string();
-        shared.sent_to(&Party { pid, name });
-    }
-    core.count(|stats| &mut stats.fetches);
-    let (name, owner) = (&*publication.name, &publication.owner);
-    let (session, bytes) = (session.id, publication.description.len);
-    audit! {
-        core.audit, Memory, Some(peer), "granted", session, pid, lease, name, %owner, bytes
-    }
-    tracing::debug!(%peer, name, lease, "granted");
-    let (handles, fds) = exported();
-    let granted = Granted {
-        lease,
-        memory: publication.description.clone(),
-        handles,
-        probe,
-        no_fabric,
-        owner: owner.clone(),
-    };
-    Ok((Answer::Granted(granted), fds))
 }
 
 /// Creates a queue: the server's end, and the client's.

@@ -100,7 +100,7 @@ impl PublishOptions<'_> {
             counted,
         };
         state.publications.insert(id, registered);
-        state.wake(&publication.name);
+        state.changes_of(&publication.name).notify_waiters();
         drop(state);
         tracing::info!(name = &*publication.name, "published");
         Ok(Published { inner, publication })

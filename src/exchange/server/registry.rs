@@ -1,6 +1,7 @@
 //! A server's state, under one lock that is never held across a wait.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,8 +34,9 @@ pub(super) struct ServerState {
     pub expired: u64,
     /// How many connections have ended because their peers had no room for a notice.
     pub dropped: u64,
-    /// Requests that wait for a name to exist.
-    waiters: HashMap<String, (Arc<Notify>, usize)>,
+    /// Woken when more peers may see a name: by the name's hash, so that few look in vain.
+    changes: [Arc<Notify>; 256],
+    hasher: RandomState,
     /// The server is about to end: nothing new begins.
     pub closing: bool,
     pub audit: Arc<Audit>,
@@ -56,7 +58,8 @@ impl ServerState {
             deadlines: Deadlines::default(),
             expired: 0,
             dropped: 0,
-            waiters: HashMap::new(),
+            changes: std::array::from_fn(|_| Arc::default()),
+            hasher: RandomState::new(),
             closing: false,
             audit,
             quota,
@@ -113,11 +116,10 @@ impl ServerState {
         }
     }
 
-    /// Wakes requests that wait for a name, which more peers may see now.
-    pub fn wake(&self, name: &str) {
-        if let Some((waiters, _)) = self.waiters.get(name) {
-            waiters.notify_waiters();
-        }
+    /// Returns what wakes requests that wait for a name when more peers may see it, and sometimes for nothing.
+    pub fn changes_of(&self, name: &str) -> &Arc<Notify> {
+        let hash = self.hasher.hash_one(name) as usize;
+        &self.changes[hash % self.changes.len()]
     }
 
     /// Recalls a publication from its holders: no new ones are admitted.
@@ -139,7 +141,7 @@ impl ServerState {
         if let Some(registered) = self.publications.get_mut(&id) {
             registered.peers = peers;
             let name = Arc::clone(&registered.publication.name);
-            self.wake(&name);
+            self.changes_of(&name).notify_waiters();
         }
     }
 
@@ -168,24 +170,6 @@ impl ServerState {
             registered.peers = PeerList::nobody();
         }
         is_named
-    }
-
-    /// Returns a [`Notify`] that a change of the name wakes; [`leave`](Self::leave) returns it.
-    pub fn await_name(&mut self, name: &str) -> Arc<Notify> {
-        let (notify, count) = self.waiters.entry(name.to_owned()).or_default();
-        *count += 1;
-        Arc::clone(notify)
-    }
-
-    /// Removes one waiter for a name.
-    pub fn leave(&mut self, name: &str) {
-        if let Some((_, count)) = self.waiters.get_mut(name) {
-            *count -= 1;
-            if *count == 0 {
-                self.waiters.remove(name);
-                shrink(&mut self.waiters);
-            }
-        }
     }
 
     /// Forgets the sessions when no connection is left, and returns them.

@@ -33,17 +33,9 @@ const REQUEST: usize = 2 << 10;
 /// The most bytes of a part in an answer, with its handle.
 const PART: usize = 256;
 
-/// A request's answer. The request is counted until it is written.
-pub(super) struct Answered {
-    pub id: u64,
-    pub reply: Reply,
-    pub requester: Requester,
-    pub subject: Subject,
-}
-
-/// Builds an answer, and the fds that go with it, when it is written: until then a description is kept only once, and no lease
-/// has begun, so that no notice about it can overtake the grant.
-pub(super) type Build = Box<dyn FnOnce() -> Result<(Answer, CountedFds), Refused> + Send>;
+/// Builds the answer to a request, and the fds that go with it, when it is written: until then a description is kept only once,
+/// and no lease has begun, so that no notice about it can overtake the grant.
+type Build = Box<dyn FnOnce(&Requester) -> Result<(Answer, CountedFds), Refused> + Send>;
 
 /// An answer, and the permit of a large one.
 pub(super) struct Reply {
@@ -54,7 +46,7 @@ pub(super) struct Reply {
 impl From<Answer> for Reply {
     fn from(answer: Answer) -> Self {
         Self {
-            build: Box::new(|| Ok((answer, CountedFds::default()))),
+            build: Box::new(|_| Ok((answer, CountedFds::default()))),
             _large: None,
         }
     }
@@ -66,11 +58,12 @@ pub(super) async fn handle(
     link: Arc<Link>,
     (id, ask): Request,
     waiting: usize,
-) -> Answered {
-    let subject = subject(&ask);
+) -> (Requester, Reply) {
     let mut requester = Requester {
         core,
         link,
+        id,
+        subject: subject(&ask),
         waiting,
         counted: None,
     };
@@ -83,19 +76,13 @@ pub(super) async fn handle(
         Ok(()) => requester.answer(ask).await,
         Err(refused) => Err(refused),
     };
-    Answered {
-        id,
-        reply: result.unwrap_or_else(|refused| requester.refused(&subject, refused).into()),
-        requester,
-        subject,
-    }
+    let reply = result.unwrap_or_else(|refused| requester.refused(refused).into());
+    (requester, reply)
 }
 
-/// A request's name in the protocol, and the name of the memory that it is about.
-pub(super) type Subject = (&'static str, Option<String>);
-
-/// Returns a request's subject. The memory's name is not checked yet here, so this escapes and cuts it.
-fn subject(ask: &Ask) -> Subject {
+/// Returns a request's name in the protocol, and the name of the memory that it is about. That is not checked yet here, so this
+/// escapes and cuts it.
+fn subject(ask: &Ask) -> (&'static str, Option<String>) {
     let (request, name) = match ask {
         Ask::Ping => ("ping", None),
         Ask::List(_) => ("list", None),
@@ -129,10 +116,12 @@ impl Drop for Deletion<'_> {
     }
 }
 
-/// A connection with a request.
+/// A connection with a request, until its answer is written.
 pub(super) struct Requester {
     pub core: Arc<ServerCore>,
     pub link: Arc<Link>,
+    pub id: u64,
+    subject: (&'static str, Option<String>),
     /// How many other requests of the connection wait.
     waiting: usize,
     /// Counts the request, if it may wait.
@@ -156,12 +145,18 @@ impl Requester {
     }
 
     /// Reports a refusal.
-    pub fn refused(&self, (request, name): &Subject, (reason, detail): Refused) -> Answer {
+    fn refused(&self, (reason, detail): Refused) -> Answer {
         let (core, session, pid) = (&self.core, self.link.session.id, self.link.pid());
+        let (request, name) = &self.subject;
         core.count_refusal(&reason);
         let (peer, word) = (Some(self.peer()), bounded(reason.word(), 64));
         audit! { core.audit, Refusal, peer, "refused", session, pid, request, name, reason = word }
         Answer::Refused(protocol::Refused::new(&reason, &detail))
+    }
+
+    /// Builds the answer, and the fds that go with it.
+    pub fn build(&self, build: Build) -> (Answer, CountedFds) {
+        build(self).unwrap_or_else(|refused| (self.refused(refused), CountedFds::default()))
     }
 
     async fn answer(&mut self, ask: Ask) -> Result<Reply, Refused> {
@@ -200,10 +195,9 @@ impl Requester {
     /// Answers with the entry of a name.
     async fn one_entry(&self, publication: Arc<Publication>) -> Result<Reply, Refused> {
         let _large = self.permit_for(&publication).await?;
-        let (core, link) = (Arc::clone(&self.core), Arc::clone(&self.link));
-        let build = Box::new(move || {
-            let state = core.state();
-            let found = state.visible(&publication.name, &link.session.peer);
+        let build = Box::new(move |by: &Self| {
+            let state = by.core.state();
+            let found = state.visible(&publication.name, by.peer());
             // It may have been withdrawn meanwhile, or be another peer's now.
             let found = found.filter(|found| found.publication.id == publication.id);
             let found = found.ok_or_else(not_found)?;
@@ -230,13 +224,20 @@ impl Requester {
 
     async fn wait(&self, name: &str, ms: u64) -> Result<Reply, Refused> {
         check_name(name)?;
-        let waiting = NameWait {
-            core: &self.core,
-            name,
-            notify: self.core.state().await_name(name),
+        let changes = Arc::clone(self.core.state().changes_of(name));
+        let seen = async {
+            loop {
+                let changed = changes.notified();
+                let found = self.core.visible(name, self.peer());
+                // While the server is closing, it refuses to grant what this would find.
+                if let Some(found) = found.filter(|_| !self.core.state().closing) {
+                    return found;
+                }
+                changed.await;
+            }
         };
         let longest = Duration::from_millis(ms).min(self.core.options.limits.wait);
-        let found = timeout(longest, waiting.until_seen(self.peer())).await;
+        let found = timeout(longest, seen).await;
         let publication = found.map_err(|_| (Refusal::TimedOut, String::new()))?;
         self.one_entry(publication).await
     }
@@ -433,37 +434,6 @@ fn names_after<'a, T>(
     };
     let names = names.range::<str, _>((from, Bound::Unbounded));
     names.take_while(move |(name, _)| name.starts_with(prefix))
-}
-
-/// A request that waits for a name, until dropped.
-struct NameWait<'a> {
-    core: &'a ServerCore,
-    name: &'a str,
-    notify: Arc<tokio::sync::Notify>,
-}
-
-impl NameWait<'_> {
-    async fn until_seen(&self, peer: &PeerName) -> Arc<Publication> {
-        loop {
-            let changed = self.notify.notified();
-            {
-                let state = self.core.state();
-                // While the server is closing, it refuses to grant what this would find.
-                if !state.closing
-                    && let Some(found) = state.visible(self.name, peer)
-                {
-                    return Arc::clone(&found.publication);
-                }
-            }
-            changed.await;
-        }
-    }
-}
-
-impl Drop for NameWait<'_> {
-    fn drop(&mut self) {
-        self.core.state().leave(self.name);
-    }
 }
 
 // An entry with the most parts fits into a frame of the default size.
