@@ -19,8 +19,8 @@ use crate::driver::{Access, HandleType};
 use crate::ledger::Party;
 use crate::limits::deadline;
 use crate::protocol::{Answer, Fetch, Granted, Handles, Secret, check_name};
-use crate::share::fd;
 use crate::share::queue::{self, BATCH};
+use crate::share::{Description, fd};
 use crate::transport::send_fds;
 use crate::{Error, Owner, Refusal, Result};
 
@@ -36,7 +36,7 @@ type Exported = Result<(Option<Arc<[Secret]>>, CountedFds), String>;
 impl Requester {
     /// Grants memory. Does not wait if the driver need not be asked.
     pub async fn fetch(&self, ask: Fetch) -> Result<Reply, Refused> {
-        let (publication, exporting) = self.check(&ask)?;
+        let (publication, memory, exporting) = self.check(&ask)?;
         let (mut no_fabric, mut reasons) = (None, Vec::new());
         for (at, wanted) in ask.accept.iter().enumerate() {
             if ask.accept[..at].contains(wanted) {
@@ -57,7 +57,7 @@ impl Requester {
                     // An fd names memory of this machine.
                     let probe = ask.probe && is_fabric;
                     let build = Box::new(move |by: &Self| {
-                        let mut granted = by.grant(probe, &publication, fabric)?;
+                        let mut granted = by.grant(probe, &publication, &memory, fabric)?;
                         granted.no_fabric = no_fabric;
                         Ok((Answer::Granted(granted), fds))
                     });
@@ -72,7 +72,10 @@ impl Requester {
     }
 
     /// Checks whether the peer may have the memory at all. A withdrawal waits for the token.
-    fn check(&self, ask: &Fetch) -> Result<(Arc<Publication>, TaskTrackerToken), Refused> {
+    fn check(
+        &self,
+        ask: &Fetch,
+    ) -> Result<(Arc<Publication>, Arc<Description>, TaskTrackerToken), Refused> {
         let (core, peer) = (&self.core, self.peer());
         check_name(&ask.name)?;
         if ask.accept.len() > MAX_ACCEPT || ask.access == Some(Access::None) {
@@ -88,8 +91,9 @@ impl Requester {
             return Err((Refusal::Closing, String::new()));
         }
         let publication = Arc::clone(&found.publication);
+        let memory = Arc::clone(&found.description);
         // Under the lock: from its withdrawal on there is no new one.
-        let exporting = publication.events.exports.token();
+        let exporting = publication.exports.token();
         drop(state);
         let owner = &publication.owner;
         if ask.owner.as_ref().is_some_and(|expected| expected != owner) {
@@ -100,12 +104,12 @@ impl Requester {
         {
             allocator.may_fetch(peer)?;
         }
-        let most = publication.description.access;
+        let most = memory.access;
         if ask.access.is_some_and(|access| access > most) {
             let detail = format!("{most} is the most that there is");
             return Err((Refusal::ReadOnly, detail));
         }
-        Ok((publication, exporting))
+        Ok((publication, memory, exporting))
     }
 
     /// Returns fabric handles, or why there are none.
@@ -128,7 +132,7 @@ impl Requester {
         exporting: &TaskTrackerToken,
     ) -> Result<Exported, Refused> {
         let (link, quota) = (&self.link, &self.core.quota);
-        let parts = publication.description.parts.len();
+        let parts = publication.parts;
         let is_queued = queue::is_needed(parts);
         let has_fds = publication
             .handle_types
@@ -205,6 +209,7 @@ impl Requester {
         &self,
         probe: bool,
         publication: &Publication,
+        memory: &Description,
         fabric: Option<Arc<[Secret]>>,
     ) -> Result<Granted, Refused> {
         let (core, link) = (&self.core, &self.link);
@@ -225,15 +230,15 @@ impl Requester {
         }
         core.count(|stats| &mut stats.fetches);
         let (name, owner) = (&*publication.name, &publication.owner);
-        let (session, bytes) = (session.id, publication.description.len);
+        let (session, bytes) = (session.id, memory.len);
         audit! {
             core.audit, Memory, Some(peer), "granted", session, pid, lease, name, %owner, bytes
         }
         tracing::debug!(%peer, name, lease, "granted");
-        let parts = publication.description.parts.len();
+        let parts = publication.parts;
         Ok(Granted {
             lease,
-            memory: publication.description.clone(),
+            memory: memory.clone(),
             handles: match fabric {
                 Some(all) => Handles::Fabric(all.to_vec()),
                 None if queue::is_needed(parts) => Handles::Queue,
@@ -262,7 +267,7 @@ async fn fill(
     tasks: &TaskTracker,
 ) -> Result<()> {
     let mut sent = Vec::new();
-    for parts in queue::batches(publication.description.parts.len()) {
+    for parts in queue::batches(publication.parts) {
         let publication = Arc::clone(publication);
         let export = move || {
             // The last batch is closed there too: both take the driver's time.

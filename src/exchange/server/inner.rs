@@ -151,7 +151,7 @@ impl ServerCore {
                 {
                     let all = describe(&holders, more);
                     // A withdrawal must not mistake a forgotten lease for a released one.
-                    let _ = registered.publication.events.left_held.set(all);
+                    let _ = registered.publication.left_held.set(all);
                 }
                 holders.retain(|holder| holder.state != HolderState::Expired);
                 held.extend(describe(&holders, 0));
@@ -168,7 +168,7 @@ impl ServerCore {
     pub(super) fn stats(&self) -> ServerStats {
         let state = self.state();
         // Windows count only their own bytes: many may lie in the same memory.
-        let padded = |one: &Registered| match &one.publication.description {
+        let padded = |one: &Registered| match &*one.description {
             memory if memory.is_window() => memory.len,
             memory => memory.padded(),
         };

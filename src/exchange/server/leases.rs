@@ -286,7 +286,7 @@ impl ServerState {
             };
             if let Some(Registered { publication, .. }) = self.publications.get(&record.publication)
             {
-                publication.events.left_by_dead.store(true, Relaxed);
+                publication.left_by_dead.store(true, Relaxed);
                 let (holder, name) = (&record.holder, &*publication.name);
                 tracing::info!(%holder, name, lease, "lease ended with its process");
             }
@@ -367,7 +367,7 @@ impl ServerState {
         };
         let name = &*registered.publication.name;
         tracing::warn!(%peer, name, lease, "lease expired");
-        registered.publication.events.changed.notify_waiters();
+        registered.publication.changed.notify_waiters();
         let holders = &mut registered.holders;
         holders.live.remove(&lease);
         holders.expired.push_back(lease);
@@ -480,7 +480,7 @@ impl ServerState {
             if let Some(slot) = record.probe {
                 registered.probes.give_back(slot);
             }
-            registered.publication.events.changed.notify_waiters();
+            registered.publication.changed.notify_waiters();
         }
         Some(record)
     }
@@ -492,9 +492,8 @@ impl ServerState {
             return;
         };
         let published = self.publications.get(&record.publication);
-        let published = published.map(|found| &found.publication);
-        let name = published.map(|published| &*published.name);
-        let bytes = published.map(|published| published.description.len);
+        let name = published.map(|found| &*found.publication.name);
+        let bytes = published.map(|found| found.description.len);
         let (session, peer) = (record.session, &record.holder.peer);
         audit! { self.audit, Memory, Some(peer), event, session, lease, name, bytes }
     }

@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::quota::Counted;
 use crate::driver::{HandleType, HandleTypes, ShareableHandle};
 use crate::per_driver::lock;
-use crate::protocol::Secret;
+use crate::protocol::{Entry, Secret};
 use crate::share::{Description, Shared, best_handle_types};
 use crate::{Error, Owner, PeerList, PeerName, Result};
 
@@ -25,14 +25,9 @@ pub(super) struct Publication {
     /// `None` once it was withdrawn: the caller of the withdrawal has it.
     pub memory: Mutex<Option<Memory>>,
     pub owner: Owner,
-    pub description: Description,
+    /// How many parts the memory has.
+    pub parts: usize,
     pub handle_types: HandleTypes,
-    pub events: Arc<HolderEvents>,
-}
-
-/// What happens to the holders of a publication.
-#[derive(Debug, Default)]
-pub(super) struct HolderEvents {
     /// Fetches that are not decided yet, and handles of this process that pin the memory until they are closed.
     pub exports: TaskTracker,
     /// Woken when a holder is gone.
@@ -41,14 +36,6 @@ pub(super) struct HolderEvents {
     pub left_by_dead: AtomicBool,
     /// The holders when the server ended, if any: the server no longer tracks them.
     pub left_held: OnceLock<Vec<String>>,
-}
-
-impl HolderEvents {
-    /// Waits for the exports of a publication that grants nothing any more.
-    pub async fn exports_end(&self) {
-        self.exports.close();
-        self.exports.wait().await;
-    }
 }
 
 /// Memory, and handles of it.
@@ -70,6 +57,8 @@ impl From<Shared> for Memory {
 #[derive(Debug)]
 pub(super) struct Registered {
     pub publication: Arc<Publication>,
+    /// Without its parts, which nothing counts, once only holders are tracked.
+    pub description: Arc<Description>,
     /// The peers that may import it.
     pub peers: PeerList,
     /// It is being withdrawn: new fetches no longer find it.
@@ -97,25 +86,23 @@ impl Registered {
     pub fn is_visible_to(&self, peer: &PeerName) -> bool {
         !self.closing && self.peers.admits(peer)
     }
+
+    /// Returns its entry.
+    pub fn entry(&self) -> Entry {
+        Entry {
+            name: self.publication.name.to_string(),
+            memory: Description::clone(&self.description),
+            leases: u32::try_from(self.holders.live.len()).unwrap_or(u32::MAX),
+            owner: self.publication.owner.clone(),
+        }
+    }
 }
 
 impl Publication {
-    /// Returns what is kept while only holders are tracked: neither memory nor a description, which may be long and which nothing
-    /// counts once the name is gone.
-    pub fn without_memory(&self) -> Self {
-        let description = Description {
-            parts: Vec::new(),
-            ..self.description
-        };
-        Self {
-            id: self.id,
-            name: Arc::clone(&self.name),
-            memory: Mutex::new(None),
-            owner: self.owner.clone(),
-            description,
-            handle_types: self.handle_types,
-            events: Arc::clone(&self.events),
-        }
+    /// Waits for the exports, once nothing is granted any more.
+    pub async fn exports_end(&self) {
+        self.exports.close();
+        self.exports.wait().await;
     }
 
     /// Returns the memory.

@@ -1,11 +1,13 @@
 //! Publishes memory under a name, and withdraws it.
 
 use std::fmt;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 use super::process::{Holder, describe};
 use super::publication::{Holders, ProbeSlots, Publication, Registered};
@@ -85,13 +87,17 @@ impl PublishOptions<'_> {
             name: self.name.into(),
             memory: Mutex::new(Some(self.shared.into())),
             owner: self.owner,
-            description,
+            parts: description.parts.len(),
             handle_types,
-            events: Arc::default(),
+            exports: TaskTracker::new(),
+            changed: Notify::new(),
+            left_by_dead: AtomicBool::default(),
+            left_held: OnceLock::new(),
         });
         state.names.insert(Arc::clone(&publication.name), id);
         let registered = Registered {
             publication: Arc::clone(&publication),
+            description: Arc::new(description),
             peers: self.who,
             closing: false,
             until: None,
@@ -186,7 +192,7 @@ impl Published {
     /// Returns whether a holder's process ended without a release. The kernel has then unmapped the memory,
     /// unless the process had passed it on.
     pub fn left_by_dead(&self) -> bool {
-        self.publication.events.left_by_dead.load(Relaxed)
+        self.publication.left_by_dead.load(Relaxed)
     }
 
     /// Returns whether this peer may see the name.
@@ -220,14 +226,14 @@ impl Published {
     /// listening to them.
     pub fn leave(&self) -> UnconfirmedRelease {
         let id = self.publication.id;
-        let publication = Arc::new(self.publication.without_memory());
         let mut state = self.inner.state();
         if (state.publications.get(&id)).is_some_and(|registered| !registered.closing) {
             state.withdraw(id, Duration::ZERO);
         }
         let is_named = state.take_name(id);
         if let Some(registered) = state.publications.get_mut(&id) {
-            registered.publication = Arc::clone(&publication);
+            let memory = Arc::make_mut(&mut registered.description);
+            memory.parts = Vec::new();
         }
         drop(state);
         if is_named {
@@ -235,7 +241,7 @@ impl Published {
         }
         UnconfirmedRelease {
             inner: Arc::clone(&self.inner),
-            publication,
+            publication: Arc::clone(&self.publication),
         }
     }
 
@@ -274,10 +280,10 @@ impl Published {
         self.inner.state().withdraw(publication.id, within);
         tracing::info!(name = self.name(), "withdrawing");
         loop {
-            let changed = publication.events.changed.notified();
+            let changed = publication.changed.notified();
             {
                 let state = self.inner.state();
-                if let Some(holders) = publication.events.left_held.get() {
+                if let Some(holders) = publication.left_held.get() {
                     return Err(still_held(holders.clone()));
                 }
                 if !state.is_held(publication.id) {
@@ -293,7 +299,7 @@ impl Published {
             let _ = tokio::time::timeout_at(until, changed).await;
         }
         // Nothing is granted any more, and most handles are just being closed.
-        let closed = publication.events.exports_end();
+        let closed = publication.exports_end();
         if tokio::time::timeout_at(late, closed).await.is_err() {
             return Err(still_held(vec![UNDECIDED.into()]));
         }
@@ -339,16 +345,16 @@ impl UnconfirmedRelease {
     /// # Cancel safety
     /// It may be dropped and called again.
     pub async fn resolved(&self) -> bool {
-        let events = &self.publication.events;
+        let publication = &self.publication;
         let resolved = async {
             loop {
-                let changed = events.changed.notified();
-                if !self.inner.state().is_held(self.publication.id) {
+                let changed = publication.changed.notified();
+                if !self.inner.state().is_held(publication.id) {
                     break;
                 }
                 changed.await;
             }
-            events.exports_end().await;
+            publication.exports_end().await;
         };
         // A server that has ended knows of no holders.
         tokio::select! {

@@ -9,12 +9,12 @@ use tokio::sync::Notify;
 
 use super::audit::Audit;
 use super::leases::{Deadlines, Followed, LeaseRecord, SessionRecord};
-use super::publication::{Publication, Registered};
+use super::publication::Registered;
 use super::quota::{Quota, shrink};
 use super::session::ServerSession;
 use crate::driver::Numbers;
 use crate::limits::LONGEST;
-use crate::protocol::{Entry, Hello};
+use crate::protocol::Hello;
 use crate::{PeerList, PeerName};
 
 #[derive(Debug)]
@@ -98,22 +98,12 @@ impl ServerState {
     /// Returns the size in bytes of the memory under a name.
     pub fn bytes_of(&self, name: &str) -> Option<u64> {
         let found = self.publications.get(self.names.get(name)?)?;
-        Some(found.publication.description.len)
+        Some(found.description.len)
     }
 
     /// As [`find`](Self::find), unless it is being withdrawn.
     pub fn visible(&self, name: &str, peer: &PeerName) -> Option<&Registered> {
         self.find(name, peer).filter(|found| !found.closing)
-    }
-
-    /// Returns the entry for a publication.
-    pub fn entry(&self, publication: &Publication) -> Entry {
-        Entry {
-            name: publication.name.to_string(),
-            memory: publication.description.clone(),
-            leases: u32::try_from(self.count(publication.id)).unwrap_or(u32::MAX),
-            owner: publication.owner.clone(),
-        }
     }
 
     /// Returns what wakes requests that wait for a name when more peers may see it, and sometimes for nothing.
@@ -151,7 +141,7 @@ impl ServerState {
         self.revoke(id, detail);
         if let Some(registered) = self.publications.remove(&id) {
             shrink(&mut self.publications);
-            registered.publication.events.changed.notify_waiters();
+            registered.publication.changed.notify_waiters();
         }
     }
 

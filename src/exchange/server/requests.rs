@@ -186,7 +186,7 @@ impl Requester {
 
     /// Waits for the permit of an answer about this memory, if it may be large.
     pub async fn permit_for(&self, of: &Publication) -> Result<Option<Permit>, Refused> {
-        if of.description.parts.len() * PART <= SMALL {
+        if of.parts * PART <= SMALL {
             return Ok(None);
         }
         self.permit().await.map(Some)
@@ -201,7 +201,7 @@ impl Requester {
             // It may have been withdrawn meanwhile, or be another peer's now.
             let found = found.filter(|found| found.publication.id == publication.id);
             let found = found.ok_or_else(not_found)?;
-            let (entries, more) = (vec![state.entry(&found.publication)], false);
+            let (entries, more) = (vec![found.entry()], false);
             let names = Answer::Names(Names { entries, more });
             Ok((names, CountedFds::default()))
         });
@@ -408,14 +408,13 @@ impl Page<'_> {
             };
             // An estimate: keys, a name and its owner, and for each part four ids and numbers with their keys.
             let owner = found.publication.owner.to_string().len();
-            let parts = found.publication.description.parts.len();
-            let size = 128 + name.len() + owner + 192 * parts;
+            let size = 128 + name.len() + owner + 192 * found.publication.parts;
             let count = self.entries.len();
             if count == self.limit || (size > self.room && count >= self.least) {
                 return Some(true);
             }
             self.room = self.room.saturating_sub(size);
-            self.entries.push(state.entry(&found.publication));
+            self.entries.push(found.entry());
         }
         self.last = visited_last.cloned();
         (visited < LOOKED).then_some(false)

@@ -1,7 +1,11 @@
 mod random;
 
-use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::driver::{Access, HandleTypes};
@@ -34,17 +38,22 @@ fn publish(state: &mut ServerState, id: u64) {
         name: id.to_string().into(),
         memory: Mutex::new(None),
         owner: Owner::Server,
-        description: Description {
-            len: 64,
-            offset: None,
-            access: Access::ReadWrite,
-            parts: Vec::new(),
-        },
+        parts: 0,
         handle_types: HandleTypes::NONE,
-        events: Arc::default(),
+        exports: TaskTracker::new(),
+        changed: Notify::new(),
+        left_by_dead: AtomicBool::default(),
+        left_held: OnceLock::new(),
+    };
+    let description = Description {
+        len: 64,
+        offset: None,
+        access: Access::ReadWrite,
+        parts: Vec::new(),
     };
     let registered = Registered {
         publication: Arc::new(publication),
+        description: Arc::new(description),
         peers: PeerList::anyone(),
         closing: false,
         until: None,
@@ -166,8 +175,8 @@ fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
     state.process_ended(&process);
     assert_eq!(state.holders(7).0.len(), 1);
     assert!(state.is_held(7));
-    let events = &state.publications[&7].publication.events;
-    assert!(events.left_by_dead.load(Relaxed));
+    let publication = &state.publications[&7].publication;
+    assert!(publication.left_by_dead.load(Relaxed));
     let two = open(&mut state, 2, peer(1));
     assert!(state.release(&two, unknown));
     assert!(!state.is_held(7));

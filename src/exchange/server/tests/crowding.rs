@@ -389,7 +389,7 @@ async fn handles_that_stay_open_keep_the_memory() {
     };
     let server = loopback().limits(limits).start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();
-    let open = published.publication.events.exports.token();
+    let open = published.publication.exports.token();
     let error = published.withdraw(Duration::ZERO).await.unwrap_err();
     assert!(error.to_string().contains("handles that are being sent"));
     let left = published.leave();
