@@ -43,7 +43,7 @@
 //! server           ../transport/    frame.rs
 //!                  connection.rs    run, request: decodes it and polls it once; one that has to wait becomes a task
 //!                  requests.rs      handle, answer: counts it, and calls the function for its kind
-//!                  fetch.rs         fetch: rights and terms (registry.rs: names, and who sees them), handles
+//!                  fetch.rs         fetch: rights and terms (state.rs: names, and who sees them), handles
 //!                                   (publication.rs exports them off the runtime)
 //!                  requests.rs      permit_for: waits for the permit of a large answer
 //!                  connection.rs    answer: builds and writes it, as the lease begins; recalls of it follow

@@ -10,10 +10,10 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout};
 
 use super::ServerCore;
-use super::registry::ServerState;
 use super::requests::{Reply, Requester, handle};
 use super::session::Link;
 use super::sessions::Attached;
+use super::state::ServerState;
 use crate::per_driver::lock;
 use crate::protocol::{Ask, Event, FromServer, Request, decode, encode};
 use crate::tls::{Tls, reloaded};

@@ -5,11 +5,9 @@
 //! the runtime. All of the server's state is
 //! under one lock, held for moments and never across an await.
 
-mod accept;
 mod audit;
 mod connection;
 mod fetch;
-mod inner;
 mod leases;
 mod newcomers;
 mod options;
@@ -17,10 +15,10 @@ mod process;
 mod publication;
 mod publish;
 mod quota;
-mod registry;
 mod requests;
 mod session;
 mod sessions;
+mod state;
 
 #[cfg(test)]
 mod tests;
@@ -31,11 +29,11 @@ use std::time::Duration;
 
 use self::audit::audit;
 
-pub use inner::ServerStats;
 pub use options::{Allocate, Allocation, ServerOptions};
 pub use process::{Holder, HolderProcess, HolderState};
 pub(crate) use publication::made_without_fabric;
 pub use publish::{PublishOptions, Published, UnconfirmedRelease};
+pub use state::ServerStats;
 
 use crate::limits::{LONGEST, deadline};
 use crate::per_driver::lock;
@@ -43,10 +41,9 @@ use crate::protocol::fault_of_path;
 use crate::share::{InstanceId, Peers};
 use crate::transport::Listening;
 use crate::{Address, Error, MemoryError, PeerName, Refusal, Result};
-use inner::ServerCore;
 use quota::{fds_of_process, lower_for_fds};
-use registry::ServerState;
 use session::ServerSession;
+use state::{ServerCore, ServerState};
 
 /// Publishes memory for others to import. Clones are the same server, which ends with the last one,
 /// or by [`close`](Self::close).
@@ -128,7 +125,7 @@ impl ServerOptions {
         (self.heartbeat, self.lease) = (self.heartbeat.min(LONGEST), self.lease.min(LONGEST));
         let inner = Arc::new(ServerCore::new(self, fds, instance, peers, local)?);
         for (socket, own) in sockets {
-            let accepting = accept::run(Arc::clone(&inner), socket, own);
+            let accepting = sessions::run(Arc::clone(&inner), socket, own);
             inner.tasks.spawn(accepting);
         }
         inner.tasks.spawn(Arc::clone(&inner).expire_on_time());

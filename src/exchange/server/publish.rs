@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::process::{Holder, describe};
 use super::publication::{Holders, ProbeSlots, Publication, Registered};
 use super::quota::What;
-use super::registry::ServerState;
+use super::state::ServerState;
 use super::{Server, ServerCore};
 use crate::driver::Access;
 use crate::limits::deadline;

@@ -12,8 +12,8 @@ use super::audit::audit;
 use super::options::Allocation;
 use super::publication::Publication;
 use super::quota::{Counted, CountedFds, Permit, Refused, SMALL, What};
-use super::registry::ServerState;
 use super::session::Link;
+use super::state::ServerState;
 use crate::access::MAX_SPIFFE;
 use crate::driver::random;
 use crate::protocol::{
@@ -372,6 +372,11 @@ impl ServerCore {
 /// Refuses a name that does not exist or that the peer has no right to: the peer does not learn which.
 pub(super) fn not_found() -> Refused {
     (Refusal::NotFound, String::new())
+}
+
+/// Refuses a request of a connection that has lost its session.
+pub(super) fn elsewhere() -> Refused {
+    (Refusal::Expired, "the session is elsewhere".into())
 }
 
 /// Waits for the allocator, for this long.

@@ -2,13 +2,12 @@
 
 mod frame;
 mod listen;
-mod stream;
 #[cfg(test)]
 mod tests;
 
 #[cfg(fuzzing)]
 pub(crate) use frame::fuzzing::assemble;
-pub(crate) use frame::{Frame, FrameReader, FrameWriter, together};
+pub(crate) use frame::{Frame, FrameReader, FrameWriter, send_fds, together};
 pub(crate) use listen::{Incoming, Listening, SharedPeers};
 
 use std::io;
@@ -27,8 +26,7 @@ use super::tls::{self, Credential, End, Loaded, Tls};
 use super::{Address, Limits, PeerName};
 use crate::share::{Peers, fd};
 use crate::{Error, Result, ShareError, Unreachable};
-pub(crate) use stream::send_fds;
-use stream::{Reading, UnixReading, Writing};
+use frame::{Reading, UnixReading, Writing, halves};
 
 /// How many connections may wait to be accepted; the kernel's `net.core.somaxconn` may be lower.
 const BACKLOG: u32 = 4096;
@@ -119,14 +117,14 @@ impl Connection {
     #[cfg(test)]
     pub(crate) fn over(stream: tokio::io::DuplexStream, limits: &Limits) -> Self {
         let (reading, writing) = tokio::io::split(stream);
-        let halves = stream::halves(reading, writing);
+        let halves = halves(reading, writing);
         Self::new(halves, PeerName::Local, "test", limits)
     }
 
     /// Creates a connection over plain TCP.
     fn tcp(stream: TcpStream, remote: &str, limits: &Limits) -> Self {
         let (reading, writing) = stream.into_split();
-        let halves = stream::halves(reading, writing);
+        let halves = halves(reading, writing);
         Self::new(halves, PeerName::Local, remote, limits)
     }
 
@@ -142,7 +140,7 @@ impl Connection {
         let (reading, writing) = tokio::io::split(stream);
         Ok(Self {
             credential: Some(credential),
-            ..Self::new(stream::halves(reading, writing), peer, remote, limits)
+            ..Self::new(halves(reading, writing), peer, remote, limits)
         })
     }
 }

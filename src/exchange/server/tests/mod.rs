@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use crate::driver::{Access, HandleType, NodeId};
 use crate::protocol::*;
-use crate::server::inner::ServerCore;
 use crate::server::session::ServerSession;
+use crate::server::state::ServerCore;
 use crate::server::{Published, Server, ServerOptions};
 use crate::share::{BootId, Peers, Shared};
 use crate::transport::{Connection, connect};
