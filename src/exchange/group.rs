@@ -43,6 +43,7 @@ use ring::{hkdf, hmac};
 use zeroize::Zeroizing;
 
 use crate::driver::{HandleType, random};
+use crate::protocol::Secret;
 use crate::share::{ImportedBuffer, Shared};
 use crate::{Error, Result};
 
@@ -187,25 +188,14 @@ impl GroupSecret {
         Self::new(value.trim_ascii_end())
     }
 
-    /// Returns a proof that this process knows the secret, for a challenge and the rank that it claims.
-    pub(super) fn proof(&self, challenge: &[u8], rank: u32, size: u32) -> Vec<u8> {
-        let proof = hmac::sign(&self.hmac(), &about(challenge, rank, size));
-        proof.as_ref().to_vec()
+    /// Returns a proof that this process knows the secret, for a challenge and the rank that it claims. Comparing it takes
+    /// constant time.
+    pub(super) fn proof(&self, challenge: &[u8], rank: u32, size: u32) -> Option<Secret> {
+        let [rank, size] = [rank, size].map(u32::to_be_bytes);
+        let about = [b"egmem rendezvous 2", challenge, &rank, &size].concat();
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &self.0);
+        Secret::new(hmac::sign(&key, &about).as_ref())
     }
-
-    /// Returns whether a proof is of this secret.
-    pub(super) fn proves(&self, challenge: &[u8], rank: u32, size: u32, proof: &[u8]) -> bool {
-        hmac::verify(&self.hmac(), &about(challenge, rank, size), proof).is_ok()
-    }
-
-    fn hmac(&self) -> hmac::Key {
-        hmac::Key::new(hmac::HMAC_SHA256, &self.0)
-    }
-}
-
-fn about(challenge: &[u8], rank: u32, size: u32) -> Vec<u8> {
-    let [rank, size] = [rank, size].map(u32::to_be_bytes);
-    [b"egmem rendezvous 2", challenge, &rank, &size].concat()
 }
 
 opaque!(GroupSecret);

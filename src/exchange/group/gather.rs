@@ -88,11 +88,8 @@ impl GatherOptions {
     ) -> Result<GatheredMemory> {
         let site = Site::here();
         let (rank, size) = (all.rank(), all.size());
-        let prepared = self.prepare((rank, size), memory.as_ref(), driver);
-        let (listener, statement) = match prepared {
-            Ok((listener, statement)) => (listener, Ok(statement)),
-            Err(error) => (None, Err(error)),
-        };
+        let mut listener = None;
+        let statement = self.prepare((rank, size), memory.as_ref(), driver, &mut listener);
         let statements = together(all, statement)?;
         check(&statements, size)?;
         let ranks = Ranks {
@@ -123,13 +120,14 @@ impl GatherOptions {
         })
     }
 
-    /// Returns what this rank states first, and listens for the ranks that will fetch its fds.
+    /// Returns what this rank states first, after it listens for the ranks that will fetch its fds.
     fn prepare(
         &self,
         (rank, size): (u32, u32),
         memory: Option<&Shared>,
         driver: &Driver,
-    ) -> Result<(Option<Listener>, Statement)> {
+        listener: &mut Option<Listener>,
+    ) -> Result<Statement> {
         let excluded = |via| self.via.is_some_and(|only| only != via);
         let lacks = |types| memory.filter(|memory| !memory.handle_types().contains(types));
         let excluded_by = |what| Some(format!("excluded by the options: {what} alone"));
@@ -145,16 +143,15 @@ impl GatherOptions {
         } else {
             lacks(HandleTypes::POSIX_FD).map(|_| "its memory was made without POSIX fds".into())
         };
-        let mut listener = None;
+        let mut socket = None;
         if memory.is_some() && no_fds.is_none() {
             match listen() {
-                Ok(listening) => listener = Some(listening),
+                Ok((listening, path)) => (*listener, socket) = (Some(listening), Some(path)),
                 Err(error) => no_fds = Some(error.to_string()),
             }
         }
-        let (listener, socket) = listener.unzip();
         let described = memory.map(|memory| memory.describe(Access::ReadWrite));
-        let statement = Statement {
+        Ok(Statement {
             version: VERSION,
             rank,
             size,
@@ -163,8 +160,7 @@ impl GatherOptions {
             no_fabric: no_fabric.map(|why| cut(&why)),
             no_fds: no_fds.map(|why| cut(&why)),
             socket,
-        };
-        Ok((listener, statement))
+        })
     }
 }
 

@@ -96,10 +96,16 @@ pub fn rendezvous(
     let runtime = runtime.map_err(|error| Error::system("starting a runtime", &error))?;
     let deadline = deadline.min(LONGEST);
     let until = Instant::now() + deadline;
+    let place = Place {
+        address,
+        rank,
+        size,
+        secret,
+    };
     let links = runtime.block_on(async {
         match rank {
-            0 => admit(address, size, secret, until).await,
-            _ => Ok(vec![connect(address, (rank, size), secret, until).await?]),
+            0 => place.admit(until).await,
+            _ => Ok(vec![place.connect(until).await?]),
         }
     });
     let mut star = Star {
@@ -204,7 +210,7 @@ async fn collect(
                 links.push(link);
                 received
             }
-            Err(error) => Err(Error::failed("receiving a contribution", error.to_string())),
+            Err(error) => Err(Error::all_gather(error)),
         };
         match received {
             Ok(bytes) => all.push(bytes),
@@ -309,118 +315,113 @@ fn limits() -> Limits {
     }
 }
 
-/// Connects to rank 0, again and again until it listens, and proves the secret.
-async fn connect(
-    address: &Address,
-    (rank, size): (u32, u32),
-    secret: Option<&GroupSecret>,
-    until: Instant,
-) -> Result<Connection> {
-    loop {
-        let greeting = greet(address, (rank, size), secret);
-        let error = match by(until.min(deadline(PATIENCE)), greeting).await {
-            Ok(link) => return Ok(link),
-            Err(error) => error,
-        };
-        match error {
-            Error::Share(ShareError::Protocol { .. }) | Error::TlsAtOneEnd { .. } => {
-                let what = format!("{address} is not a rank 0 of this version");
-                return Err(Error::all_gather(what));
+/// A rank, and where it meets the others.
+struct Place<'a> {
+    address: &'a Address,
+    rank: u32,
+    size: u32,
+    secret: Option<&'a GroupSecret>,
+}
+
+impl Place<'_> {
+    /// Connects to rank 0, again and again until it listens, and proves the secret.
+    async fn connect(&self, until: Instant) -> Result<Connection> {
+        let address = self.address;
+        loop {
+            let error = match by(until.min(deadline(PATIENCE)), self.greet()).await {
+                Ok(link) => return Ok(link),
+                Err(error) => error,
+            };
+            match error {
+                Error::Share(ShareError::Protocol { .. }) | Error::TlsAtOneEnd { .. } => {
+                    let what = format!("{address} is not a rank 0 of this version");
+                    return Err(Error::all_gather(what));
+                }
+                Error::Share(
+                    ShareError::NotTrusted { .. }
+                    | ShareError::Unreachable {
+                        cause: Unreachable::Denied,
+                        ..
+                    },
+                ) => return Err(error),
+                _ if Instant::now() + PAUSE >= until => {
+                    tracing::debug!(%address, %error, "rank 0 missing");
+                    let (missing, size) = (vec![0], self.size);
+                    return Err(Error::RanksMissing { missing, size });
+                }
+                _ => sleep(PAUSE).await,
             }
-            Error::Share(
-                ShareError::NotTrusted { .. }
-                | ShareError::Unreachable {
-                    cause: Unreachable::Denied,
-                    ..
-                },
-            ) => return Err(error),
-            _ if Instant::now() + PAUSE >= until => {
-                tracing::debug!(%address, %error, "rank 0 missing");
-                let missing = vec![0];
-                return Err(Error::RanksMissing { missing, size });
-            }
-            _ => sleep(PAUSE).await,
         }
     }
-}
 
-async fn greet(
-    address: &Address,
-    (rank, size): (u32, u32),
-    secret: Option<&GroupSecret>,
-) -> Result<Connection> {
-    let (security, peers) = (Security::PlainAnywhere, Peers::same_user());
-    let link = transport::connect(address, &security, &peers, &limits()).await?;
-    let mut link = without_fds(link);
-    let challenge = receive(&mut link.reader, MAX_HELLO).await?;
-    if challenge.len() != CHALLENGE || !challenge.starts_with(&MAGIC) {
-        return Err(Error::protocol(&*link.label, "no challenge"));
+    async fn greet(&self) -> Result<Connection> {
+        let (security, peers) = (Security::PlainAnywhere, Peers::same_user());
+        let link = transport::connect(self.address, &security, &peers, &limits()).await?;
+        let mut link = without_fds(link);
+        let challenge = receive(&mut link.reader, MAX_HELLO).await?;
+        if challenge.len() != CHALLENGE || !challenge.starts_with(&MAGIC) {
+            return Err(Error::protocol(&*link.label, "no challenge"));
+        }
+        let (rank, size) = (self.rank, self.size);
+        let proof = (self.secret).and_then(|secret| secret.proof(&challenge, rank, size));
+        let hello = encode(&Hello { rank, size, proof });
+        link.writer.write(&hello, &[]).await?;
+        Ok(link)
     }
-    let proof = secret.and_then(|secret| Secret::new(&secret.proof(&challenge, rank, size)));
-    let hello = encode(&Hello { rank, size, proof });
-    link.writer.write(&hello, &[]).await?;
-    Ok(link)
-}
 
-/// Listens as rank 0 until all other ranks have come. A connection that says nothing, or has no proof of the secret, takes
-/// no rank's place and no rank's time.
-async fn admit(
-    address: &Address,
-    size: u32,
-    secret: Option<&GroupSecret>,
-    until: Instant,
-) -> Result<Vec<Connection>> {
-    let peers = Arc::new(Mutex::new(Peers::same_user()));
-    let listening = Listening::bind(address, &Security::PlainAnywhere, &peers, &limits()).await?;
-    let mut seats: Vec<Option<Connection>> = (1..size).map(|_| None).collect();
-    // Those whose hellos have not come, the oldest first.
-    let (mut pending, mut order) = (JoinSet::new(), VecDeque::<AbortHandle>::new());
-    while seats.iter().any(Option::is_none) {
-        tokio::select! {
-            biased;
-            () = sleep_until(until) => {
-                let missing = (1..).zip(&seats).filter(|(_, seat)| seat.is_none());
-                let missing: Vec<u32> = missing.map(|(rank, _)| rank).collect();
-                tell_missing(seats.iter_mut().flatten(), &missing).await;
-                return Err(Error::RanksMissing { missing, size });
-            }
-            Some(heard) = pending.join_next(), if !pending.is_empty() => {
-                if let Ok(Ok(Heard { mut link, challenge, hello })) = heard {
-                    match seat(&hello, &challenge, &seats, secret) {
+    /// Listens as rank 0 until all other ranks have come. A connection that says nothing, or has no proof of the secret,
+    /// takes no rank's place and no rank's time.
+    async fn admit(&self, until: Instant) -> Result<Vec<Connection>> {
+        let (security, limits, size) = (Security::PlainAnywhere, limits(), self.size);
+        let peers = Arc::new(Mutex::new(Peers::same_user()));
+        let listening = Listening::bind(self.address, &security, &peers, &limits).await?;
+        let mut seats: Vec<Option<Connection>> = (1..size).map(|_| None).collect();
+        // Those whose hellos have not come, and those that are refused, the oldest first.
+        let (mut pending, mut order) = (
+            JoinSet::<Result<Heard>>::new(),
+            VecDeque::<AbortHandle>::new(),
+        );
+        while seats.iter().any(Option::is_none) {
+            tokio::select! {
+                biased;
+                () = sleep_until(until) => {
+                    let missing = (1..).zip(&seats).filter(|(_, seat)| seat.is_none());
+                    let missing: Vec<u32> = missing.map(|(rank, _)| rank).collect();
+                    tell_missing(seats.iter_mut().flatten(), &missing).await;
+                    return Err(Error::RanksMissing { missing, size });
+                }
+                Some(heard) = pending.join_next(), if !pending.is_empty() => {
+                    let Ok(Ok((link, challenge, hello))) = heard else {
+                        continue;
+                    };
+                    match seat(&hello, &challenge, &seats, self.secret) {
                         Ok(index) => seats[index] = Some(link),
-                        Err(why) => {
-                            tell(&mut link, Reply::Refused(why)).await;
-                            order.push_back(pending.spawn(linger(link)));
-                        }
+                        Err(why) => order.push_back(pending.spawn(refuse(link, why))),
                     }
                 }
-            }
-            incoming = listening.accept() => {
-                let Some(incoming) = incoming? else {
-                    // This process may open no more fds for a moment.
-                    sleep(Duration::from_millis(1)).await;
-                    continue;
-                };
-                order.retain(|task| !task.is_finished());
-                // The oldest has had the most time.
-                if order.len() >= size as usize + STRANGERS
-                    && let Some(oldest) = order.pop_front()
-                {
-                    oldest.abort();
+                incoming = listening.accept() => {
+                    let Some(incoming) = incoming? else {
+                        // This process may open no more fds for a moment.
+                        sleep(Duration::from_millis(1)).await;
+                        continue;
+                    };
+                    order.retain(|task| !task.is_finished());
+                    // The oldest has had the most time.
+                    if order.len() >= size as usize + STRANGERS
+                        && let Some(oldest) = order.pop_front()
+                    {
+                        oldest.abort();
+                    }
+                    order.push_back(pending.spawn(by(deadline(PATIENCE), hear(incoming))));
                 }
-                order.push_back(pending.spawn(by(deadline(PATIENCE), hear(incoming))));
             }
         }
+        Ok(seats.into_iter().flatten().collect())
     }
-    Ok(seats.into_iter().flatten().collect())
 }
 
 /// A connection with its challenge and its hello.
-struct Heard {
-    link: Connection,
-    challenge: Vec<u8>,
-    hello: Hello,
-}
+type Heard = (Connection, Vec<u8>, Hello);
 
 /// Sends a challenge to a connection, and receives its hello.
 async fn hear(incoming: Incoming) -> Result<Heard> {
@@ -429,15 +430,13 @@ async fn hear(incoming: Incoming) -> Result<Heard> {
     let challenge = [&MAGIC[..], &drawn].concat();
     link.writer.write(&challenge, &[]).await?;
     let hello = decode(&receive(&mut link.reader, MAX_HELLO).await?)?;
-    Ok(Heard {
-        link,
-        challenge,
-        hello,
-    })
+    Ok((link, challenge, hello))
 }
 
-/// Closes a connection once its rank has read why. Closed with unread bytes, it would be reset, which overtakes the reply.
-async fn linger(mut link: Connection) -> Result<Heard> {
+/// Refuses a connection, and closes it once its rank has read why. Closed with unread bytes, it would be reset, which
+/// overtakes the reply.
+async fn refuse(mut link: Connection, why: String) -> Result<Heard> {
+    tell(&mut link, Reply::Refused(why)).await;
     let _ = timeout(PATIENCE, link.reader.discard(MAX_FRAME as usize)).await;
     Err(Error::peer_lost(&*link.label, "it was refused"))
 }
@@ -450,12 +449,8 @@ fn seat<T>(
     secret: Option<&GroupSecret>,
 ) -> Result<usize, String> {
     let (rank, size, own_size) = (hello.rank, hello.size, seats.len() + 1);
-    let proved = match (secret, &hello.proof) {
-        (None, None) => true,
-        (Some(secret), Some(proof)) => secret.proves(challenge, rank, size, proof.expose()),
-        _ => false,
-    };
-    if !proved {
+    let proof = secret.and_then(|secret| secret.proof(challenge, rank, size));
+    if hello.proof != proof || proof.is_some() != secret.is_some() {
         return Err("this rank has not the secret of rank 0".into());
     }
     if size as usize != own_size {

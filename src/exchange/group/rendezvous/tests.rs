@@ -1,6 +1,17 @@
 use super::*;
 
 const SIZE: u32 = 100;
+
+/// Returns a rank's place in a group without a secret.
+fn place(address: &Address, rank: u32, size: u32) -> Place<'_> {
+    let secret = None;
+    Place {
+        address,
+        rank,
+        size,
+        secret,
+    }
+}
 const LARGE: usize = 1 << 20;
 
 /// Rank 1 sends nothing until the end. All others have sent by then: each in one piece, but for one whose contribution is
@@ -14,7 +25,7 @@ async fn a_silent_rank_is_missing_alone() {
     for rank in 1..SIZE {
         let address = address.clone();
         ranks.spawn(async move {
-            let mut link = connect(&address, (rank, SIZE), None, long).await.unwrap();
+            let mut link = place(&address, rank, SIZE).connect(long).await.unwrap();
             let bytes = if rank == SIZE / 2 { LARGE } else { 1 };
             if rank != 1 {
                 link.writer.write(&vec![END; bytes], &[]).await.unwrap();
@@ -23,7 +34,7 @@ async fn a_silent_rank_is_missing_alone() {
             assert!(matches!(decode(&reply), Ok(Reply::Missing(ranks)) if ranks == [1]));
         });
     }
-    let mut links = admit(&address, SIZE, None, long).await.unwrap();
+    let mut links = place(&address, 0, SIZE).admit(long).await.unwrap();
     // From now on the clock moves only when no task can go on.
     tokio::time::pause();
     let gathered = collect(&mut links, vec![END], SIZE, deadline(PATIENCE)).await;
@@ -45,10 +56,10 @@ async fn a_late_rank_learns_which_ranks_are_missing() {
     let long = deadline(LONGEST);
     let own = address.clone();
     let late = tokio::spawn(async move {
-        let mut link = connect(&own, (1, 2), None, long).await.unwrap();
+        let mut link = place(&own, 1, 2).connect(long).await.unwrap();
         ask(&mut link, &vec![END; LARGE], 2, long).await
     });
-    let mut links = admit(&address, 2, None, long).await.unwrap();
+    let mut links = place(&address, 0, 2).admit(long).await.unwrap();
     tokio::time::pause();
     tell_missing(&mut links, &[1]).await;
     let error = late.await.unwrap().unwrap_err();
