@@ -105,8 +105,8 @@ macro_rules! setters {
 
 /// Implements `Debug` of types whose contents are secret, or nobody's concern.
 macro_rules! opaque {
-    ($($type:ident)*) => {$(
-        impl std::fmt::Debug for $type {
+    ($($type:ident $(<$lifetime:lifetime>)?)*) => {$(
+        impl std::fmt::Debug for $type $(<$lifetime>)? {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str(concat!(stringify!($type), "(redacted)"))
             }

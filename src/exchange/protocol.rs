@@ -432,18 +432,11 @@ const MAX_DETAIL: usize = 160;
 ///
 /// Returns no bytes for a type that CBOR cannot represent; this protocol has none.
 pub fn encode<T: Serialize + ?Sized>(message: &T) -> Zeroizing<Vec<u8>> {
-    let bytes = Zeroizing::new(Vec::with_capacity(SHORT));
-    let mut first = First { bytes, count: 0 };
-    let mut written = ciborium::into_writer(message, &mut first);
-    let First { mut bytes, count } = first;
-    if count > SHORT {
-        bytes = Zeroizing::new(Vec::with_capacity(count));
-        written = ciborium::into_writer(message, &mut *bytes);
+    let mut bytes = Wiped(Zeroizing::new(Vec::with_capacity(SHORT)));
+    if ciborium::into_writer(message, &mut bytes).is_err() {
+        bytes.0.clear();
     }
-    if written.is_err() {
-        bytes.clear();
-    }
-    bytes
+    bytes.0
 }
 
 /// Decodes a message from exactly these bytes.
@@ -472,18 +465,18 @@ fn fault(detail: &str) -> Error {
 /// The bytes of most messages.
 const SHORT: usize = 512;
 
-/// Keeps what fits, and counts all bytes: a vector that grows leaves its bytes behind in freed memory.
-struct First {
-    bytes: Zeroizing<Vec<u8>>,
-    count: usize,
-}
+/// A vector that grows by hand: by itself it leaves its bytes behind in freed memory.
+struct Wiped(Zeroizing<Vec<u8>>);
 
-impl io::Write for First {
+impl io::Write for Wiped {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.count += bytes.len();
-        if self.count <= SHORT {
-            self.bytes.extend_from_slice(bytes);
+        let need = self.0.len() + bytes.len();
+        if need > self.0.capacity() {
+            let mut more = Zeroizing::new(Vec::with_capacity(need.max(2 * self.0.capacity())));
+            more.extend_from_slice(&self.0);
+            self.0 = more;
         }
+        self.0.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 

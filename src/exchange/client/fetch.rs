@@ -18,14 +18,10 @@ use crate::{Error, MemoryError, Mismatch, Owner, Refusal, Result};
 #[must_use = "options do nothing until `go`"]
 pub struct FetchOptions {
     pub(super) client: Client,
-    pub(super) name: String,
+    /// The request, without the handle types.
+    pub(super) ask: Fetch,
     import: ImportOptions,
-    /// `None`: as much as the exporter allows.
-    access: Option<Access>,
     via: Option<HandleType>,
-    probe: bool,
-    instance: Option<InstanceId>,
-    owner: Option<Owner>,
     /// The program's call, for the ledger.
     site: Site,
 }
@@ -45,14 +41,14 @@ impl FetchOptions {
 
     /// Asks for read access only, for all locations of this process.
     pub const fn read_only(mut self) -> Self {
-        self.access = Some(Access::Read);
+        self.ask.access = Some(Access::Read);
         self
     }
 
     /// Fails if the exporter does not allow writing. Without this and [`read_only`](Self::read_only), the
     /// fetch takes the access that the exporter allows.
     pub const fn read_write(mut self) -> Self {
-        self.access = Some(Access::ReadWrite);
+        self.ask.access = Some(Access::ReadWrite);
         self
     }
 
@@ -63,19 +59,20 @@ impl FetchOptions {
         self
     }
 
-    setters! {
-        /// Sets whether the two ends prove that they see the same bytes of memory that comes by fabric handle, if the
-        /// exporter has room for an unused word; by default they do. The first GPU that may read the memory takes part,
-        /// otherwise the CPU. Memory of whole 2 MiB has room only if its owner allocated it with
-        /// [`room_for_probes`](egmem_core::BufferOptions::room_for_probes), or as `egmem serve` does. A window on larger
-        /// memory, such as a heap's block, has none. A POSIX fd names memory of this machine, and is not probed. See
-        /// [`RemoteBuffer::proved`].
-        probe: bool;
+    /// Sets whether the two ends prove that they see the same bytes of memory that comes by fabric handle, if the
+    /// exporter has room for an unused word; by default they do. The first GPU that may read the memory takes part,
+    /// otherwise the CPU. Memory of whole 2 MiB has room only if its owner allocated it with
+    /// [`room_for_probes`](egmem_core::BufferOptions::room_for_probes), or as `egmem serve` does. A window on larger
+    /// memory, such as a heap's block, has none. A POSIX fd names memory of this machine, and is not probed. See
+    /// [`RemoteBuffer::proved`].
+    pub const fn probe(mut self, probe: bool) -> Self {
+        self.ask.probe = probe;
+        self
     }
 
     /// Refuses memory of another instance of the server.
     pub const fn instance(mut self, instance: InstanceId) -> Self {
-        self.instance = Some(instance);
+        self.ask.instance = Some(instance);
         self
     }
 
@@ -84,7 +81,7 @@ impl FetchOptions {
     /// [`expect_owner`](super::ClientOptions::expect_owner). Without either, memory of any owner is accepted:
     /// a peer that created the name first may then read and write the bytes that this process stores there.
     pub fn expect_owner(mut self, owner: impl Into<Owner>) -> Self {
-        self.owner = Some(owner.into());
+        self.ask.owner = Some(owner.into());
         self
     }
 
@@ -119,7 +116,7 @@ impl FetchOptions {
                 leased.grant.no_fabric = Some(error.to_string());
             }
             let error = match leased.import(self.import.clone()).await {
-                Ok(remote) if self.probe && via == HandleType::Fabric => {
+                Ok(remote) if self.ask.probe && via == HandleType::Fabric => {
                     return prove(remote).await;
                 }
                 Ok(remote) => return Ok(remote),
@@ -129,7 +126,7 @@ impl FetchOptions {
             if accept.is_empty() {
                 return Err(failed.unwrap_or(error));
             }
-            tracing::debug!(name = self.name, %via, %error, "trying the other handle type");
+            tracing::debug!(name = self.ask.name, %via, %error, "trying the other handle type");
             failed.get_or_insert(error);
         }
     }
@@ -183,15 +180,12 @@ impl FetchOptions {
     async fn ask(&self, accept: &[HandleType]) -> Result<Leased> {
         let session = self.client.session();
         let ask = Ask::Fetch(Fetch {
-            name: self.name.clone(),
             accept: accept.to_vec(),
-            access: self.access,
-            probe: self.probe && accept.contains(&HandleType::Fabric),
-            instance: self.instance,
-            owner: self.owner.clone(),
+            probe: self.ask.probe && accept.contains(&HandleType::Fabric),
+            ..self.ask.clone()
         });
         let asked = session.request(ask, session.timeout()).await;
-        let reply = match (asked, &self.owner) {
+        let reply = match (asked, &self.ask.owner) {
             (
                 Err(Error::Refused {
                     reason: Refusal::WrongOwner,
@@ -212,12 +206,14 @@ impl FetchOptions {
             return Err(broken("unexpected answer, not a grant"));
         };
         let owner = granted.owner;
-        if let Some(expected) = self.owner.as_ref().filter(|expected| **expected != owner) {
+        let expected = self.ask.owner.as_ref();
+        if let Some(expected) = expected.filter(|expected| **expected != owner) {
             return Err(self.wrong_owner(expected, owner.to_string()));
         }
         let mut memory = granted.memory;
         check(&memory, granted.probe).map_err(|why| broken(&why))?;
         memory.access = self
+            .ask
             .access
             .map_or(memory.access, |most| most.min(memory.access));
         let via = match &granted.handles {
@@ -237,7 +233,7 @@ impl FetchOptions {
             handles,
             grant: Grant {
                 lease,
-                name: self.name.clone(),
+                name: self.ask.name.clone(),
                 probe: granted.probe,
                 no_fabric: no_fabric.filter(|_| via == HandleType::PosixFd),
                 owner,
@@ -251,7 +247,7 @@ impl FetchOptions {
     fn wrong_owner(&self, expected: &Owner, found: String) -> Error {
         let expected = expected.to_string();
         Error::Mismatched {
-            name: self.name.clone(),
+            name: self.ask.name.clone(),
             peer: self.client.peer(),
             what: Box::new(Mismatch::Owner { expected, found }),
         }
@@ -264,13 +260,16 @@ impl Client {
     pub fn fetch(&self, name: impl Into<String>) -> FetchOptions {
         FetchOptions {
             client: self.clone(),
-            name: name.into(),
+            ask: Fetch {
+                name: name.into(),
+                accept: Vec::new(),
+                access: None,
+                probe: true,
+                instance: None,
+                owner: self.session().dial.options.owner.clone(),
+            },
             import: ImportOptions::new(),
-            access: None,
             via: None,
-            probe: true,
-            instance: None,
-            owner: self.session().dial.options.owner.clone(),
             site: Site::here(),
         }
     }

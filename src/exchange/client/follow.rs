@@ -114,7 +114,7 @@ pub struct Follow {
 impl Follow {
     /// Returns the followed name.
     pub fn name(&self) -> &str {
-        &self.fetch.name
+        &self.fetch.ask.name
     }
 
     /// Waits until the state of the name differs from the state returned last, and returns the new one. The
@@ -191,7 +191,7 @@ impl Follow {
     /// Fetches the memory: after a pause, once the name is there if it was not, and once it has other memory if the caller has
     /// released the last one.
     async fn attempt(&self) -> Result<RemoteBuffer> {
-        let (client, name) = (&self.fetch.client, &self.fetch.name);
+        let (client, name) = (&self.fetch.client, &self.fetch.ask.name);
         if let Some(at) = self.not_before {
             sleep_until(at).await;
         }
@@ -244,7 +244,7 @@ impl Follow {
         if ends(&error) {
             return Err(error);
         }
-        tracing::debug!(name = self.fetch.name, %error, "followed memory is not available");
+        tracing::debug!(name = self.fetch.ask.name, %error, "followed memory is not available");
         if matches!(error.refusal(), Some(Refusal::NotFound | Refusal::Closing)) {
             // Until a request says that the name is there.
             if !std::mem::replace(&mut self.absent, true) {

@@ -185,11 +185,8 @@ impl Requester {
             core.tasks.clone(),
         );
         core.tasks.spawn(async move {
-            let fed = tokio::select! {
-                () = ended.cancelled() => Ok(()),
-                fed = fill(&ours, &publication, write, &tasks) => fed,
-            };
-            if let Err(error) = fed {
+            let filling = fill(&ours, &publication, write, &tasks);
+            if let Some(Err(error)) = ended.run_until_cancelled(filling).await {
                 let name = &*publication.name;
                 tracing::info!(name, %error, "not all handles were sent");
             }

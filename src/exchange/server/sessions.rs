@@ -57,12 +57,10 @@ pub(super) async fn run(core: Arc<ServerCore>, listening: Listening, own: bool) 
             tokio::time::sleep(BACK_OFF).await;
         }
     };
-    let result: Result<Infallible> = tokio::select! {
-        () = core.ended.cancelled() => return,
-        result = accepting => result,
-    };
-    let Err(error) = result;
-    tracing::error!(%error, %address, "no client can connect any more");
+    let accepted: Option<Result<Infallible>> = core.ended.run_until_cancelled(accepting).await;
+    if let Some(Err(error)) = accepted {
+        tracing::error!(%error, %address, "no client can connect any more");
+    }
 }
 
 /// Serves one connection from its first byte to its last.

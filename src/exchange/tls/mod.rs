@@ -209,11 +209,7 @@ impl fmt::Debug for Tls {
     }
 }
 
-impl fmt::Debug for TlsPem<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("TlsPem(redacted)")
-    }
-}
+opaque!(TlsPem<'_>);
 
 /// What errors call the texts of a [`TlsPem`].
 const NAMES: [&str; 4] = ["authority", "certificate", "key", "revocation list"];
@@ -349,18 +345,16 @@ fn certified(
     let chain = all(cert, pem.cert, "certificate")?;
     let mut private =
         PrivateKeyDer::from_pem_slice(pem.key).map_err(|error| Error::tls(key, error))?;
-    let signing = provider.key_provider.load_private_key(private.clone_key());
+    let certified = CertifiedKey::from_der(chain, private.clone_key(), provider);
     private.zeroize();
-    let signing = signing.map_err(|error| Error::tls(key, error))?;
-    let certified = CertifiedKey::new(chain, signing);
-    match certified.keys_match() {
-        Ok(()) => Ok(certified),
-        Err(Tls::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
+    certified.map_err(|error| match error {
+        Tls::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
             let why = format!("the key is not that of the certificate in {cert}");
-            Err(Error::tls(key, why))
+            Error::tls(key, why)
         }
-        Err(error) => Err(Error::tls(cert, error)),
-    }
+        Tls::InvalidCertificate(_) => Error::tls(cert, error),
+        _ => Error::tls(key, error),
+    })
 }
 
 /// Returns the configuration of a server.
