@@ -295,7 +295,7 @@ pub struct Granted {
     pub probe: Option<u64>,
     /// Why it is not a fabric handle, if one was requested; for people.
     #[serde(
-        deserialize_with = "maybe_words",
+        deserialize_with = "words",
         default,
         skip_serializing_if = "Option::is_none"
     )]
@@ -391,15 +391,9 @@ fn name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
 }
 
 /// Deserializes a text for people: at most [`MAX_TEXT`] bytes, without control characters.
-fn words<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+fn words<'de, D: Deserializer<'de>, T: From<String>>(deserializer: D) -> Result<T, D::Error> {
     let text = String::deserialize(deserializer)?;
-    Ok(bounded(&text, MAX_TEXT))
-}
-
-/// Deserializes an optional text for people.
-fn maybe_words<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-    let text = Option::<String>::deserialize(deserializer)?;
-    Ok(text.map(|text| bounded(&text, MAX_TEXT)))
+    Ok(bounded(&text, MAX_TEXT).into())
 }
 
 /// Deserializes the path of a Unix socket that a client may connect to.

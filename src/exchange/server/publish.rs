@@ -81,7 +81,8 @@ impl PublishOptions<'_> {
         };
         let mut state = inner.state();
         self.check_place(&inner, &state)?;
-        let id = state.next_number();
+        state.last += 1;
+        let id = state.last;
         let publication = Arc::new(Publication {
             id,
             name: self.name.into(),
@@ -106,8 +107,8 @@ impl PublishOptions<'_> {
             counted,
         };
         state.publications.insert(id, registered);
-        state.changes_of(&publication.name).notify_waiters();
         drop(state);
+        inner.changes_of(&publication.name).notify_waiters();
         tracing::info!(name = &*publication.name, "published");
         Ok(Published { inner, publication })
     }
@@ -212,6 +213,7 @@ impl Published {
     /// keeps its lease.
     pub fn set_who_within(&self, who: PeerList, within: Duration) {
         (self.inner.state()).set_peers(self.publication.id, who, within);
+        self.inner.changes_of(self.name()).notify_waiters();
         self.inner.janitor.notify_one();
     }
 

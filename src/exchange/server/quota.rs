@@ -72,7 +72,7 @@ const TEXTS: [(&str, &str); 7] = [
 type Counts = [usize; TEXTS.len()];
 
 /// The counts of all peers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Quota {
     /// For each [`What`]: the limit on all peers together, and on each.
     limits: [(usize, usize); TEXTS.len()],
@@ -204,7 +204,7 @@ impl Drop for Counted {
 }
 
 /// Permits for large answers, narrow limits first: a connection has few, each peer more, and all together a number.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct LargeAnswers(Vec<Arc<Semaphore>>);
 
 /// A permit for a large answer, of each limit.

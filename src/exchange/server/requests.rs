@@ -224,10 +224,9 @@ impl Requester {
 
     async fn wait(&self, name: &str, ms: u64) -> Result<Reply, Refused> {
         check_name(name)?;
-        let changes = Arc::clone(self.core.state().changes_of(name));
         let seen = async {
             loop {
-                let changed = changes.notified();
+                let changed = self.core.changes_of(name).notified();
                 let found = self.core.visible(name, self.peer());
                 // While the server is closing, it refuses to grant what this would find.
                 if let Some(found) = found.filter(|_| !self.core.state().closing) {
@@ -448,8 +447,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::Limits;
-    use crate::server::quota::Quota;
 
     fn page(list: &[&str], prefix: &str, after: Option<&str>, limit: usize) -> Vec<String> {
         let names = list.iter().map(|&name| (name.into(), ())).collect();
@@ -469,7 +466,7 @@ mod tests {
 
     #[test]
     fn a_part_of_the_names_is_visited_under_one_lock() {
-        let mut state = ServerState::new(Arc::default(), Quota::new(&Limits::default(), 1 << 20));
+        let mut state = ServerState::default();
         // None of them has a publication, so that no entry ends the page.
         let names: Vec<Arc<str>> = (0..2 * LOOKED + 3)
             .map(|n| format!("{n:04}").into())

@@ -62,7 +62,7 @@ impl Link {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Outbox {
     /// The last connection, if it lasts.
     link: Weak<Link>,
@@ -111,13 +111,7 @@ impl ServerSession {
             id,
             peer,
             token,
-            outbox: Mutex::new(Outbox {
-                link: Weak::new(),
-                notices: BTreeMap::new(),
-                closing: None,
-                told: false,
-                dismissed: None,
-            }),
+            outbox: Mutex::default(),
             wake: Notify::new(),
             credential: Mutex::default(),
             _counted: counted,

@@ -52,6 +52,9 @@ pub(super) struct ServerCore {
     pub(super) tasks: TaskTracker,
     /// Woken when the process of a silent holder is to be waited for.
     pub(super) followed: Notify,
+    /// Woken when more peers may see a name: by the name's hash, so that few look in vain.
+    changes: [Notify; 256],
+    hasher: RandomState,
     /// Woken when there may be an earlier deadline than before.
     pub(super) janitor: Notify,
     /// Woken when a lease has ended.
@@ -74,7 +77,11 @@ impl ServerCore {
         Ok(Self {
             instance,
             boot: BootId::current()?,
-            state: Mutex::new(ServerState::new(Arc::clone(&audit), Arc::clone(&quota))),
+            state: Mutex::new(ServerState {
+                audit: Arc::clone(&audit),
+                quota: Arc::clone(&quota),
+                ..ServerState::default()
+            }),
             quota,
             open: Arc::default(),
             newcomers: Newcomers::new(options.limits.handshakes),
@@ -86,6 +93,8 @@ impl ServerCore {
             counters: Mutex::default(),
             tasks: TaskTracker::new(),
             followed: Notify::new(),
+            changes: std::array::from_fn(|_| Notify::new()),
+            hasher: RandomState::new(),
             janitor: Notify::new(),
             released: Notify::new(),
             ended: CancellationToken::new(),
@@ -124,6 +133,12 @@ impl ServerCore {
 
     pub(super) fn state(&self) -> MutexGuard<'_, ServerState> {
         lock(&self.state)
+    }
+
+    /// Returns what wakes requests that wait for a name when more peers may see it, and sometimes for nothing.
+    pub(super) fn changes_of(&self, name: &str) -> &Notify {
+        let hash = self.hasher.hash_one(name) as usize;
+        &self.changes[hash % self.changes.len()]
     }
 
     /// Returns the allocator, or the refusal if there is none (any more).
@@ -273,7 +288,7 @@ impl ServerCore {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ServerState {
     /// Publications by name.
     pub names: BTreeMap<Arc<str>, u64>,
@@ -290,46 +305,17 @@ pub(super) struct ServerState {
     pub expired: u64,
     /// How many connections have ended because their peers had no room for a notice.
     pub dropped: u64,
-    /// Woken when more peers may see a name: by the name's hash, so that few look in vain.
-    changes: [Arc<Notify>; 256],
-    hasher: RandomState,
     /// The server is about to end: nothing new begins.
     pub closing: bool,
     pub audit: Arc<Audit>,
     pub quota: Arc<Quota>,
-    last: u64,
+    /// The number of the last publication. Peers do not see it.
+    pub last: u64,
     /// Those of new leases, and of sessions, which are part of their tokens.
     pub numbers: Numbers,
 }
 
 impl ServerState {
-    /// Creates an empty state.
-    pub fn new(audit: Arc<Audit>, quota: Arc<Quota>) -> Self {
-        Self {
-            names: BTreeMap::new(),
-            publications: HashMap::new(),
-            sessions: HashMap::new(),
-            leases: HashMap::new(),
-            followed: Followed::new(),
-            deadlines: Deadlines::default(),
-            expired: 0,
-            dropped: 0,
-            changes: std::array::from_fn(|_| Arc::default()),
-            hasher: RandomState::new(),
-            closing: false,
-            audit,
-            quota,
-            last: 0,
-            numbers: Numbers::default(),
-        }
-    }
-
-    /// Returns a number that was never used before, for a publication. Peers do not see it.
-    pub fn next_number(&mut self) -> u64 {
-        self.last += 1;
-        self.last
-    }
-
     /// Returns the session that a hello names, and whose token it has. Knowing its number, with which a token begins, does
     /// not reveal the token.
     pub fn session_of(&self, hello: &Hello) -> Option<&Arc<ServerSession>> {
@@ -362,12 +348,6 @@ impl ServerState {
         self.find(name, peer).filter(|found| !found.closing)
     }
 
-    /// Returns what wakes requests that wait for a name when more peers may see it, and sometimes for nothing.
-    pub fn changes_of(&self, name: &str) -> &Arc<Notify> {
-        let hash = self.hasher.hash_one(name) as usize;
-        &self.changes[hash % self.changes.len()]
-    }
-
     /// Recalls a publication from its holders: no new ones are admitted.
     pub fn withdraw(&mut self, id: u64, within: Duration) {
         let within = within.min(LONGEST);
@@ -386,8 +366,6 @@ impl ServerState {
         self.recall_others(id, &peers, within);
         if let Some(registered) = self.publications.get_mut(&id) {
             registered.peers = peers;
-            let name = Arc::clone(&registered.publication.name);
-            self.changes_of(&name).notify_waiters();
         }
     }
 

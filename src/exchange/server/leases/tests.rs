@@ -27,7 +27,10 @@ fn state(leases_per_peer: usize) -> ServerState {
         leases_per_peer,
         ..Limits::default()
     };
-    let mut state = ServerState::new(Arc::default(), Quota::new(&limits, 1 << 20));
+    let mut state = ServerState {
+        quota: Quota::new(&limits, 1 << 20),
+        ..ServerState::default()
+    };
     (0..10).for_each(|id| publish(&mut state, id));
     state
 }
