@@ -44,6 +44,12 @@ impl HeapInner {
         })
     }
 
+    /// Gets a range for a small block.
+    #[inline(never)]
+    fn range_for(&self, local: &mut Local, bytes: u64, align: u64) -> Option<Extent> {
+        self.take_range(local, bytes, align)
+    }
+
     #[inline(always)]
     fn take_range(&self, local: &mut Local, bytes: u64, align: u64) -> Option<Extent> {
         let cached = bytes <= MAX_CACHED && align <= GRANULE;
@@ -65,7 +71,7 @@ impl HeapInner {
         }
         if class.may_be_range(align)
             && local.refills[class.index()].is_rare()
-            && let Some(found) = self.take_range(local, bytes, align)
+            && let Some(found) = self.range_for(local, bytes, align)
         {
             return Some(found);
         }
@@ -87,7 +93,7 @@ impl HeapInner {
     }
 
     /// Gets a larger block from the thread's shard or the core.
-    #[inline(never)]
+    #[inline(always)]
     fn fetch(&self, local: &mut Local, bytes: u64, align: u64) -> Option<Extent> {
         let in_shard = local.shard.is_some();
         if in_shard && let Some(found) = self.take_from_shard(local, bytes, align) {
