@@ -16,7 +16,7 @@ use crate::ledger::from_program;
 use crate::memory::{Memory, make};
 use crate::places::{location, node_of, simulated_of};
 use crate::region::{Owner, Region};
-use crate::stream::given;
+use crate::stream::{Stream, given};
 
 /// Memory on a chosen node, mapped at one address for the CPU and the GPUs.
 ///
@@ -182,6 +182,9 @@ impl Pool {
 
     /// Allocates `nbytes`. Work that is submitted to `stream` from now on may use them; without a stream the pool's
     /// own is waited for. `gpu` is as for `Block.free_after`.
+    ///
+    /// Reads by the CPU and the free follow the work of an `egmem.Stream` that is passed here. Streams of other libraries
+    /// and those of `View.ready_on` they do not follow: synchronize such a stream first, or pass it to `free_after`.
     #[pyo3(signature = (nbytes, stream=None, *, gpu=None))]
     fn allocate<'py>(
         &self,
@@ -195,9 +198,12 @@ impl Pool {
         let theirs = stream
             .map(|stream| given(pool.driver(), stream, gpu, own.device()))
             .transpose()?;
+        // A stream of another library may end before the memory does.
+        let is_kept = stream.is_some_and(|stream| stream.is_instance_of::<Stream>());
         let allocate = || -> egmem::Result<_> {
-            let block = pool.allocate(nbytes.0, &own)?;
+            let mut block = pool.allocate(nbytes.0, &own)?;
             match theirs {
+                Some(theirs) if is_kept => block.use_on(&theirs)?,
                 Some(theirs) => theirs.wait_for(&own)?,
                 None => own.synchronize()?,
             }
@@ -264,8 +270,8 @@ pub struct PoolBlock;
 
 #[pymethods]
 impl PoolBlock {
-    /// Closes the allocation, and frees it after all work submitted to `stream` so far. `gpu` is as for
-    /// `Block.free_after`.
+    /// Closes the allocation, and frees it after all work submitted to `stream` so far, and to the `egmem.Stream` that it
+    /// was allocated for. `gpu` is as for `Block.free_after`.
     ///
     /// Raises `InUse` while a view lives.
     #[pyo3(signature = (stream, *, gpu=None))]

@@ -102,7 +102,8 @@ impl View {
     }
 
     /// Makes work that is submitted to `stream` from now on wait for the memory's allocation in its pool. Other
-    /// memory is ready at once. A stream whose GPU is unknown is `gpu`'s, or the view's.
+    /// memory is ready at once. A stream whose GPU is unknown is `gpu`'s, or the view's. The free does not follow the
+    /// stream: pass it to `PoolBlock.free_after`.
     #[pyo3(signature = (stream, *, gpu=None))]
     fn ready_on(
         &self,

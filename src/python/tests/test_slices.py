@@ -119,6 +119,15 @@ def test_a_copy_on_a_stream_keeps_both(driver):
         target.close()
 
 
+def test_a_pool_s_memory_is_read_after_the_stream_that_it_was_allocated_for(driver):
+    stream = egmem.Stream(0, driver=driver)
+    source = egmem.Buffer(4 << 20, driver=driver)
+    source.fill(7)
+    block = egmem.Pool(0, driver=driver).allocate(4 << 20, stream)
+    source.copy_to(block, stream)
+    assert block.read() == source.read()
+
+
 def test_copies_that_cannot_be_are_refused(driver, buffer):
     stream = egmem.Stream(0, driver=driver)
     other = egmem.Buffer(4096, driver=egmem.simulated("gh200"))
