@@ -11,6 +11,7 @@ use pyo3::types::{PyBytes, PyMemoryView};
 use crate::args::GpuArg;
 use crate::driver::Driver;
 use crate::error::{OrRaise, ToPy, closed, in_use, raise};
+use crate::frees::sweep;
 use crate::interpreter::{Closing, Open};
 use crate::memory::{Memory, make};
 use crate::owner::Many;
@@ -110,7 +111,8 @@ impl Blocks {
     ///
     /// # Errors
     /// `InUse` if an element lives.
-    fn take(&self) -> PyResult<Option<Many>> {
+    fn take(&self, py: Python<'_>) -> PyResult<Option<Many>> {
+        sweep(py);
         let users = {
             let mut inner = self.inner.lock();
             match inner.as_ref().map_or(0, Arc::strong_count) {
@@ -119,9 +121,10 @@ impl Blocks {
             }
         };
         let elements = users - 1;
-        let message =
-            format!("the blocks cannot be freed: {elements} of their elements or views live");
-        let remedy = "delete the elements and their views first, or drop all references: the last one frees the blocks";
+        let message = format!(
+            "the blocks cannot be freed: {elements} of their elements or views live, or copies on streams still run"
+        );
+        let remedy = "delete the elements and their views first, and wait for streams that copy (stream.synchronize()), or drop all references: the last one frees the blocks";
         Err(raise("InUse", &message, remedy))
     }
 }
@@ -195,7 +198,7 @@ impl Blocks {
         gpu: Option<GpuArg>,
     ) -> PyResult<()> {
         let stream = crate::stream::given(self.many()?.heap.driver(), stream, gpu, 0)?;
-        let mut many = self.take()?.ok_or_else(|| closed("list of blocks"))?;
+        let mut many = self.take(py)?.ok_or_else(|| closed("list of blocks"))?;
         let blocks = std::mem::take(&mut many.blocks);
         match py.detach(|| many.heap.free_all_after(blocks, &stream)) {
             Ok(()) => Ok(()),
@@ -215,7 +218,7 @@ impl Blocks {
             return Ok(());
         }
         self.many()?;
-        if let Some(many) = self.take()? {
+        if let Some(many) = self.take(py)? {
             py.detach(|| drop(many));
         }
         Ok(())

@@ -1,8 +1,8 @@
 //! `Memory.copy_to`: by the CPU, or in the order of a stream; and parts of memory.
 //!
 //! **Lifetime.** A copy on a stream has a ticket, which owns both memories until the copy has run. The tickets are in a
-//! list of the process. Those whose copies have run are dropped when a copy begins, when memory is closed, and when
-//! memory is allocated.
+//! list of the process. Those whose copies have run are dropped when a copy begins, when memory is closed, freed or taken by a tier, and
+//! when memory is allocated.
 
 use std::sync::{Arc, Mutex};
 

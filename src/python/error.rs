@@ -72,8 +72,8 @@ pub fn warn<C: PyTypeInfo>(py: Python<'_>, text: &str) -> PyResult<()> {
 
 /// Creates an exception about memory that still has views.
 pub fn in_use(message: &str) -> PyErr {
-    let remedy =
-        "delete the views first, or drop the object: its memory is freed with the last view";
+    let remedy = "delete the views first, and wait for streams that copy (stream.synchronize()), or drop the object: its memory is \
+         freed with the last view";
     raise("InUse", message, remedy)
 }
 

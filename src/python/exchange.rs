@@ -202,7 +202,7 @@ impl RemoteBuffer {
     fn release(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<()> {
         let memory = slf.as_super();
         memory.region()?.expect_here()?;
-        let region = memory.take()?.ok_or_else(|| closed("memory"))?;
+        let region = memory.take(py)?.ok_or_else(|| closed("memory"))?;
         if let Err(error) = region.wait_for_gpus(py) {
             memory.put_back(region);
             return Err(error);

@@ -56,11 +56,11 @@ impl Memory {
     ///
     /// # Errors
     /// `InUse` if a view lives, or may live.
-    pub fn take(&self) -> PyResult<Option<Region>> {
+    pub fn take(&self, py: Python<'_>) -> PyResult<Option<Region>> {
         if let Some(shared) = self.open.value().and_then(|region| region.shared_before()) {
             pickle::revoke(&shared);
         }
-        let region = self.take_without(|region| Arc::strong_count(region) - 1)?;
+        let region = self.take_without(py, |region| Arc::strong_count(region) - 1)?;
         Ok(region.and_then(Arc::into_inner))
     }
 
@@ -69,14 +69,16 @@ impl Memory {
     ///
     /// # Errors
     /// As [`take`](Self::take).
-    pub fn take_offered(&self) -> PyResult<Option<Arc<Region>>> {
-        self.take_without(Region::views)
+    pub fn take_offered(&self, py: Python<'_>) -> PyResult<Option<Arc<Region>>> {
+        self.take_without(py, Region::views)
     }
 
     fn take_without(
         &self,
+        py: Python<'_>,
         views: impl FnOnce(&Arc<Region>) -> usize,
     ) -> PyResult<Option<Arc<Region>>> {
+        sweep(py);
         let views = {
             let mut open = self.open.lock();
             // In this order: a thread that makes an uncounted view has a share until it has noted that.
@@ -92,7 +94,7 @@ impl Memory {
         // The lock ends before, because making an exception runs Python code.
         Err(match views {
             Some(views) => in_use(&format!(
-                "the memory cannot be closed: it has {views} live view(s)"
+                "the memory cannot be closed: it has {views} live view(s), or copies on streams that still run"
             )),
             None => raise(
                 "InUse",
@@ -114,9 +116,10 @@ impl Memory {
     ) -> PyResult<(Region, egmem::Stream)> {
         let region = self.region()?;
         region.expect_here()?;
-        let stream = given(&region.driver, stream, gpu, region.default_gpu())?;
+        let own = given(&region.driver, stream, gpu, region.default_gpu())?;
         drop(region);
-        Ok((self.take()?.ok_or_else(|| closed("memory"))?, stream))
+        let region = self.take(stream.py())?.ok_or_else(|| closed("memory"))?;
+        Ok((region, own))
     }
 
     /// Puts back memory that was taken and could not be freed.
@@ -299,8 +302,7 @@ impl Memory {
         if let Some(region) = self.open.value() {
             region.expect_here()?;
         }
-        sweep(py);
-        if let Some(region) = self.take()? {
+        if let Some(region) = self.take(py)? {
             py.detach(|| drop(region));
         }
         Ok(())
@@ -435,8 +437,8 @@ impl Memory {
     ///
     /// Without `stream` the CPU copies, or a GPU where the CPU cannot reach one of them, and the copy is done when this
     /// returns: work of GPUs that writes the bytes must have finished. With `stream` a GPU copies after all work submitted
-    /// to it so far and before all that follows, and both memories live until then. `gpu` is the stream's GPU, for a
-    /// handle or an object without that attribute.
+    /// to it so far and before all that follows, and both memories live until then: `close`, `free_after` and their like raise
+    /// `InUse`. `gpu` is the stream's GPU, for a handle or an object without that attribute.
     #[pyo3(signature = (other, stream=None, *, gpu=None))]
     fn copy_to(
         &self,

@@ -113,7 +113,7 @@ fn attach(
     open: impl FnOnce(AttachOptions) -> Result<kv::Tier, kv::Error>,
 ) -> PyResult<PyClassInitializer<Tier>> {
     object.region()?.expect_here()?;
-    let region = object.take_offered()?.ok_or_else(|| closed("memory"))?;
+    let region = object.take_offered(py)?.ok_or_else(|| closed("memory"))?;
     let location = region.only_location();
     let opened = region
         .wait_for_gpus(py)

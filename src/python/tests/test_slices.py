@@ -3,6 +3,7 @@
 import pytest
 
 import egmem
+import egmem.kv
 
 
 @pytest.fixture
@@ -126,6 +127,39 @@ def test_a_pool_s_memory_is_read_after_the_stream_that_it_was_allocated_for(driv
     block = egmem.Pool(0, driver=driver).allocate(4 << 20, stream)
     source.copy_to(block, stream)
     assert block.read() == source.read()
+
+
+def test_memory_is_given_up_once_its_copies_have_run(driver, buffer, server):
+    stream = egmem.Stream(0, driver=driver)
+    heap = egmem.Heap(0, driver=driver)
+    live = heap.stats()["live_blocks"]
+    many = heap.allocate_many([4096, 4096])
+    memories = [heap.allocate(4096), egmem.Pool(0, driver=driver).allocate(4096), many]
+    for memory in memories:
+        buffer.copy_to(memory[1] if memory is many else memory, stream)
+        stream.synchronize()
+        memory.free_after(stream)
+    stream.synchronize()
+    heap.collect(wait=True)
+    assert heap.stats()["live_blocks"] == live
+
+    block = heap.allocate(4096)
+    buffer.copy_to(block, stream)
+    egmem._egmem._fail(driver, "cuEventQuery", 600)  # "not ready"
+    with pytest.raises(egmem.InUse, match="copies on streams") as refused:
+        block.free_after(stream)
+    assert "stream.synchronize()" in refused.value.remedy
+
+    with egmem.connect(server, driver=driver) as client:
+        client.create("memory", 4096)
+        remote = client.fetch("memory", mode="rw")
+        buffer.copy_to(remote, stream)
+        stream.synchronize()
+        remote.release()
+    tiers_memory = egmem.Buffer(4 << 20, driver=driver)
+    tiers_memory[:4096].copy_to(buffer, stream)
+    stream.synchronize()
+    egmem.kv.Tier.attach(tiers_memory, page_bytes=4096)
 
 
 def test_copies_that_cannot_be_are_refused(driver, buffer):
