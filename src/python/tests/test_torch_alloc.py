@@ -210,6 +210,30 @@ def test_a_graph_released_within_another_capture_waits_for_no_gpu(allocator, dri
     assert egmem.free_deferred() == 0
 
 
+def test_a_default_stream_that_was_recorded_is_that_of_each_gpu(allocator, driver, stream):
+    other = egmem.Stream(1, driver=driver)
+    address = allocator.allocate(stream)
+    allocator.record(address, 0)
+    # GPU 1's default stream cannot be waited for during this capture, those of the other GPUs can.
+    egmem._egmem._begin_capture(driver, 1, other.handle, blocking=True)
+    allocator.free(address, stream)
+    assert egmem.deferred() == (1, SIZE)
+    assert egmem._egmem._end_capture(driver, 1, other.handle)
+    assert egmem.free_deferred() == 0
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_block_of_the_per_thread_default_stream_waits_for_all_work(allocator, driver, stream, recorded):
+    per_thread = 2
+    allocated = stream.handle if recorded else per_thread
+    address = allocator._allocate(SIZE, GPU, allocated)
+    if recorded:
+        allocator.record(address, per_thread)
+    copy = Copy(driver)
+    allocator._free(address, SIZE, GPU, allocated)
+    assert copy.is_whole(), "each thread has a stream of this number"
+
+
 def test_a_block_of_a_captured_stream_is_freed_later(allocator, driver, stream):
     side = egmem.Stream(GPU, driver=driver)
     address = allocator.allocate(stream)

@@ -2,7 +2,8 @@
 //!
 //! A freed block stays with its stream, which may have it again at once: the work of the new user runs after that of
 //! the old one. Other streams get it from the heap, after an event. A block that other streams were recorded for goes
-//! back to the heap after all of them.
+//! back to the heap after all of them. PyTorch tells of a recorded stream no GPU, so a default stream may be that of each
+//! GPU that this process uses. The per-thread default stream is another one in each thread: its blocks wait for all work.
 //!
 //! A block that was allocated while its stream was captured into a CUDA graph belongs to the graph: each replay uses
 //! it. It is reused within captures into the same graph's pool, and freed when PyTorch releases that pool and the
@@ -30,7 +31,7 @@ struct Live {
     /// The GPU that it was allocated for.
     gpu: i32,
     /// Other streams that use it.
-    recorded: Vec<StreamHandle>,
+    recorded: Vec<u64>,
     user: User,
 }
 
@@ -217,12 +218,21 @@ impl StreamPool {
             return;
         };
         let Live {
-            block, recorded, ..
+            block,
+            gpu,
+            recorded,
+            user,
         } = live;
-        match live.user {
+        let per_thread = StreamHandle::PER_THREAD;
+        let is_per_thread = stream.raw == per_thread || recorded.contains(&per_thread);
+        match user {
             User::Graphs { pools, shared } => {
-                let reusable = recorded.is_empty() && !shared;
+                let reusable = recorded.is_empty() && !shared && !is_per_thread;
                 state.graphs.put(pools, block, stream, reusable);
+            }
+            _ if is_per_thread => {
+                drop(state);
+                detached(|| self.free_after_gpus(vec![block]));
             }
             User::Replays => {
                 drop(state);
@@ -237,7 +247,7 @@ impl StreamPool {
             }
             User::Streams => {
                 drop(state);
-                detached(|| self.free_after_all(block, stream, &recorded));
+                detached(|| self.free_after_all(block, stream, (gpu, &recorded)));
             }
         }
     }
@@ -269,18 +279,34 @@ impl StreamPool {
         Some((state, live))
     }
 
-    /// Notes that work of another stream, of the GPU that the block was allocated for, uses it.
+    /// Notes that work of another stream uses the block.
     pub fn record(&self, address: u64, raw: u64) {
         let mut state = lock(&self.state);
-        if let Some(live) = state.live.get_mut(&address) {
-            let stream = StreamHandle {
-                device: live.gpu,
-                raw,
+        if let Some(live) = state.live.get_mut(&address)
+            && !live.recorded.contains(&raw)
+        {
+            live.recorded.push(raw);
+        }
+    }
+
+    /// Returns the streams that were recorded for a block of a GPU, and the default streams of the other GPUs for a default
+    /// one.
+    fn recorded_of(&self, (gpu, recorded): (i32, &[u64])) -> Result<Vec<StreamHandle>, Error> {
+        let mut streams = Vec::new();
+        for raw in recorded {
+            let own = StreamHandle {
+                device: gpu,
+                raw: *raw,
             };
-            if !live.recorded.contains(&stream) {
-                live.recorded.push(stream);
+            streams.push(own);
+            if own.is_default() {
+                let driver = self.driver();
+                let others = (0..driver.device_count()?).filter(|other| *other != gpu);
+                let used = others.filter(|other| driver.has_context(*other) != Some(false));
+                streams.extend(used.map(|device| StreamHandle { device, ..own }));
             }
         }
+        Ok(streams)
     }
 
     /// Returns the graphs' pools that a captured stream's memory belongs to; none for other streams.
@@ -355,14 +381,17 @@ impl StreamPool {
         }
     }
 
-    /// Frees a block after the work of several streams.
-    fn free_after_all(&self, block: Block, stream: StreamHandle, recorded: &[StreamHandle]) {
+    /// Frees a block after the work of several streams: one, and those that were recorded for a block of a GPU.
+    fn free_after_all(&self, block: Block, stream: StreamHandle, recorded: (i32, &[u64])) {
+        let Ok(recorded) = self.recorded_of(recorded) else {
+            return self.free_after_gpus(vec![block]);
+        };
         let mut streams = recorded.iter().chain([&stream]);
         if streams.any(|stream| self.borrowed(*stream).is_capturing() != Ok(false)) {
             // A stream that is joined to a captured one is captured too, and the capture could not end.
             return free_later(self.driver(), block.len(), block);
         }
-        let freed = match self.joined(stream, recorded) {
+        let freed = match self.joined(stream, &recorded) {
             Ok(joined) => block
                 .free_after(&joined)
                 .map_err(|refused| (refused.error, refused.block)),
