@@ -366,9 +366,10 @@ impl Memory {
     /// the object cannot be closed, and its memory is freed with its last reference.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let region = self.region()?;
-        region.count_no_views();
-        View::bytes(region, Some("cpu"))?.__array_interface__(py)
+        let view = View::bytes(self.region()?, Some("cpu"))?;
+        let dictionary = view.__array_interface__(py)?;
+        view.region.count_no_views();
+        Ok(dictionary)
     }
 
     /// The dictionary of CUDA's array interface, version 3. See `__array_interface__`.

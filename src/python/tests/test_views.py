@@ -137,6 +137,13 @@ def test_the_array_interface_forbids_closing(buffer):
         buffer.close()
 
 
+def test_an_array_interface_that_there_is_not_forbids_no_closing(driver):
+    for memory in (egmem.Buffer(4096, device=0, driver=driver), egmem.Buffer(4096, host="", driver=driver)):
+        with pytest.raises(egmem.NotAccessible):
+            memory.__array_interface__
+        memory.close()
+
+
 def test_a_view_s_array_interface_keeps_the_memory(buffer):
     class Holder:
         def __init__(self, view):
