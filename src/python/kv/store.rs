@@ -42,6 +42,16 @@ impl Store {
         }
     }
 
+    /// Returns how many pages are discarded if a store ends now: in a forked child none of its parent's.
+    fn discarded(&self, store: Option<&kv::Store>) -> usize {
+        match store {
+            Some(store) if !store.is_committed() && self.place.0.is_of_this_process() => {
+                store.pages().len()
+            }
+            _ => 0,
+        }
+    }
+
     /// Returns the value that `read` takes from the store. It takes no share, which `commit` would find in use.
     fn read<T>(&self, read: impl FnOnce(&kv::Store) -> T) -> PyResult<T> {
         let value = self.inner.lock().as_deref().map(read);
@@ -136,7 +146,7 @@ impl Store {
     ) -> PyResult<()> {
         let store = self.inner.take();
         let discarded = match kind.is_none() {
-            true => discarded(store.as_deref()),
+            true => self.discarded(store.as_deref()),
             false => 0,
         };
         py.detach(|| drop(store));
@@ -151,19 +161,11 @@ impl Store {
 impl Drop for Store {
     fn drop(&mut self) {
         let store = self.inner.take();
-        let discarded = discarded(store.as_deref());
+        let discarded = self.discarded(store.as_deref());
         drop_detached(store);
         if discarded > 0 {
             warn_at_the_end(discarded);
         }
-    }
-}
-
-/// Returns how many pages are discarded if a store ends now.
-fn discarded(store: Option<&kv::Store>) -> usize {
-    match store {
-        Some(store) if !store.is_committed() => store.pages().len(),
-        _ => 0,
     }
 }
 

@@ -252,6 +252,23 @@ def test_a_child_of_a_process_without_a_driver_opens_one():
     )
 
 
+def test_a_forked_child_does_not_warn_of_its_parent_s_store():
+    run(
+        """
+        import os, warnings, egmem.kv
+        tier = egmem.kv.Tier(pages=1, page_bytes=4096)
+        store = tier.prepare_store([b"key"])
+        warnings.filterwarnings("always", category=ResourceWarning)
+        child = os.fork()
+        if child == 0:
+            del store
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        store.commit()
+        """
+    )
+
+
 def test_a_forked_child_may_open_its_own_simulated_driver():
     run(
         """
