@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::error::{OrRaise, invalid, raise};
-use crate::interpreter::{detached, record_class};
+use crate::interpreter::{detached, python, record_class};
 
 /// A number of bytes: an integer of any type, or text such as `"64MiB"`.
 #[derive(Clone, Copy)]
@@ -94,10 +94,12 @@ impl<'py, T: FromPyObjectOwned<'py>> FromPyObject<'_, 'py> for List<T> {
         }
         let mut values = room_for(&given)?;
         // Without `collect`, whose hint of the size is an import.
-        for value in given.try_iter()? {
-            values.push(value?.extract().map_err(Into::into)?);
-        }
-        Ok(Self(values))
+        python(given.py(), || {
+            for value in given.try_iter()? {
+                values.push(value?.extract().map_err(Into::into)?);
+            }
+            Ok(Self(values))
+        })
     }
 }
 
@@ -306,7 +308,7 @@ pub fn layout(nbytes: Size, align: Size) -> PyResult<Layout> {
 pub fn layouts(sizes: &Bound<'_, PyAny>, align: Size) -> PyResult<Vec<Layout>> {
     // An array's numbers are read as a whole.
     let List::<Size>(sizes) = match sizes.getattr("tolist") {
-        Ok(list) => list.call0()?.extract()?,
+        Ok(list) => python(sizes.py(), || list.call0())?.extract()?,
         Err(_) => sizes.extract()?,
     };
     if let Some(index) = sizes.iter().position(|size| size.0 == 0) {

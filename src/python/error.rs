@@ -61,13 +61,13 @@ pub fn invalid(message: &str) -> PyErr {
     raise("InvalidArgument", message, "")
 }
 
-/// Shows a warning.
+/// Shows a warning. The caller has no lock.
 ///
 /// # Errors
 /// The warning, where the program has warnings raised.
 pub fn warn<C: PyTypeInfo>(py: Python<'_>, text: &str) -> PyResult<()> {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-    PyErr::warn(py, &py.get_type::<C>(), &text, 1)
+    python(py, || PyErr::warn(py, &py.get_type::<C>(), &text, 1))
 }
 
 /// Creates an exception about memory that still has views.

@@ -174,7 +174,7 @@ fn call(py: Python<'_>, function: &Function, event: &kv::TierEvent) {
             return;
         }
     }
-    error.write_unraisable(py, Some(function.bind(py)));
+    python(py, || error.write_unraisable(py, Some(function.bind(py))));
 }
 
 /// A function's subscription to the events of a tier, made by `Tier.on_event`, until this object is closed or deleted.

@@ -17,7 +17,7 @@ use pyo3::types::{PyByteArray, PyBytes, PyString};
 
 use crate::args::{Count, OneOrEach, Size, choice, room_for};
 use crate::error::{OrRaise, ToPy, closed, explained, invalid};
-use crate::interpreter::{Closing, Open, closing};
+use crate::interpreter::{Closing, Open, closing, python};
 use crate::ledger::backing_at;
 use crate::memory::Memory;
 use crate::region::{Owner, Region};
@@ -275,14 +275,15 @@ impl<'py> FromPyObject<'_, 'py> for Keys<'py> {
             return Err(PyTypeError::new_err(why));
         }
         let mut keys = room_for(&given)?;
-        for (index, key) in given.try_iter()?.enumerate() {
-            let key = key?;
-            match key.cast_into::<PyBytes>() {
-                Ok(key) => keys.push(key),
-                Err(error) => return Err(no_key(index, &error.into_inner())?),
+        python(given.py(), || {
+            for (index, key) in given.try_iter()?.enumerate() {
+                match key?.cast_into::<PyBytes>() {
+                    Ok(key) => keys.push(key),
+                    Err(error) => return Err(no_key(index, &error.into_inner())?),
+                }
             }
-        }
-        Ok(Self(keys))
+            Ok(Self(keys))
+        })
     }
 }
 

@@ -14,7 +14,7 @@ use pyo3::types::{PyBytes, PyTuple};
 use super::events::telling;
 use crate::args::Count;
 use crate::error::{OrRaise, closed, raise, warn};
-use crate::interpreter::{Open, drop_detached};
+use crate::interpreter::{Open, drop_detached, python};
 use crate::memory::{Memory, make};
 use crate::region::{CpuBytes, Owner};
 
@@ -189,7 +189,7 @@ fn warn_at_the_end(discarded: usize) {
         // SAFETY: the thread is attached, and the three are writable. They own what they get.
         unsafe { ffi::PyErr_Fetch(&raw mut kind, &raw mut value, &raw mut traceback) };
         if let Err(error) = warn_of(py, discarded) {
-            error.write_unraisable(py, None);
+            python(py, || error.write_unraisable(py, None));
         }
         // SAFETY: the thread is attached; this gives away what `PyErr_Fetch` returned.
         unsafe { ffi::PyErr_Restore(kind, value, traceback) };

@@ -75,6 +75,52 @@ def test_an_exit_with_daemon_threads_in_the_packages_own_code_is_clean():
     )
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "tier.lookup(slow(bytes([number])) for number in range(100))",
+        "heap.allocate_many(slow(number) for number in range(1, 100))",
+        "warned()",
+        "tier.on_event(failing); store()",
+    ],
+)
+def test_an_exit_with_daemon_threads_in_the_programs_own_code_is_clean(call):
+    run(
+        f"""
+        import egmem.kv, itertools, sys, threading, time, warnings
+        tier = egmem.kv.Tier(pages=10, page_bytes=4096)
+        heap = egmem.Heap(0)
+
+        def slow(value, *more, **named):
+            time.sleep(0.001)
+            return value
+
+        sys.unraisablehook = slow
+        warnings.simplefilter("always")
+        warnings.showwarning = slow
+        numbers = itertools.count()
+
+        def failing(event):
+            raise ValueError
+
+        def warned():
+            tier.prepare_store([b"%d" % next(numbers)])
+
+        def store():
+            with tier.prepare_store([b"%d" % next(numbers)]) as store:
+                store.commit()
+
+        def work():
+            while True:
+                {call}
+
+        for _ in range(3):
+            threading.Thread(target=work, daemon=True).start()
+        time.sleep(0.2)
+        """
+    )
+
+
 def test_a_second_interpreter_of_the_process_is_refused():
     pytest.importorskip("_xxsubinterpreters")
     out = run(
