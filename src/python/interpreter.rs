@@ -169,16 +169,24 @@ impl Closing {
     }
 
     fn __copy__(slf: &Bound<'_, Self>) -> PyResult<()> {
-        let name = slf.get_type().name()?;
-        Err(PyTypeError::new_err(format!(
-            "egmem.{name} is not copied by the module copy; what to do: use the object itself, or pickle it for another \
-             process; of memory copy_to(other) copies the bytes to other memory, and read() to a bytes object"
-        )))
+        not_copied(slf)
     }
 
     fn __deepcopy__(slf: &Bound<'_, Self>, _memo: &Bound<'_, PyAny>) -> PyResult<()> {
-        Self::__copy__(slf)
+        not_copied(slf)
     }
+}
+
+/// Refuses a copy by the module `copy`, which would otherwise pickle the object for this process.
+///
+/// # Errors
+/// `TypeError`.
+pub fn not_copied(object: &Bound<'_, PyAny>) -> PyResult<()> {
+    let name = object.get_type().name()?;
+    Err(PyTypeError::new_err(format!(
+        "egmem.{name} is not copied by the module copy; what to do: use the object itself, or pickle it for another \
+         process; of memory copy_to(other) copies the bytes to other memory, and read() to a bytes object"
+    )))
 }
 
 /// Returns the initial value of an object of a class that extends [`Closing`].

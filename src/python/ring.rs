@@ -14,7 +14,7 @@ use pyo3::types::{PyBytes, PyMemoryView};
 use crate::args::{Count, GpuArg, NodeArg, Size, With, timeout_of};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
-use crate::interpreter::{detached, lock, until};
+use crate::interpreter::{detached, lock, not_copied, until};
 use crate::ledger::from_program;
 use crate::pickle::{GRANTED, pickled};
 use crate::places::location;
@@ -280,6 +280,14 @@ impl RingSide {
         self.driver.expect_this_process("ring").or_raise()?;
         self.drop_side();
         Ok(())
+    }
+
+    fn __copy__(slf: &Bound<'_, Self>) -> PyResult<()> {
+        not_copied(slf)
+    }
+
+    fn __deepcopy__(slf: &Bound<'_, Self>, _memo: &Bound<'_, PyAny>) -> PyResult<()> {
+        not_copied(slf)
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

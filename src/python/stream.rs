@@ -10,7 +10,7 @@ use pyo3::types::PyBytes;
 use crate::args::{GpuArg, expect_gpu};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid, not_supported};
-use crate::interpreter::{call, until};
+use crate::interpreter::{call, not_copied, until};
 use crate::pickle::{GRANTED, pickled};
 
 /// A stream of a GPU. Other libraries take it by `__cuda_stream__`.
@@ -262,6 +262,14 @@ impl Event {
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         let event = self.here()?;
         wait_for(py, || event.is_done(), || event.synchronize())
+    }
+
+    fn __copy__(slf: &Bound<'_, Self>) -> PyResult<()> {
+        not_copied(slf)
+    }
+
+    fn __deepcopy__(slf: &Bound<'_, Self>, _memo: &Bound<'_, PyAny>) -> PyResult<()> {
+        not_copied(slf)
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

@@ -1,5 +1,6 @@
 """Rings: between threads, and between processes that end."""
 
+import copy
 import pickle
 import subprocess
 import sys
@@ -35,6 +36,15 @@ def test_records_come_in_order_between_threads():
         seen += [int.from_bytes(records[at : at + 8], "little") for at in range(0, len(records), 8)]
     thread.join()
     assert seen == list(range(1000)) and consumer.alone
+
+
+def test_the_module_copy_takes_no_side_away():
+    producer, consumer = egmem.ring(8)
+    for side in (producer, consumer, egmem.Event(interprocess=True)):
+        for copier in (copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match="not copied"):
+                copier(side)
+    assert producer.send(b"8 bytes!") and consumer.receive() == b"8 bytes!"
 
 
 def test_a_full_ring_and_an_empty_one_wait_until_the_timeout():
