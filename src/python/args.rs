@@ -10,7 +10,7 @@ use egmem::size::Bytes;
 use pyo3::exceptions::{PyMemoryError, PyOverflowError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyBool, PyString};
 
 use crate::error::{OrRaise, invalid, raise};
 use crate::interpreter::{detached, python, record_class};
@@ -38,7 +38,9 @@ impl FromPyObject<'_, '_> for Size {
     type Error = PyErr;
 
     fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        if let Ok(bytes) = given.extract::<u64>() {
+        // Python has True as the integer 1, but it is meant as a switch.
+        let is_bool = given.is_instance_of::<PyBool>();
+        if !is_bool && let Ok(bytes) = given.extract::<u64>() {
             return Ok(Self(bytes));
         }
         if let Ok(text) = given.cast::<PyString>() {
@@ -54,7 +56,7 @@ impl FromPyObject<'_, '_> for Size {
         }
         // A number of another type, or out of range.
         let is_number = given.hasattr("__index__")? || given.hasattr("__float__")?;
-        if is_number {
+        if is_number && !is_bool {
             let why = format!("a size or offset is {} bytes", given.str()?);
             return Err(raise("InvalidArgument", &why, SIZES));
         }
@@ -329,10 +331,11 @@ fn number(
     what: &str,
     (class, attribute): (&str, &str),
 ) -> PyResult<i32> {
-    if let Ok(number) = given.extract::<i32>() {
+    let is_bool = given.is_instance_of::<PyBool>();
+    if !is_bool && let Ok(number) = given.extract::<i32>() {
         return Ok(number);
     }
-    if given.hasattr("__index__")? {
+    if !is_bool && given.hasattr("__index__")? {
         let message = format!("there is no {what} {}", given.str()?);
         let remedy = "pass one that egmem.topology() lists";
         return Err(raise("NoSuchPlace", &message, remedy));

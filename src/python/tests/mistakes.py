@@ -34,6 +34,12 @@ ROWS = [
     ("egmem.Stream(9, driver=driver)", "NoSuchPlace", "no GPU 9", TOPO),
     ("egmem.Stream('0', driver=driver)", "TypeError", GPU, ""),
     # Buffers.
+    ("egmem.Buffer(4096, access_by=True, driver=driver)", "TypeError", GPU, ""),
+    ("egmem.Buffer(4096, access_by=[False], driver=driver)", "TypeError", GPU, ""),
+    ("egmem.Buffer(4096, near_gpu=True, driver=driver)", "TypeError", GPU, ""),
+    ("egmem.Buffer(4096, True, driver=driver)", "TypeError", "a node is an integer or an egmem.Node, not bool", ""),
+    ("egmem.Heap(0, limit=True, driver=driver)", "TypeError", "not bool", ""),
+    ("buffer.read(0, True)", "TypeError", "not bool", ""),
     ("egmem.Buffer(0, node=0, driver=driver)", "InvalidArgument", "1 byte or more", ""),
     ("egmem.Buffer(-1, node=0, driver=driver)", "InvalidArgument", "-1", SIZE),
     ("egmem.Buffer('64 apples', node=0, driver=driver)", "InvalidArgument", "64 apples", SIZE),
