@@ -1,7 +1,7 @@
 //! Options: structures that a program fills, and that later versions may make longer.
 
 use std::ffi::c_char;
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 
 use egmem::driver::{AccessDesc, Location};
 
@@ -54,6 +54,8 @@ pub struct egm_buffer_options {
     pub label: *const c_char,
     /// What the memory is: one of `EGM_BACKING_…`; 0: ::EGM_BACKING_DRIVER.
     pub backing: i32,
+    /// Must be 0: it ends the structure without padding, so that a field of a later version lies beyond.
+    pub reserved: u32,
 }
 
 /// Options of a heap. Set `struct_size` to sizeof(egm_heap_options), and the fields that you do not need to 0.
@@ -86,6 +88,8 @@ pub struct egm_heap_options {
     pub label: *const c_char,
     /// What the heap's memory is: one of `EGM_BACKING_…`; 0: ::EGM_BACKING_AUTO.
     pub backing: i32,
+    /// Must be 0: it ends the structure without padding, so that a field of a later version lies beyond.
+    pub reserved: u32,
 }
 
 /// Options of a pool. Set `struct_size` to sizeof(egm_pool_options), and the fields that you do not need to 0.
@@ -157,24 +161,53 @@ pub struct egm_create_options {
     pub share_count: usize,
     /// Bits: ::EGM_EXIST_OK.
     pub flags: u32,
+    /// Must be 0: it ends the structure without padding, so that a field of a later version lies beyond.
+    pub reserved: u32,
 }
 
 /// Structures that begin with their size.
 ///
 /// # Safety
 /// The structure is `repr(C)`, its first field is its size as `usize`, and every pattern of bits is a value of it.
-pub(crate) unsafe trait Options: Copy {}
+pub(crate) unsafe trait Options: Copy {
+    /// Where the last field ends: no padding follows, in which a later version's field would find a program's garbage.
+    const END: usize;
+
+    /// Returns the field that must be 0.
+    fn reserved(&self) -> u32 {
+        0
+    }
+}
 
 // SAFETY: numbers and raw pointers only, the size first.
-unsafe impl Options for egm_buffer_options {}
+unsafe impl Options for egm_buffer_options {
+    const END: usize = offset_of!(Self, reserved) + size_of::<u32>();
+    fn reserved(&self) -> u32 {
+        self.reserved
+    }
+}
 // SAFETY: as above.
-unsafe impl Options for egm_heap_options {}
+unsafe impl Options for egm_heap_options {
+    const END: usize = offset_of!(Self, reserved) + size_of::<u32>();
+    fn reserved(&self) -> u32 {
+        self.reserved
+    }
+}
 // SAFETY: as above.
-unsafe impl Options for egm_pool_options {}
+unsafe impl Options for egm_pool_options {
+    const END: usize = offset_of!(Self, label) + size_of::<*const c_char>();
+}
 // SAFETY: as above.
-unsafe impl Options for egm_client_options {}
+unsafe impl Options for egm_client_options {
+    const END: usize = offset_of!(Self, expect_owner) + size_of::<*const c_char>();
+}
 // SAFETY: as above.
-unsafe impl Options for egm_create_options {}
+unsafe impl Options for egm_create_options {
+    const END: usize = offset_of!(Self, reserved) + size_of::<u32>();
+    fn reserved(&self) -> u32 {
+        self.reserved
+    }
+}
 
 /// Reads options of this or another version: fields that the program does not know are 0, and those that this library
 /// does not know must be.
@@ -182,6 +215,7 @@ unsafe impl Options for egm_create_options {}
 /// # Safety
 /// `options` is null or points to as many bytes as its first word says.
 pub(crate) unsafe fn read<T: Options>(options: *const T) -> Outcome<T> {
+    const { assert!(T::END == size_of::<T>()) };
     // SAFETY: the first word is there, or the pointer is null.
     let size = *object(unsafe { options.cast::<usize>().as_ref() }, "options")?;
     let wrong = |why: &str| Err(Failure::invalid("struct_size", format!("{size}: {why}")));
@@ -203,7 +237,14 @@ pub(crate) unsafe fn read<T: Options>(options: *const T) -> Outcome<T> {
         }
     }
     // SAFETY: zeroed, and every pattern is a value.
-    Ok(unsafe { value.assume_init() })
+    let value = unsafe { value.assume_init() };
+    match value.reserved() {
+        0 => Ok(value),
+        given => Err(Failure::invalid(
+            "reserved",
+            format!("it is {given}; valid: 0"),
+        )),
+    }
 }
 
 /// As [`read`], but at a null pointer all fields are 0.
@@ -288,7 +329,12 @@ mod tests {
         second: u64,
     }
     // SAFETY: numbers only, the size first.
-    unsafe impl Options for Known {}
+    unsafe impl Options for Known {
+        const END: usize = size_of::<Self>();
+        fn reserved(&self) -> u32 {
+            u32::from(self.first == 9)
+        }
+    }
 
     #[repr(C)]
     struct Newer {
@@ -324,6 +370,15 @@ mod tests {
         let failure = read_of(&newer(32, 3)).unwrap_err();
         let message = failure.0.message.to_str().unwrap();
         assert!(message.contains("newer"), "{message}");
+    }
+
+    #[test]
+    fn the_reserved_field_is_0() {
+        let mut value = newer(24, 0);
+        value.known.first = 9;
+        let failure = read_of(&value).unwrap_err();
+        let message = failure.0.message.to_str().unwrap();
+        assert!(message.contains("reserved"), "{message}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Rings: queues of records between CPU and GPUs, also of two processes.
 
 use std::ffi::{c_char, c_void};
-use std::mem::{self, MaybeUninit};
+use std::mem::{self, MaybeUninit, offset_of};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
@@ -47,7 +47,9 @@ pub struct egm_ring_options {
 }
 
 // SAFETY: numbers and raw pointers only, the size first.
-unsafe impl Options for egm_ring_options {}
+unsafe impl Options for egm_ring_options {
+    const END: usize = offset_of!(Self, label) + size_of::<*const c_char>();
+}
 
 /// What a side of a ring knows.
 #[repr(C)]

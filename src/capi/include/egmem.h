@@ -287,6 +287,8 @@ typedef struct egm_buffer_options {
     const char *label;
     /// What the memory is: one of `EGM_BACKING_…`; 0: ::EGM_BACKING_DRIVER.
     int32_t backing;
+    /// Must be 0: it ends the structure without padding, so that a field of a later version lies beyond.
+    uint32_t reserved;
 } egm_buffer_options;
 
 /// Options of a client. Set `struct_size` to sizeof(egm_client_options), and the fields that you do not need to 0.
@@ -329,6 +331,8 @@ typedef struct egm_create_options {
     size_t share_count;
     /// Bits: ::EGM_EXIST_OK.
     uint32_t flags;
+    /// Must be 0: it ends the structure without padding, so that a field of a later version lies beyond.
+    uint32_t reserved;
 } egm_create_options;
 
 /// Memory under a name at a server.
@@ -422,6 +426,8 @@ typedef struct egm_heap_options {
     const char *label;
     /// What the heap's memory is: one of `EGM_BACKING_…`; 0: ::EGM_BACKING_AUTO.
     int32_t backing;
+    /// Must be 0: it ends the structure without padding, so that a field of a later version lies beyond.
+    uint32_t reserved;
 } egm_heap_options;
 
 /// A heap's statistics at one moment, in bytes and numbers. Set `struct_size` to sizeof(egm_heap_stats) before the

@@ -69,7 +69,7 @@ static void buffers(void)
 {
     egm_driver *driver = simulated("gh200x4");
     egm_buffer *buffer = NULL;
-    egm_buffer_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 1}, 3 << 20, NULL, 0, 0, 0, 0, "weights", 0};
+    egm_buffer_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 1}, 3 << 20, NULL, 0, 0, 0, 0, "weights", 0, 0};
     OK(egm_buffer_create(driver, &options, &buffer));
     uint64_t size;
     OK(egm_buffer_size(buffer, &size));
@@ -114,7 +114,7 @@ static void backings(void)
 {
     egm_driver *driver = simulated("h200x8");
     egm_buffer *buffer = NULL;
-    egm_buffer_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 0}, 3 << 20, NULL, 0, 0, 0, 0, NULL, 0};
+    egm_buffer_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 0}, 3 << 20, NULL, 0, 0, 0, 0, NULL, 0, 0};
     static const struct {
         int32_t asked, chosen;
         const char *reason;
@@ -148,7 +148,7 @@ static void refused_buffers(void)
 {
     egm_driver *driver = simulated("gh200x4");
     egm_buffer *buffer = NULL;
-    egm_buffer_options good = {sizeof good, {EGM_LOCATION_HOST_NUMA, 0}, 2 << 20, NULL, 0, 0, 0, 0, NULL, 0};
+    egm_buffer_options good = {sizeof good, {EGM_LOCATION_HOST_NUMA, 0}, 2 << 20, NULL, 0, 0, 0, 0, NULL, 0, 0};
     egm_buffer_options options = good;
     FAILS(EGM_INVALID_ARGUMENT, egm_buffer_create(NULL, &good, &buffer));
     FAILS(EGM_INVALID_ARGUMENT, egm_buffer_create(driver, NULL, &buffer));

@@ -90,7 +90,7 @@ static void refused(void)
     OK(egm_heap_destroy(other));
     OK(egm_heap_destroy(NULL));
 
-    egm_heap_options options = {sizeof options, {0, 0}, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0};
+    egm_heap_options options = {sizeof options, {0, 0}, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0};
     FAILS(EGM_INVALID_ARGUMENT, egm_heap_create(driver, &options, &heap));
     options.location.kind = EGM_LOCATION_HOST_NUMA;
     options.flags = 1u << 31;
@@ -103,7 +103,7 @@ static void backings(void)
     egm_driver *driver = simulated("h200x8");
     egm_heap *heap = NULL;
     void *block = NULL;
-    egm_heap_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 0}, NULL, 0, 64 << 20, 0, 0, 0, 0, 0, 0, NULL, 0};
+    egm_heap_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 0}, NULL, 0, 64 << 20, 0, 0, 0, 0, 0, 0, NULL, 0, 0};
     static const struct {
         int32_t asked, chosen;
         const char *reason;

@@ -30,7 +30,7 @@ static const egm_location node = {EGM_LOCATION_HOST_NUMA, 0};
 
 static egm_buffer_options buffer_options(uint64_t bytes)
 {
-    egm_buffer_options options = {sizeof options, node, bytes, NULL, 0, 0, 0, 0, NULL, 0};
+    egm_buffer_options options = {sizeof options, node, bytes, NULL, 0, 0, 0, 0, NULL, 0, 0};
     return options;
 }
 
@@ -177,7 +177,7 @@ static void heaps(void)
 {
     egm_driver *driver = simulated("gh200"), *stranger = simulated("gh200");
     egm_heap *heap = NULL, *other;
-    egm_heap_options options = {sizeof options, node, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0};
+    egm_heap_options options = {sizeof options, node, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0};
     egm_heap_stats stats = {0};
     egm_stream *foreign_stream;
     void *block = NULL, *second = NULL;
@@ -198,6 +198,9 @@ static void heaps(void)
     options.limit = (uint64_t)1 << 62;
     ROW(egm_heap_create(driver, &options, &heap), EGM_INVALID_ARGUMENT, "invalid limit", "");
     options.limit = 4 << 20;
+    options.reserved = 1;
+    ROW(egm_heap_create(driver, &options, &heap), EGM_INVALID_ARGUMENT, "invalid reserved", "");
+    options.reserved = 0;
     options.backing = 4;
     ROW(egm_heap_create(driver, &options, &heap), EGM_INVALID_ARGUMENT, "4 is none of EGM_BACKING_DEFAULT, _DRIVER", "");
     options.backing = EGM_BACKING_REGISTERED;

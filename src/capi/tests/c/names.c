@@ -23,7 +23,7 @@ int main(int argc, char **argv)
 
     /* Created once, and found again by the next process. */
     const char *peers[] = {"*"};
-    egm_create_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 0}, peers, 1, 0};
+    egm_create_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 0}, peers, 1, 0, 0};
     egm_entry entry = {0};
     OK(egm_client_create(client, name, 4 << 20, &options, &entry));
     CHECK(entry.bytes == 4 << 20 && entry.location.kind == EGM_LOCATION_HOST_NUMA && entry.leases == 0);

@@ -87,7 +87,7 @@ static void channels(void)
     CHECK(pthread_create(&thread, NULL, receive, &far) == 0);
 
     egm_buffer *buffer, *private_buffer;
-    egm_buffer_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 0}, 3 << 20, NULL, 0, 0, 0, EGM_SHAREABLE, NULL, 0};
+    egm_buffer_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 0}, 3 << 20, NULL, 0, 0, 0, EGM_SHAREABLE, NULL, 0, 0};
     OK(egm_buffer_create(driver, &options, &buffer));
     OK(egm_buffer_near(driver, 0, 4096, &private_buffer));
     CHECK(egm_channel_send(channel, private_buffer, EGM_ACCESS_READ) != EGM_OK);
@@ -168,7 +168,7 @@ static void events(void)
     egm_buffer *buffer;
     egm_event *event, *plain, *theirs = NULL;
     egm_stream *stream;
-    egm_buffer_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 0}, 2 << 20, NULL, 0, 0, 0, EGM_SHAREABLE, NULL, 0};
+    egm_buffer_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 0}, 2 << 20, NULL, 0, 0, 0, EGM_SHAREABLE, NULL, 0, 0};
     OK(egm_channel_from_fd(fds[0], &channel));
     OK(egm_buffer_create(driver, &options, &buffer));
     OK(egm_stream_create(driver, 0, &stream));
