@@ -2,6 +2,7 @@
 
 import gc
 import json
+import pickle
 import subprocess
 import sys
 import weakref
@@ -182,6 +183,15 @@ builtins.late = Late()
         "RuntimeError: the ranks' all-gather: the interpreter ends; what to do: see the transport's own log; let all ranks call "
         "it equally often",
     ]
+
+
+@pytest.mark.parametrize("kind", [egmem.TimedOut, egmem.ConnectionFailed])
+def test_an_error_of_a_connection_has_no_number_of_the_system(kind):
+    error = kind("it is late", "wait", 7)
+    for error in (error, pickle.loads(pickle.dumps(error))):
+        assert isinstance(error, OSError) and (error.errno, error.strerror, error.filename) == (None, None, None)
+        assert (error.message, error.remedy, error.code) == ("it is late", "wait", 7)
+        assert str(error) == "it is late; what to do: wait"
 
 
 def test_only_a_missing_class_makes_another_error(driver, monkeypatch):

@@ -21,6 +21,9 @@ class Error(Exception):
         self.message = message
         self.remedy = remedy
         self.code = code
+        if isinstance(self, OSError):
+            for field in ("errno", "strerror", "filename"):  # it takes the arguments for them
+                setattr(self, field, None)
 
     def __str__(self) -> str:
         return f"{self.message}; what to do: {self.remedy}" if self.remedy else self.message
