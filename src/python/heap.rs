@@ -197,7 +197,7 @@ impl Heap {
     }
 
     /// Collects the blocks that were freed after GPU work which has finished; returns their number. With `wait` it
-    /// waits for the work of all.
+    /// waits for the work of all; Ctrl-C does not end that wait.
     #[pyo3(signature = (wait=false))]
     fn collect(&self, py: Python<'_>, wait: bool) -> PyResult<usize> {
         self.run(py, |heap| {

@@ -1,7 +1,7 @@
 //! Python's interpreter: the GIL and locks, state of this process alone, signals, and objects as programs have them.
 //!
-//! Python runs signal handlers in the main thread only: Ctrl-C is answered while a call there waits. Other threads go on
-//! waiting.
+//! Python runs signal handlers in the main thread only: Ctrl-C is answered while a call there waits, except in the calls that
+//! docs/python.md lists. Other threads go on waiting.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
