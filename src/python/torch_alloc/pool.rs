@@ -418,7 +418,7 @@ impl StreamPool {
 
     fn borrowed(&self, stream: StreamHandle) -> Stream {
         // SAFETY: PyTorch's streams live as long as the process, and this is used within one call. A stream of the
-        // program's own must outlive the tensors that were used on it, as PyTorch demands of `ExternalStream`.
+        // program's own lives as long, as docs/pytorch.md demands: idle blocks are kept with it.
         unsafe { Stream::borrowed(self.driver(), stream) }
     }
 }
