@@ -508,7 +508,7 @@ class Tier(_Closing):
         gpu_pages: GpuPages,
         *,
         stream: Optional[_Stream] = None,
-        gpu: Optional[int] = None,
+        gpu: Optional[_Gpu] = None,
         method: str = "auto",
     ) -> Job: ...
     def store(
@@ -518,7 +518,7 @@ class Tier(_Closing):
         gpu_pages: GpuPages,
         *,
         stream: Optional[_Stream] = None,
-        gpu: Optional[int] = None,
+        gpu: Optional[_Gpu] = None,
         method: str = "auto",
     ) -> Job: ...
     def page_address(self, page: int) -> int: ...
