@@ -133,6 +133,7 @@ impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
             confirmed: ConfirmedCursor::default(),
             stopped: None,
             lost: None,
+            died: None,
         };
         appender.records.reserve(ahead)?;
         appender.open(0)?;

@@ -89,6 +89,8 @@ pub struct Appender<T> {
     stopped: Option<Error>,
     /// Why the driver does not say whether kernels have ended. No record is appended any more then.
     lost: Option<Error>,
+    /// Why kernels died before the next `collect`, so that records below the limit may not have been written.
+    died: Option<Error>,
 }
 
 /// The outcome of kernels that appended: see [`Appender::collect`].
@@ -116,22 +118,29 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
     /// Returns the records that kernels have appended since the last call, and opens the limit for the next ones. All kernels that
     /// append must have ended; if one runs, records may be overwritten, but nothing else.
     ///
+    /// Records that a kernel had reserved when it died were not written. [`pump_while`](Self::pump_while) notes that; a program that
+    /// calls [`pump`](Self::pump) itself calls this only after its stream has said that the kernels ended well.
+    ///
     /// # Errors
-    /// [`Error::CursorDamaged`] if a counter has a value that it cannot have: the records since the last call are lost
-    /// then. The driver's errors, if the cursor is in a GPU's memory; those that say that a GPU's context is lost; and that
-    /// of a [`pump_while`](Self::pump_while) after which kernels may still run.
+    /// [`Error::CursorDamaged`] if a counter has a value that it cannot have, and [`Error::ContextLost`] if kernels of a
+    /// [`pump_while`](Self::pump_while) died: the records since the last call are lost then. The driver's errors, if the cursor
+    /// is in a GPU's memory, and that of a [`pump_while`](Self::pump_while) after which kernels may still run.
     pub fn collect(&mut self) -> Result<Appended> {
         self.records.driver().expect_this_process("appender")?;
         self.expect_ended()?;
         let (next, limit) = self.cells.cursor()?;
         let before = self.records.len();
         let stopped = self.stopped.take();
-        let checked = self.check(next, limit & !CLOSED);
+        let checked = match &self.died {
+            Some(error) => Err(error.clone()),
+            None => self.check(next, limit & !CLOSED),
+        };
         let came = checked.as_ref().map_or(0, |(came, _)| *came);
         if let Err(error) = self.open(before + came) {
             self.stopped = stopped; // the next call finds the same
             return Err(error);
         }
+        self.died = None;
         let (came, missed) = checked?;
         self.records.extend_unwritten(came)?; // they have memory
         Ok(Appended {
@@ -304,6 +313,9 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
         let waited = stream.wait_until_over();
         let Err(error) = waited.result else { return };
         if waited.over {
+            if matches!(error, Error::ContextLost { .. }) {
+                self.died = Some(error);
+            }
             return;
         }
         let cursor = mem::take(&mut self.confirmed); // else its drop would wait, too

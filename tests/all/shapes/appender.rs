@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::Duration;
 
-use egmem::driver::{Call, Code, Location};
+use egmem::driver::{Access, Call, Code, Location};
 use egmem::shapes::{Appended, Appender};
-use egmem::{Driver, Error, Stream};
+use egmem::{Buffer, Driver, Error, Stream};
 
 use crate::shapes::append_threads::{Record, Threads, record};
 use crate::shapes::{MIB, grace, node, nothing_held};
@@ -311,6 +311,28 @@ fn pumping_that_fails_waits_for_the_streams_work() {
         drop((appender, stream));
         nothing_held(&driver);
     }
+}
+
+/// A kernel reserves records, and a fault ends it before it has written them.
+#[test]
+fn records_of_a_kernel_that_died_are_not_collected() {
+    let driver = grace();
+    let mut appender = appender(&driver);
+    appender.append(&[record(3)]).unwrap();
+    let stream = Stream::new(&driver, 0).unwrap();
+    threads(&appender).next().store(1000, Relaxed);
+    let read_only = Buffer::on(node(&driver)).access(Location::Device(0), Access::Read);
+    let read_only = read_only.bytes(MIB).allocate(&driver).unwrap();
+    // SAFETY: the memory outlives the work, which faults.
+    unsafe { stream.memset_async(read_only.device_ptr(), 1, 8) }.unwrap();
+    let lost = |error: Error| assert!(matches!(error, Error::ContextLost { .. }), "{error}");
+    lost(appender.pump_while(&stream).unwrap_err());
+    lost(appender.collect().unwrap_err());
+    assert_eq!(appender.records().len(), 1);
+    // The CPU and other GPUs go on.
+    assert_eq!(appender.append(&[record(4)]), Ok(1));
+    assert_eq!(appender.collect().unwrap().records, 2..2);
+    assert_eq!(items(&appender), [3, 4]);
 }
 
 pub fn records_may_be_in_a_gpus_memory(driver: &Driver) {
