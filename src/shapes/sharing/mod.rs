@@ -66,6 +66,8 @@ pub use view::GrowableView;
 #[derive(Debug)]
 pub struct GrowableExport<T> {
     chunks: Vec<Arc<SharedPart<MappedPart>>>,
+    /// Which export this is, for its followers.
+    identity: Arc<()>,
     start: DevicePtr,
     max_len: usize,
     elements: PhantomData<fn() -> T>,
@@ -127,8 +129,8 @@ pub(crate) fn share<M: HasPhysical + 'static>(parts: &[Arc<SharedPart<M>>]) -> R
 pub struct Follower {
     channel: Channel,
     access: Access,
-    /// The vector's first address.
-    start: DevicePtr,
+    /// The export that it follows.
+    export: Arc<()>,
     /// Chunks sent, and their bytes.
     sent: (usize, u64),
 }
@@ -145,6 +147,7 @@ impl<T> GrowableExport<T> {
     pub fn new(vector: &Growable<T>) -> Self {
         Self {
             chunks: Vec::new(),
+            identity: Arc::default(),
             start: vector.device_ptr(),
             max_len: vector.max_len(),
             elements: PhantomData,
@@ -157,7 +160,7 @@ impl<T> GrowableExport<T> {
         Follower {
             channel,
             access,
-            start: self.start,
+            export: Arc::clone(&self.identity),
             sent: (0, 0),
         }
     }
@@ -166,8 +169,8 @@ impl<T> GrowableExport<T> {
     ///
     /// # Errors
     /// [`InvalidArgument`](Error::InvalidArgument) if the vector was created without
-    /// [`shareable`](crate::GrowableOptions::shareable), or is not the exported one, or the follower is of another:
-    /// nothing is sent then. Those of [`Channel::send`]: the channel is closed then, but not if handles cannot be made; the
+    /// [`shareable`](crate::GrowableOptions::shareable), or is not the exported one, or the follower is of another
+    /// export: nothing is sent then. Those of [`Channel::send`]: the channel is closed then, but not if handles cannot be made; the
     /// next call goes on from there.
     pub fn send(&mut self, vector: &Growable<T>, to: &mut Follower) -> Result<()> {
         self.take(vector, to)?;
@@ -216,8 +219,8 @@ impl<T> GrowableExport<T> {
         if !is_it || !are_known || all.len() < self.chunks.len() {
             return wrong("it is not the one that is exported");
         }
-        if to.start != self.start || to.sent.0 > self.chunks.len() {
-            return wrong("the follower is of another one");
+        if !Arc::ptr_eq(&to.export, &self.identity) {
+            return wrong("the follower is of another export");
         }
         let is_shareable = |chunk: &Arc<MappedPart>| {
             let types = chunk.memory().props().handle_types;

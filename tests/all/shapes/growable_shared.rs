@@ -219,6 +219,18 @@ pub fn what_cannot_be_followed_is_refused(driver: &Driver) {
         "{nothing:?}"
     );
 
+    // An earlier export of the same addresses: its follower has other chunks.
+    let mut earlier = GrowableExport::new(&vector);
+    let (mut to, _channel) = follower(&earlier, Access::Read);
+    earlier.send(&vector, &mut to).unwrap();
+    vector.truncate(0);
+    drop(earlier);
+    vector.shrink_to_fit().unwrap();
+    vector.push(2).unwrap();
+    let (mut new, _new_channel) = follower(&export, Access::Read);
+    export.send(&vector, &mut new).unwrap();
+    assert!(why(export.send(&vector, &mut to)).contains("follower"));
+
     // Elements of another size.
     let (mut to, mut channel) = follower(&export, Access::Read);
     export.send(&vector, &mut to).unwrap();
