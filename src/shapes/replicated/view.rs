@@ -59,9 +59,9 @@ impl<T> Replicated<T> {
             return Err(Error::invalid("replicated data", why).into());
         }
         self.readers.forget_ended();
-        let nodes = self.near.topology.nodes();
-        let node = nodes.first().map_or(Location::Host, |node| node.id.into());
-        let control = Buffer::on(node).access_by([] as [Location; 0]).shareable();
+        let control = Buffer::on(self.control_place())
+            .access_by([] as [Location; 0])
+            .shareable();
         let control = Arc::new(
             control
                 .bytes(Control::<Arc<Buffer>>::BYTES)
@@ -85,6 +85,19 @@ impl<T> Replicated<T> {
             peer: channel.peer(),
         });
         Ok(())
+    }
+
+    /// Returns the place of the words by which the two processes agree: a node near to a copy, as others may have no memory.
+    fn control_place(&self) -> Location {
+        let (places, topology) = (self.places(), &self.near.topology);
+        let near = |place: &Location| match place {
+            Location::Device(gpu) => Some(topology.gpu(*gpu).ok()?.host_node().ok()?.into()),
+            host => Some(*host),
+        };
+        let hosts = places.iter().filter(|place| place.is_host());
+        let mut found = hosts.chain(&places).filter_map(near);
+        let first = || topology.nodes().first().map(|node| node.id.into());
+        found.next().or_else(first).unwrap_or(Location::Host)
     }
 }
 

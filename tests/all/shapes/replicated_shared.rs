@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use egmem::driver::sim::PeerAccess;
-use egmem::driver::{Access, Call, Code, Location};
+use egmem::driver::{Access, Call, Code, Location, NodeId};
 use egmem::shapes::Replicated;
 use egmem::shapes::replicated::ReplicatedView;
 use egmem::share::{self, Channel, ImportOptions, Shared};
@@ -457,6 +457,22 @@ fn a_lost_gpu_holds_no_version_where_it_is_the_only_one() {
             assert_eq!(sim.count(Call::CtxSynchronize) - before, gpus);
         }
         assert_eq!(data.publish(&values(3)), Ok(3));
+    }
+}
+
+#[test]
+fn data_are_shared_also_if_the_first_node_has_no_memory() {
+    let mut machine = Machine::gh200x4();
+    machine.nodes[0].cpus.clear();
+    let driver = Driver::simulated(machine).unwrap();
+    for place in [Location::Device(1), NodeId(1).into()] {
+        let options = Replicated::on([place]).shareable();
+        let data = options.create(&driver, &values(1)).unwrap();
+        let view = view(&driver, &data);
+        assert_eq!(data.publish(&values(2)), Ok(2));
+        assert_eq!(view.epoch(), 2);
+        drop((view, data));
+        nothing_held(&driver);
     }
 }
 
