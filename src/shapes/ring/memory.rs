@@ -73,15 +73,15 @@ impl RingMemory {
         access: &[AccessDesc],
         (capacity, record): (Option<usize>, u64),
     ) -> Result<Arc<Self>> {
-        let granule = options.granularity_of(driver)?.bytes();
+        let shareable = options.clone().handle_types(handle_types);
+        let granule = shareable.granularity_of(driver)?.bytes();
         let shape = Shape::new(capacity, record, granule)?;
         let constants = match handle_types {
             HandleTypes::NONE => None,
-            _ => Some(options.clone().create(driver, granule)?),
+            _ => Some(options.create(driver, granule)?),
         };
-        let options = options.handle_types(handle_types);
-        let counters = options.clone().create(driver, granule)?;
-        let records = options.create(driver, shape.bytes)?;
+        let counters = shareable.clone().create(driver, granule)?;
+        let records = shareable.create(driver, shape.bytes)?;
         let parts = Parts::Created([counters, records].map(Arc::new));
         let memory = Self::map(driver, parts, (constants, access), shape)?;
         if memory.counters > 0 {

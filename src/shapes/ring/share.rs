@@ -18,7 +18,7 @@ use egmem_share::{Channel, Description, ImportOptions, Result, Shared};
 
 use super::memory::{HEAD, Parts, RingMemory, Shape, TAIL};
 use super::{Consumer, GpuConsumer, GpuProducer, Producer, Untyped};
-use crate::driver::{Access, Driver, HandleTypes};
+use crate::driver::{Access, Driver, HandleTypes, Location};
 use crate::ledger::{AllocPath, Site};
 use crate::sharing::{SharedPart, share};
 use crate::size::Granularity;
@@ -74,7 +74,11 @@ impl RingMemory {
         // All of the message, so that a ring that is refused leaves the channel usable.
         let (offer, link) =
             channel.together(|channel| Ok((channel.receive()?, channel.receive_link()?)))?;
-        check(sent, wanted, offer.description())?;
+        check(sent, wanted, offer.description(), |place| {
+            // The other process of this machine has created it so.
+            let options = PhysicalMemory::options(place).handle_types(HandleTypes::POSIX_FD);
+            options.granularity_of(driver)
+        })?;
         let parts = offer.import_parts(driver, options)?;
         let access = parts.access().to_vec();
         let [counters, records] = [parts.part(0), parts.part(1)];
@@ -222,20 +226,26 @@ fn read(text: &str) -> egmem_core::Result<(Side, Shape)> {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for the other side, for records of another size than `record`, for a shape that no ring
-/// has, and for memory that is not the shape's.
+/// has, and for memory that is not the shape's. Those of `granularity`, which tells that of a location.
 fn check(
     (found, shape): (Side, Shape),
     (side, record): (Side, Option<u64>),
     memory: &Description,
+    granularity: impl FnOnce(Location) -> egmem_core::Result<Granularity>,
 ) -> egmem_core::Result<()> {
     if found != side {
         return Err(refused(format!("it is {}", found.name())));
     }
-    let (records, bytes, granule) = (shape.capacity, shape.record, Granularity::TWO_MIB.bytes());
+    let (records, bytes) = (shape.capacity, shape.record);
     if let Some(wanted) = record.filter(|&wanted| wanted != bytes) {
         let why = format!("records of {bytes} bytes");
         return Err(Error::invalid_of("ring", why, format!("{wanted} bytes")));
     }
+    let place = memory
+        .parts
+        .first()
+        .map_or(Location::Host, |part| part.location);
+    let granule = granularity(place)?.bytes();
     let capacity = usize::try_from(records).map_err(|_| refused(format!("{records} records")))?;
     if Shape::new(Some(capacity), bytes, granule)? != shape {
         let all = shape.bytes;
@@ -251,4 +261,34 @@ fn check(
 
 fn refused(why: impl Into<String>) -> Error {
     Error::invalid("ring", why.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use egmem_core::Machine;
+
+    use super::*;
+
+    /// No driver with another granularity than 2 MiB was measured.
+    #[test]
+    fn the_parts_have_the_driver_s_granularity() {
+        const MIB: u64 = 1 << 20;
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let options = PhysicalMemory::options(Location::HostNuma(0));
+        let options = options.handle_types(HandleTypes::POSIX_FD);
+        let parts = [4 * MIB, 8 * MIB].map(|bytes| options.clone().create(&driver, bytes).unwrap());
+        let shared = Shared::from_physical(parts.into(), 12 * MIB).unwrap();
+        let shape = Shape::new(Some(1_000_000), 8, 4 * MIB).unwrap();
+        let check_with = |granule| {
+            let (sent, wanted) = ((Side::Producer, shape), (Side::Producer, Some(8)));
+            check(
+                sent,
+                wanted,
+                &shared.describe(Access::ReadWrite).unwrap(),
+                |_| Granularity::new(granule),
+            )
+        };
+        assert_eq!(check_with(4 * MIB), Ok(()));
+        assert!(check_with(2 * MIB).is_err());
+    }
 }
