@@ -165,7 +165,8 @@ impl<T> GrowableView<T> {
         self.memory.len()
     }
 
-    /// Returns the address of the first element, which never changes. It is another one than in the exporter.
+    /// Returns the address of the first element, another one than in the exporter. It does not change, except when the first chunk of
+    /// registered memory comes, before which there are no elements.
     pub fn device_ptr(&self) -> DevicePtr {
         self.memory.device_ptr()
     }
