@@ -28,8 +28,8 @@ const TEXT_PIECE: usize = 128 << 10;
 
 /// A connection to another process of this machine, which sends and receives memory.
 ///
-/// Any error except a timeout before the first byte closes the connection, because the position in the byte
-/// stream is lost.
+/// Any error closes the connection, because the position in the byte stream is lost, except a timeout before the first byte and
+/// an error of the fds of memory with more than 32 parts, which are on their way apart.
 ///
 /// ```
 /// use egmem::driver::{Access, NodeId};
@@ -102,7 +102,8 @@ impl Channel {
     }
 
     /// Sets how long each operation may take from now on, including all its waits. Default
-    /// [`DEFAULT_TIMEOUT`].
+    /// [`DEFAULT_TIMEOUT`]. Of memory with more than 32 parts, [`send`](Self::send) may take as long for each 16 of the fds, and the
+    /// importer waits for up to 30 s for the next ones: another process that is slow may hold a thread for longer.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }

@@ -9,6 +9,10 @@ use crate::{DriverError, MemoryError};
 /// A result with sharing's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Why fds did not arrive with their message.
+pub(crate) const LOST: &str =
+    "file descriptors were lost on their way: this process may have too many open (ulimit -n)";
+
 /// The failures of a connection to another process; [`Error::remedy`] says what to do.
 ///
 /// Its text has no control characters, even if a peer or the system sent some.
@@ -111,7 +115,9 @@ impl Error {
             ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
                 Self::peer_lost(peer, error.to_string())
             }
-            ErrorKind::InvalidData => Self::protocol(peer, error.to_string()),
+            ErrorKind::InvalidData if error.to_string() != LOST => {
+                Self::protocol(peer, error.to_string())
+            }
             _ => MemoryError::system(what, error).into(),
         }
     }

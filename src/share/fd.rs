@@ -18,6 +18,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::Credentials;
 use crate::driver::ShareableHandle;
+use crate::error::LOST;
 
 /// The most fds that one message can carry. Source: unix(7), `SCM_MAX_FD`.
 pub const MAX_FDS: usize = 253;
@@ -133,7 +134,7 @@ pub fn recv(
     }
     // On an error `fds` is dropped here, which closes them.
     if message.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(invalid("file descriptors were lost on their way"));
+        return Err(invalid(LOST));
     }
     if fds.len() > max_fds {
         return Err(invalid("more file descriptors than expected"));

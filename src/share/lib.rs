@@ -44,7 +44,8 @@
 //! is destroyed after all pipes are closed. The importer polls its end of the pipe to learn that the exporter has ended; no thread watches.
 //!
 //! **A channel** has no state but the socket: if an error leaves the next byte's meaning unknown, the channel is closed for
-//! good. Each operation has one deadline for all its waiting. A socket listens and has its permissions
+//! good. Each operation has one deadline for all its waiting, but for the fds of memory with more than 32 parts, which have a
+//! time limit for each 16 of them. A socket listens and has its permissions
 //! before its file appears: it is bound to a name beside the path, then renamed. A dead file is exchanged with the new one
 //! (`RENAME_EXCHANGE`), not removed, so that two starting servers do not remove each other's.
 #![deny(missing_docs)]

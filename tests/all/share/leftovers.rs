@@ -78,8 +78,9 @@ pub fn poor(driver: &Driver, path: &Path) {
     let limit = leave_files(1);
     let error = channel.receive().unwrap_err();
     set_file_limit(limit);
-    assert!(matches!(error, Error::Protocol { .. }), "{error}");
-    assert!(error.to_string().contains("lost on their way"), "{error}");
+    // The other process did nothing wrong.
+    assert!(error.memory().is_some(), "{error}");
+    assert!(error.to_string().contains("ulimit -n"), "{error}");
     assert_eq!(counts(driver).0, before);
     let error = channel.receive().unwrap_err();
     assert!(matches!(error, Error::PeerLost { .. }), "{error}");
