@@ -315,7 +315,7 @@ impl AttachOptions {
         // If this fails, dropping the tier gives the membership up.
         tier.found = {
             let mut own = lock(&tier.own);
-            let _lock = Lock::acquire(&words, member, PATIENCE)
+            let _lock = Lock::acquire(&words, member, PATIENCE, self.take_over)
                 .inspect_err(|_| Members::of(&words).undo_claim(member, before))?;
             let mut table = Table::new(&words, &tier.geometry, member, &mut own);
             let found = table.join(tier.usable(), self.take_over)?;

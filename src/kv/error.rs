@@ -123,7 +123,7 @@ error_texts! { Error, Self::Memory(error) => error, {
     Self::TooManyMembers { members } => ("{members} open tiers have the memory, and no more can"),
         "close tiers that are not used";
     Self::Busy { pid } => ("process {pid} has the tier's lock and does not go on"),
-        "let the process go on, or end it: its pages are found then";
+        "let the process go on, or end it: its pages are found then, with `take_over` if it was of another PID namespace";
     Self::Damaged => ("the table in the tier's memory had values that no tier writes"),
         "find the program that writes to the memory; the table was repaired, and the call can be repeated";
     Self::NotATier { why, is_other_version: true } => ("the memory has no tier: {why}"),

@@ -249,15 +249,20 @@ impl<'a> Lock<'a> {
     }
 
     /// Waits for the lock, for as long as its holder goes on and `patience` beyond. No other thread of this process waits for it as the
-    /// same member. After a holder that has ended the table is dirty.
+    /// same member. After a holder that has ended the table is dirty. A holder elsewhere has ended if `elsewhere_has` says so.
     ///
     /// # Errors
     /// [`Error::Busy`] if a process has it that does not end; those of [`Members::expect_member`].
     // A result of this size that is returned through memory costs 10 ns more.
     #[inline(always)]
-    pub(crate) fn acquire(words: &'a Words<'a>, own: Own, patience: Duration) -> Result<Self> {
+    pub(crate) fn acquire(
+        words: &'a Words<'a>,
+        own: Own,
+        patience: Duration,
+        elsewhere_has: bool,
+    ) -> Result<Self> {
         if !words.swap(LOCK, 0, own.mark()) {
-            Self::wait(words, own, &mut Wait::new(words, patience))?;
+            Self::wait(words, own, &mut Wait::new(words, patience), elsewhere_has)?;
         }
         Self::of_member(words, own)
     }
@@ -270,7 +275,7 @@ impl<'a> Lock<'a> {
     }
 
     #[cold]
-    fn wait(words: &Words<'_>, own: Own, wait: &mut Wait) -> Result<()> {
+    fn wait(words: &Words<'_>, own: Own, wait: &mut Wait, elsewhere_has: bool) -> Result<()> {
         // After a sleep others may still sleep.
         let mut mark = own.mark();
         loop {
@@ -295,19 +300,19 @@ impl<'a> Lock<'a> {
             } else {
                 Members::of(words).judge(found & NAME, (found >> 32) as u32)
             };
-            match owner {
-                Owner::Lives(pid) | Owner::Elsewhere(pid) => {
-                    if wait.is_over(words) {
-                        return Err(Error::Busy { pid });
-                    }
+            let living = match owner {
+                Owner::Elsewhere(_) if elsewhere_has => None,
+                Owner::Lives(pid) | Owner::Elsewhere(pid) => Some(pid),
+                Owner::Ended | Owner::None => None,
+            };
+            if let Some(pid) = living {
+                if wait.is_over(words) {
+                    return Err(Error::Busy { pid });
                 }
-                Owner::Ended | Owner::None => {
-                    if words.swap(LOCK, found | WAITERS, mark) {
-                        // Whoever changes the table next repairs it first, also if that is not this call.
-                        words.put(DIRTY, 1);
-                        return Ok(());
-                    }
-                }
+            } else if words.swap(LOCK, found | WAITERS, mark) {
+                // Whoever changes the table next repairs it first, also if that is not this call.
+                words.put(DIRTY, 1);
+                return Ok(());
             }
         }
     }
@@ -390,8 +395,8 @@ mod tests {
         let [own, other] = [(); 2].map(|()| Members::of(&words).claim(false).unwrap().0);
         let mut wait = Wait::new(&words, Duration::ZERO);
         words.put(STEPS, 3);
-        let _held = Lock::acquire(&words, other, PATIENCE).unwrap();
-        let busy = Lock::wait(&words, own, &mut wait);
+        let _held = Lock::acquire(&words, other, PATIENCE, false).unwrap();
+        let busy = Lock::wait(&words, own, &mut wait, false);
         let pid = std::process::id();
         assert_eq!((busy, wait.steps), (Err(Error::Busy { pid }), 3));
     }
@@ -406,7 +411,7 @@ mod tests {
         let held = own.name() | next << 32;
         words.put(MEMBERS, next);
         words.put(LOCK, held);
-        assert!(Lock::acquire(&words, own, Duration::ZERO).is_err());
+        assert!(Lock::acquire(&words, own, Duration::ZERO, false).is_err());
         drop(Lock { words: &words, own });
         let found = (words.get(LOCK) & !WAITERS, words.get(DIRTY));
         assert_eq!(found, (held, 0));

@@ -116,7 +116,7 @@ impl Inner {
         // Dropped without the locks: a value that has pages gives them back if the call fails.
         let result;
         let mut own = lock(&self.own);
-        let _lock = Lock::acquire(&words, self.member, PATIENCE)?;
+        let _lock = Lock::acquire(&words, self.member, PATIENCE, false)?;
         let mut table = Table::new(&words, &self.geometry, self.member, &mut own);
         table.begin(self.usable())?;
         result = change(&mut table);

@@ -127,6 +127,29 @@ fn a_report_leaves_the_lock_of_an_ended_process_to_the_next_change() {
     assert_eq!((words.get(DIRTY), words.get(MEMBERS + 5 * MEMBER)), (0, 0));
 }
 
+/// Nobody but the caller can know that such a process has ended.
+#[test]
+fn a_process_elsewhere_that_was_killed_with_the_lock_is_taken_over() {
+    use crate::geometry::{MEMBER, MEMBERS};
+    use crate::header::LOCK;
+
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let memory = Arc::new(Buffer::near(&driver, 0, 1 << 20).unwrap());
+    let attach = || Tier::attach(Arc::clone(&memory)).page_bytes(4096);
+    let tier = attach().open().unwrap();
+    let view = memory.cpu().unwrap();
+    let words = Words::new(&view).unwrap();
+    let elsewhere = words.get(MEMBERS) ^ 1 << 22;
+    drop(tier);
+    let number_5 = MEMBERS + 5 * MEMBER;
+    words.put(number_5, elsewhere);
+    words.put(LOCK, 6 | (elsewhere & 0xffff_ffff) << 32);
+    assert!(matches!(attach().open(), Err(Error::InUse { .. })));
+    let tier = attach().take_over(true).open().unwrap();
+    assert_eq!((words.get(DIRTY), words.get(number_5)), (0, 0));
+    assert_eq!(tier.members().len(), 1);
+}
+
 /// A call that meets damage gives back the pages that it has taken, and tells functions what it has evicted.
 #[test]
 fn a_call_that_meets_damage_keeps_no_page() {

@@ -115,7 +115,7 @@ impl World {
             }
             return result;
         }
-        let _lock = Lock::acquire(&words, *own, PATIENCE).unwrap();
+        let _lock = Lock::acquire(&words, *own, PATIENCE, false).unwrap();
         let mut table = Table::new(&words, &self.geometry, *own, private);
         let result = call(&mut table);
         assert!(!words.take_damage());
