@@ -41,8 +41,8 @@ struct Held {
     of: Use,
     gpu: GpuPages,
     grants: Vec<GrantUse>,
-    /// Of a kernel.
-    list: Option<Arc<PinnedHost>>,
+    /// Of a kernel, with its GPU.
+    list: Option<(i32, Arc<PinnedHost>)>,
 }
 
 impl Drop for Held {
@@ -50,9 +50,9 @@ impl Drop for Held {
         if !self.tier.driver().is_of_this_process() {
             return;
         }
-        if let Some(list) = self.list.take() {
+        if let Some((device, list)) = self.list.take() {
             let _relaxed = Relaxed::new(self.tier.driver()); // it may be freed
-            self.tier.kernels.keep(list);
+            self.tier.kernels.keep(device, list);
         }
         self.tier.end(take(&mut self.pages), self.of);
     }
@@ -151,7 +151,7 @@ fn submit(
         // Set before the call, because an error does not say whether the driver has begun some of the copies: a store's pages are spoilt.
         held.of = Use::Copy(plan.direction, None);
         let put = match (&kernel, &held.list) {
-            (Some((kernel, launch)), Some(list)) => {
+            (Some((kernel, launch)), Some((_, list))) => {
                 // SAFETY: the stream is of the kernel's GPU, for which `prepare` has loaded it, and has access, as it has checked. The
                 // pages, the list and the parts are held until the work has ended, and so is the kernel, by the tier; memory of the
                 // caller's stays by the promise of `GpuPages::from_raw`. Access is not revoked meanwhile. `launch` has checked that
@@ -210,8 +210,8 @@ fn prepare<'a>(
     let kernel = tier.kernels.on(tier.driver(), stream.device())?;
     let launch = plan.launch(blocks);
     let launch = launch.ok_or_else(|| unsupported(UNALIGNED))?;
-    let bytes = launch.list_bytes();
-    held.list = Some(tier.kernels.list(tier.driver(), stream.device(), bytes)?);
+    let (device, bytes) = (stream.device(), launch.list_bytes());
+    held.list = Some((device, tier.kernels.list(tier.driver(), device, bytes)?));
     Ok(Some((kernel, launch)))
 }
 

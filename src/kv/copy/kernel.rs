@@ -23,7 +23,7 @@ const CHUNK: u64 = 4096;
 pub(crate) const MAX_BLOCKS: u32 = 1024;
 /// The alignment of addresses and sizes, in bytes.
 pub(crate) const ALIGN: u64 = 16;
-/// How many lists are kept for later jobs.
+/// How many lists are kept for later jobs of a GPU.
 const SPARES: usize = 16;
 /// The most bytes of a list that is kept: of a job of 2^18 pages.
 const SPARE: u64 = 4 << 20;
@@ -42,7 +42,8 @@ const NAME: &CStr = c"egmem_kv_copy";
 pub(crate) struct Kernels {
     /// By GPU.
     loaded: Mutex<HashMap<i32, Loaded>>,
-    spares: Mutex<Vec<Arc<PinnedHost>>>,
+    /// Each with the GPU in whose context it is: if other code resets that one, it is unmapped, while jobs of other GPUs go on.
+    spares: Mutex<Vec<(i32, Arc<PinnedHost>)>>,
 }
 
 type Loaded = Result<Arc<Kernel>, MemoryError>;
@@ -85,19 +86,21 @@ impl Kernels {
         bytes: u64,
     ) -> Result<Arc<PinnedHost>, MemoryError> {
         let mut spares = lock(&self.spares);
-        if let Some(at) = spares.iter().position(|list| list.len() >= bytes) {
-            return Ok(spares.swap_remove(at));
+        let fits = |(of, list): &(i32, Arc<PinnedHost>)| *of == device && list.len() >= bytes;
+        if let Some(at) = spares.iter().position(fits) {
+            return Ok(spares.swap_remove(at).1);
         }
         drop(spares);
         let bytes = bytes.max(LIST).next_power_of_two();
         Ok(Arc::new(PinnedHost::new(driver, device, bytes)?))
     }
 
-    /// Keeps the list of a job that has ended for a later one.
-    pub(crate) fn keep(&self, list: Arc<PinnedHost>) {
+    /// Keeps the list of a job that has ended for a later one of the same GPU.
+    pub(crate) fn keep(&self, device: i32, list: Arc<PinnedHost>) {
         let mut spares = lock(&self.spares);
-        if spares.len() < SPARES && list.len() <= SPARE {
-            spares.push(list);
+        let of_device = spares.iter().filter(|(of, _)| *of == device).count();
+        if of_device < SPARES && list.len() <= SPARE {
+            spares.push((device, list));
         }
     }
 }
@@ -341,12 +344,27 @@ mod tests {
         let driver = Driver::simulated(Machine::gh200()).unwrap();
         let kernels = Kernels::default();
         let list = |bytes| kernels.list(&driver, 0, bytes).unwrap();
-        kernels.keep(list(SPARE + 1));
+        let keep = |list| kernels.keep(0, list);
+        keep(list(SPARE + 1));
         assert_eq!(lock(&kernels.spares).len(), 0);
         let lists: Vec<_> = (0..=SPARES).map(|_| list(SPARE)).collect();
-        lists.into_iter().for_each(|list| kernels.keep(list));
+        lists.into_iter().for_each(keep);
         assert_eq!(lock(&kernels.spares).len(), SPARES);
         assert!(list(1).len() >= SPARE, "one that was kept");
+    }
+
+    /// Other code may reset one of the GPUs, which unmaps its lists.
+    #[test]
+    fn a_list_stays_with_its_gpu() {
+        let driver = Driver::simulated(Machine::gh200x4()).unwrap();
+        let kernels = Kernels::default();
+        let list = |device| kernels.list(&driver, device, 1).unwrap();
+        kernels.keep(0, list(0));
+        let first = lock(&kernels.spares)[0].1.device_ptr();
+        kernels.keep(1, list(1));
+        assert_eq!(lock(&kernels.spares).len(), 2);
+        assert_eq!(list(0).device_ptr(), first);
+        assert_ne!(list(1).device_ptr(), first);
     }
 }
 
