@@ -67,14 +67,59 @@ fn fields(geometry: &Geometry, tag: &Tag, seed: u64) -> [u64; FIELDS + MAX_GROUP
     fields
 }
 
+/// The most reads of a header that changes meanwhile.
+const READS: u32 = 16;
+
+/// The words of a header, and the sizes of all groups' pages where it says that there is a tier.
+#[derive(Clone)]
+struct Head {
+    words: [u64; HEADER as usize / 8],
+    sizes: [u64; MAX_GROUPS],
+}
+
+impl Head {
+    fn read(view: &CpuView<'_>) -> Result<Self, MemoryError> {
+        let mut head = Self {
+            words: [0; HEADER as usize / 8],
+            sizes: [0; MAX_GROUPS],
+        };
+        view.read_at(0, &mut head.words)?;
+        if head.words[0] == MAGIC {
+            for (at, size) in (GROUPS..).step_by(GROUP as usize).zip(&mut head.sizes) {
+                *size = view.get(at)?;
+            }
+        }
+        Ok(head)
+    }
+
+    /// Returns the part that does not change in a tier.
+    fn constant(&self) -> (&[u64], &[u64]) {
+        (&self.words[..=FIELDS], &self.sizes)
+    }
+
+    /// Reads until two reads agree: another process may write the header at this moment, and parts of two states mean nothing.
+    fn settled(mut read: impl FnMut() -> Result<Self, MemoryError>) -> Result<Self, MemoryError> {
+        let mut head = read()?;
+        for _ in 0..READS {
+            // The reads before stay before the reads after.
+            fence(SeqCst);
+            let again = read()?;
+            if again.constant() == head.constant() {
+                break;
+            }
+            head = again;
+        }
+        Ok(head)
+    }
+}
+
 /// Reads the header of a tier, whose extents fit into the memory; `None` for zeros, and for a header that was not written completely.
 /// Everything in it may be wrong.
 ///
 /// # Errors
 /// [`Error::NotATier`]; those of the view.
 pub(crate) fn read(view: &CpuView<'_>) -> Result<Option<(Geometry, Tag)>> {
-    let mut words = [0_u64; HEADER as usize / 8];
-    view.read_at(0, &mut words)?;
+    let Head { words, sizes } = Head::settled(|| Head::read(view))?;
     let zeros = words.iter().enumerate();
     let mut zeros = zeros.filter(|&(at, _)| at as u64 * 8 != OPENER);
     if words[0] == UNFINISHED || zeros.all(|(_, word)| *word == 0) {
@@ -95,9 +140,7 @@ pub(crate) fn read(view: &CpuView<'_>) -> Result<Option<(Geometry, Tag)>> {
     }
     let mut found = [0; FIELDS + MAX_GROUPS];
     found[..FIELDS].copy_from_slice(&words[..FIELDS]);
-    for (at, field) in (GROUPS..).step_by(GROUP as usize).zip(&mut found[FIELDS..]) {
-        *field = view.get(at)?;
-    }
+    found[FIELDS..].copy_from_slice(&sizes);
     if words[CHECK as usize / 8] != hash(&found) {
         return Err(not("its header is damaged".into()));
     }
@@ -415,6 +458,33 @@ mod tests {
         drop(Lock { words: &words, own });
         let found = (words.get(LOCK) & !WAITERS, words.get(DIRTY));
         assert_eq!(found, (held, 0));
+    }
+
+    #[test]
+    fn a_header_that_changes_while_it_is_read_is_read_again() {
+        let head = |first, second| {
+            let mut words = [0; HEADER as usize / 8];
+            words[..2].copy_from_slice(&[first, second]);
+            let sizes = [0; MAX_GROUPS];
+            Head { words, sizes }
+        };
+        // The first word of before, and the others of after.
+        let states = [(0, VERSION), (MAGIC, VERSION), (MAGIC, VERSION), (7, 7)];
+        let mut reads = states.into_iter();
+        let settled = Head::settled(|| {
+            let (first, second) = reads.next().unwrap();
+            Ok(head(first, second))
+        });
+        let settled = settled.unwrap();
+        assert_eq!(settled.words[..2], [MAGIC, VERSION]);
+        assert_eq!(reads.len(), 1);
+        // Another process may change it for ever.
+        let mut count = 0;
+        let restless = Head::settled(|| {
+            count += 1;
+            Ok(head(count, 0))
+        });
+        assert_eq!(restless.unwrap().words[0], u64::from(READS) + 1);
     }
 
     #[test]
