@@ -11,7 +11,8 @@ More keys of the extra config:
   vLLM's hashes of blocks are the same again.
 - "egmem_name" alone: engines of this user on this machine that name it and serve the same model share one tier.
 - "egmem_node": the host NUMA node. "egmem_verify": "never", "sample" or "always", whether loads check the contents of pages.
-- "egmem_tag": any text that tells models apart where this module cannot, see `model_tag`.
+- "egmem_tag": any text that tells models apart where this module cannot, see `model_tag`. Engines with LoRA adapters whose tier outlives or is
+  shared need one, and a new one whenever an adapter changes: vLLM's keys have an adapter's name alone.
 
 The tier is shared by all ranks (tensor, pipeline and context parallelism, one machine): a page has a part for each rank. With several
 KV-cache groups of different sizes the tier has pages of each size. "blocks_per_chunk" works too.
@@ -184,10 +185,15 @@ def model_tag(config, engine=None):
 
     Of each file of the weights its name and size count, and 16 samples of 64 KiB, first and last bytes among them. Weights
     that come from elsewhere (an object store, dummy weights, an update while the engine serves) need an "egmem_tag" of their own.
+    So do LoRA adapters, which come and go while the engine serves.
     """
     extra_tag = config.extra_config.get("egmem_tag")
     if engine is None and extra_tag is None:
         raise ValueError("EgmemOffloadingSpec found no VllmConfig to tell models apart: set egmem_tag in the extra config")
+    if getattr(engine, "lora_config", None) is not None and extra_tag is None:
+        raise ValueError(
+            "vLLM tells LoRA adapters apart by their names alone: set egmem_tag in the extra config, and a new one whenever an adapter changes"
+        )
     parallel = config.parallel
     meaning = {
         "vllm": vllm.__version__,

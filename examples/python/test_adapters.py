@@ -280,6 +280,11 @@ def test_vllm_tags_tell_models_apart(driver, tmp_path):
     assert tag() == first
     with pytest.raises(ValueError, match="egmem_tag"):
         egmem_vllm.model_tag(config)
+    # Another adapter of the same name has the same keys.
+    with pytest.raises(ValueError, match="LoRA.*egmem_tag"):
+        tag(lora_config=types.SimpleNamespace(max_lora_rank=16))
+    named = [dataclasses.replace(config, extra_config={"egmem_tag": text}) for text in ("adapters 1", "adapters 2")]
+    assert len({tag(config, lora_config=types.SimpleNamespace(max_lora_rank=16)) for config in named}) == 2
 
 
 def test_vllm_finds_the_configuration_of_its_caller(driver, tmp_path):
