@@ -9,6 +9,8 @@ More keys of the extra config:
 - "egmem_address", "egmem_name": the tier lies in memory of `egmem serve`, and a restarted engine finds its pages. By default a service
   lets a user create names under `uid:N/` alone: "uid:1000/vllm" with the number of the engine's user. Set PYTHONHASHSEED, so that
   vLLM's hashes of blocks are the same again.
+- "egmem_take_over": true says that engines of other containers which had the tier of "egmem_address" have ended. Otherwise a killed one keeps
+  it. Wrong while another container has the tier: its pages would be overwritten.
 - "egmem_name" alone: engines of this user on this machine that name it and serve the same model share one tier.
 - "egmem_node": the host NUMA node. "egmem_verify": "never", "sample" or "always", whether loads check the contents of pages.
 - "egmem_tag": any text that tells models apart where this module cannot, see `model_tag`. Engines with LoRA adapters whose tier outlives or is
@@ -113,8 +115,8 @@ class EgmemOffloadingSpec(OffloadingSpec):
             options |= {"node": extra.get("egmem_node"), **_geometry(int(extra["cpu_bytes_to_use"]), page_sizes)}
         name = extra.get("egmem_name")
         if "egmem_address" in extra:
-            tag = model_tag(self.config, self._engine)
-            return egmem.kv.attach(extra["egmem_address"], name or "vllm", create=bool(page_sizes), tag=tag, **options)
+            options |= {"tag": model_tag(self.config, self._engine), "take_over": extra.get("egmem_take_over", False)}
+            return egmem.kv.attach(extra["egmem_address"], name or "vllm", create=bool(page_sizes), **options)
         if name is None and self._one_process:
             # The engine starts with the first pages; the others come while it serves.
             return egmem.kv.Tier(label="vllm", background=True, **options)

@@ -222,6 +222,24 @@ def test_vllm_finds_its_pages_again(driver, server):
     assert second.cache[:, 12].eq(33).all()
 
 
+def test_vllm_takes_a_tier_over_from_a_killed_container(driver, server):
+    pytest.importorskip("vllm")
+    options = {"egmem_address": server, "egmem_name": "container", "egmem_tag": "test"}
+    first = Engine(driver, **options)
+    first.store(first.keys(9), 3)
+    # What a process of another PID namespace leaves that is killed: nothing here tells that it has ended.
+    with egmem.connect(server) as client, client.fetch("container", mode="rw") as memory:
+        word = int.from_bytes(memory.read(4096, 8), "little")
+        memory.write((word ^ 1 << 22).to_bytes(8, "little"), 4096)
+    with pytest.raises(egmem.InUse, match="take_over"):
+        Engine(driver, **options)
+    second = Engine(driver, egmem_take_over=True, **options)
+    assert second.manager.lookup(second.keys(9)[0], second.request) == second.base.LookupResult.HIT
+    for engine in (first, second):
+        engine.worker.shutdown()
+        engine.manager.shutdown()
+
+
 def _configuration(folder, **changes):
     """As much of vLLM's configuration as the tag looks at."""
 
