@@ -12,7 +12,8 @@ More keys of the extra config:
 - "egmem_take_over": true says that engines of other containers which had the tier of "egmem_address" have ended. Otherwise a killed one keeps
   it. Wrong while another container has the tier: its pages would be overwritten.
 - "egmem_name" alone: engines of this user on this machine that name it and serve the same model share one tier.
-- "egmem_node": the host NUMA node. "egmem_verify": "never", "sample" or "always", whether loads check the contents of pages.
+- "egmem_node": the host NUMA node. By default the nearest one of the GPU of the worker that makes the tier, and with "egmem_address" the service's
+  choice. "egmem_verify": "never", "sample" or "always", whether loads check the contents of pages.
 - "egmem_tag": any text that tells models apart where this module cannot, see `model_tag`. Engines with LoRA adapters whose tier outlives or is
   shared need one, and a new one whenever an adapter changes: vLLM's keys have an adapter's name alone.
 
@@ -99,6 +100,7 @@ class EgmemOffloadingSpec(OffloadingSpec):
         self._one_process = config.parallel.world_size == 1 and backend in (None, "uni")
         # No group has larger blocks. A worker knows its groups' sizes, and a scheduler in another process takes the tier as it is.
         self._page_sizes = [config.worker_kv_bytes_per_block * self.share.blocks * copies]
+        self._gpu = None
         self._manager = self._worker = None
 
     def tier(self):
@@ -113,6 +115,8 @@ class EgmemOffloadingSpec(OffloadingSpec):
         options = {"verify": extra["egmem_verify"]} if "egmem_verify" in extra else {}
         if page_sizes:
             options |= {"node": extra.get("egmem_node"), **_geometry(int(extra["cpu_bytes_to_use"]), page_sizes)}
+            if options["node"] is None and "egmem_address" not in extra:
+                options["near_gpu"] = self._gpu
         name = extra.get("egmem_name")
         if "egmem_address" in extra:
             options |= {"tag": model_tag(self.config, self._engine), "take_over": extra.get("egmem_take_over", False)}
@@ -137,7 +141,7 @@ class EgmemOffloadingSpec(OffloadingSpec):
 
     def get_worker(self, kv_caches):
         if self._worker is None:
-            self._page_sizes = _page_sizes(kv_caches, self.share)
+            self._page_sizes, self._gpu = _page_sizes(kv_caches, self.share), _gpu_of(kv_caches)
             self._worker = EgmemOffloadingWorker(self.tier(), kv_caches, self.share)
         return self._worker
 
@@ -167,6 +171,12 @@ def _page_sizes(kv_caches, share):
         torch.distributed.all_gather_object(everywhere, sizes, group=group.cpu_group)
         sizes = [max(of_ranks) for of_ranks in zip(*everywhere, strict=True)]
     return [size * share.copies for size in sizes]
+
+
+def _gpu_of(kv_caches):
+    """Returns the GPU of a worker, or None for tensors of the CPU."""
+    tensor = kv_caches.tensors[0].tensor
+    return tensor.device.index if tensor.is_cuda else None
 
 
 def _callers_config():

@@ -34,7 +34,7 @@ def driver():
 class Engine:
     """As much of a vLLM engine as the connector shows to a spec."""
 
-    def __init__(self, driver, chunk=1, **extra):
+    def __init__(self, driver, chunk=1, is_first="manager", **extra):
         from vllm.v1.kv_offload import base, factory
         from vllm_config import offloading_config
 
@@ -54,8 +54,11 @@ class Engine:
             [[base.CanonicalKVCacheRef(index, PAGE) for index in range(LAYERS)]],
         )
         # The scheduler and the worker make a spec each.
-        self.manager = factory.OffloadingSpecFactory.create_spec(self.config).get_manager()
-        self.worker = factory.OffloadingSpecFactory.create_spec(self.config).get_worker(caches)
+        specs = [factory.OffloadingSpecFactory.create_spec(self.config) for _ in range(2)]
+        if is_first == "worker":
+            self.worker = specs[1].get_worker(caches)
+        self.manager = specs[0].get_manager()
+        self.worker = specs[1].get_worker(caches)
         self.request = base.ReqContext("request")
         self.manager.on_new_request(self.request)
 
@@ -238,6 +241,27 @@ def test_vllm_takes_a_tier_over_from_a_killed_container(driver, server):
     for engine in (first, second):
         engine.worker.shutdown()
         engine.manager.shutdown()
+
+
+def test_vllm_places_a_tier_near_the_workers_gpu(driver, monkeypatch):
+    pytest.importorskip("vllm")
+    import egmem_vllm
+
+    many = egmem.simulated("gh200x4")
+    nodes = [many.topology().gpu(gpu).host_node for gpu in range(4)]
+    cache = types.SimpleNamespace(tensor=types.SimpleNamespace(is_cuda=True, device=torch.device("cuda", 2)))
+    assert egmem_vllm._gpu_of(types.SimpleNamespace(tensors=[cache])) == 2
+    assert len(set(nodes)) == 4
+    with tempfile.TemporaryDirectory(prefix="egmem-") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        egmem.set_default_driver(many)
+        monkeypatch.setattr(egmem_vllm, "_gpu_of", lambda kv_caches: 2)
+        named = {"egmem_name": "near", "egmem_tag": "test"}
+        for extra, node in [({}, nodes[2]), (named, nodes[2]), ({"egmem_node": nodes[1]}, nodes[1])]:
+            engine = Engine(many, is_first="worker", **extra)
+            assert repr(engine.worker.tier).endswith(f" on host NUMA node {node}>"), extra
+            engine.worker.shutdown()
+            engine.manager.shutdown()
 
 
 def _configuration(folder, **changes):
