@@ -279,6 +279,15 @@ class _Batch:
         return self._left == 0
 
 
+class _Loads(list):
+    """What pins the pages of a sequence, in the order of its keys."""
+
+    def release(self):
+        # The first key becomes the most recently used one: the rest of a sequence is useless without it.
+        for load in reversed(self):
+            load.release()
+
+
 class EgmemOffloadingManager(OffloadingManager):
     """Decides what is stored where; the tier has the order of use, and evicts."""
 
@@ -333,19 +342,20 @@ class EgmemOffloadingManager(OffloadingManager):
         self.tier.touch(**self._in_groups(list(keys)))
 
     def prepare_load(self, keys, req_context):
-        keys, pages = list(keys), {}
-        for key in dict.fromkeys(keys):
+        keys = list(keys)
+        pages, loads = dict.fromkeys(keys), _Loads()
+        others = [key for key in pages if key not in self._found]
+        others_load = self.tier.prepare_load(**self._in_groups(others)) if others else None
+        for key in pages:
             if key in self._found:  # pinned and checked by the look-up
-                load = self._found.pop(key)
-                self._loading.setdefault(key, []).append(_Batch(load, 1))
-                pages[key] = load.pages[0]
-        others = [key for key in dict.fromkeys(keys) if key not in pages]
-        if others:
-            load = self.tier.prepare_load(**self._in_groups(others))
-            batch = _Batch(load, len(others))
-            for key, page in zip(others, load.pages):
-                self._loading.setdefault(key, []).append(batch)
-                pages[key] = page
+                loads.append(self._found.pop(key))
+                pages[key] = loads[-1].pages[0]
+        if others_load is not None:
+            loads.append(others_load)
+            pages.update(zip(others, others_load.pages))
+        batch = _Batch(loads, len(pages))
+        for key in pages:
+            self._loading.setdefault(key, []).append(batch)
         return PageSpec([pages[key] for key in keys])
 
     def complete_load(self, keys, req_context):
@@ -449,8 +459,7 @@ class EgmemOffloadingManager(OffloadingManager):
         self._outdated.intersection_update(self._all_keys())
 
     def _release_found(self):
-        for load in self._found.values():
-            load.release()
+        _Loads(self._found.values()).release()
         self._found.clear()
 
     def _clear(self):

@@ -367,6 +367,34 @@ def test_vllm_keeps_a_page_that_another_engine_would_evict(driver, server):
     engine.manager.shutdown()
 
 
+def test_vllm_evicts_the_end_of_a_sequence_first(driver):
+    pytest.importorskip("vllm")
+    engine = Engine(driver, egmem_verify="always")
+    manager, keys = engine.manager, engine.keys(1, 2, 3, 4)
+    engine.store(keys, 0, 1, 2, 3)
+
+    def order():
+        return [key for key, _ in manager.tier.keys()]
+
+    def look_up():
+        assert all(manager.lookup(key, engine.request) == engine.base.LookupResult.HIT for key in keys)
+
+    look_up()
+    manager.on_schedule_end(None)
+    assert order() == keys[::-1]
+    look_up()
+    manager.prepare_load(keys, engine.request)
+    manager.on_schedule_end(None)
+    manager.complete_load(set(keys), engine.request)
+    assert order() == keys[::-1]
+    # Only two of them were looked up.
+    for key in keys[2:]:
+        manager.lookup(key, engine.request)
+    manager.prepare_load(keys, engine.request)
+    manager.complete_load(set(keys), engine.request)
+    assert manager.tier.stats()["pinned"] == 0
+
+
 @pytest.mark.skipif(not hasattr(egmem.kv, "join"), reason="a tier of several engines is not there yet")
 def test_vllm_engines_share_a_tier(driver, monkeypatch):
     pytest.importorskip("vllm")

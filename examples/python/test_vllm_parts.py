@@ -308,7 +308,7 @@ def test_a_load_may_name_a_key_twice(monkeypatch):
             machine.manager.lookup(keys[0], machine.request)
             spec = machine.manager.prepare_load([keys[0], keys[1], keys[0]], machine.request)
             assert list(spec.block_ids) == [0, 1, 0]
-            held = [batch.held for batches in machine.manager._loading.values() for batch in batches]
+            held = [load for batches in machine.manager._loading.values() for batch in batches for load in batch.held]
             machine.manager.complete_load(completed, machine.request)
             assert not machine.manager._loading and not any(load.pages for load in held)
 
