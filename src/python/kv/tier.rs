@@ -256,8 +256,7 @@ impl Tier {
     /// - `loaded_bytes`, `stored_bytes`: the bytes that jobs have copied to GPUs and from them
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let tier = self.handle()?;
-        let found = tier.try_stats();
-        let stats = found.unwrap_or_else(|| py.detach(|| tier.stats()));
+        let stats = py.detach(|| tier.stats());
         let numbers = [
             ("pages", stats.pages),
             ("usable", stats.usable),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 
 import pytest
 
@@ -126,6 +127,26 @@ def test_two_processes_have_one_tier():
         assert ask(member, "load ours") == "ours"
         assert ask(member, "store theirs") == "stored"
         assert load(tier, b"theirs", 6) == b"theirs"
+
+
+def test_statistics_free_the_pages_of_a_killed_process():
+    code = """
+        import sys, egmem.kv
+        tier = egmem.kv.join("kv", pages=16, page_bytes=4096, tag=b"model")
+        load = tier.prepare_load([b"key"])
+        print("pinned", flush=True)
+        sys.stdin.read()
+    """
+    with join(tag=b"model") as tier:
+        store(tier, b"key", b"key")
+        with process(code) as member:
+            assert member.stdout.readline() == "pinned\n"
+            assert tier.stats()["pinned"] == 1
+        until = time.monotonic() + 60
+        while tier.stats()["pinned"]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert len(tier.members()) == 1
 
 
 def test_a_member_outlives_the_creator():
