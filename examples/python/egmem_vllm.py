@@ -61,6 +61,7 @@ _log = logging.getLogger(__name__)
 _MEDIUM = base.Medium.CPU if hasattr(base, "Medium") else "CPU"  # a str in 0.26
 _TELLS_FLUSHED = hasattr(OffloadingManager, "on_reset_flushed")  # from 0.33 on
 _SAMPLES, _SAMPLE_BYTES = 16, 64 << 10
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors"}
 _FEW = 1 << 16  # keys
 
 # The scheduler's side and the worker's side make a spec each; in one process they share the tier.
@@ -195,7 +196,8 @@ def model_tag(config, engine=None):
     """Returns what the bytes of pages depend on, as a hash: the model with its revision and its weights' files, types, layout, model
     runner, parallel sizes, the version of vLLM, and "egmem_tag".
 
-    Of each file of the weights its name and size count, and 16 samples of 64 KiB, first and last bytes among them. Weights
+    Of each file of the weights its name and size count, and 16 samples of 64 KiB, first and last bytes among them; in Hugging Face's cache
+    the hash of the whole file. Weights
     that come from elsewhere (an object store, dummy weights, an update while the engine serves) need an "egmem_tag" of their own.
     So do LoRA adapters, which come and go while the engine serves.
     """
@@ -242,7 +244,10 @@ def _group_id(config, position):
 
 
 def weights_digest(model, revision=None, cache_dir=None):
-    """Returns a hash of the files of a model's weights, or None if they are not on this machine."""
+    """Returns a hash of the files of a model's weights, or None if they are not on this machine.
+
+    Of a link its target's name counts too: in Hugging Face's cache that is the hash of the whole file.
+    """
     folder = pathlib.Path(model)
     if not folder.exists():
         try:
@@ -252,12 +257,17 @@ def weights_digest(model, revision=None, cache_dir=None):
         except Exception as error:
             _log.warning("the tag has the name and revision of %s, not its weights: %s", model, error)
             return None
-    kinds = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json"}
-    files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.suffix in kinds and path.is_file())
+    files = [folder]
+    if folder.is_dir():
+        files = sorted(path for path in folder.rglob("*") if path.suffix in {*_WEIGHTS, ".json"} and path.is_file())
+        if not any(path.suffix in _WEIGHTS for path in files):
+            _log.warning("the tag has the name and revision of %s, not its weights: %s has none", model, folder)
+            return None
     digest = hashlib.sha256()
     for path in files:
         size = path.stat().st_size
-        digest.update(f"{path.relative_to(folder)} {size}\n".encode())
+        target = path.resolve().name if path.is_symlink() else ""
+        digest.update(f"{path.relative_to(folder)} {size}{target}\n".encode())
         last = max(0, size - _SAMPLE_BYTES)
         with path.open("rb") as file:
             for n in range(_SAMPLES):

@@ -329,6 +329,31 @@ def test_vllm_tags_tell_models_apart(driver, tmp_path):
     assert len({tag(config, lora_config=types.SimpleNamespace(max_lora_rank=16)) for config in named}) == 2
 
 
+@pytest.mark.parametrize("suffix", ["safetensors", "tensors"])
+def test_vllm_tags_depend_on_the_weights(driver, tmp_path, suffix):
+    pytest.importorskip("vllm")
+    import egmem_vllm
+
+    snapshot, file = tmp_path / "snapshot", tmp_path / "snapshot" / f"model.{suffix}"
+    snapshot.mkdir()
+    (snapshot / "config.json").write_text("{}")
+    assert egmem_vllm.weights_digest(snapshot) is None, "the weights are elsewhere"
+    file.write_bytes(b"1" * 100)
+    first = egmem_vllm.weights_digest(snapshot)
+    file.write_bytes(b"2" * 100)
+    assert egmem_vllm.weights_digest(snapshot) not in (None, first)
+    # Hugging Face's cache: a file that differs between the samples has another hash.
+    digests = set()
+    for name, content in (("hash-1", b"1"), ("hash-2", b"2")):
+        blob = bytearray(4 << 20)
+        blob[100 << 10] = content[0]
+        (tmp_path / name).write_bytes(blob)
+        file.unlink()
+        file.symlink_to(tmp_path / name)
+        digests.add(egmem_vllm.weights_digest(snapshot))
+    assert len(digests) == 2
+
+
 def test_vllm_finds_the_configuration_of_its_caller(driver, tmp_path):
     pytest.importorskip("vllm")
     import egmem_vllm
