@@ -20,8 +20,8 @@ More keys of the extra config:
 The tier is shared by all ranks (tensor, pipeline and context parallelism, one machine): a page has a part for each rank. With several
 KV-cache groups of different sizes the tier has pages of each size. "blocks_per_chunk" works too.
 
-A store that fails is a miss later. vLLM has no way to report a load that fails: it asserts success, so the engine ends, and does
-not serve with wrong bytes. A reset of the prefix cache empties the whole tier. Engines whose weights change while they serve need
+A store whose pages cannot be had, or whose copies fail, is a miss later. vLLM has no way to report a load that fails: it asserts success,
+so the engine ends, and does not serve with wrong bytes. It ends, too, where the tier refuses to begin a copy. A reset of the prefix cache empties the whole tier. Engines whose weights change while they serve need
 tiers of their own.
 """
 
