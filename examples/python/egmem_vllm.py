@@ -15,7 +15,7 @@ More keys of the extra config:
 - "egmem_node": the host NUMA node. By default the nearest one of the GPU of the worker that makes the tier, and with "egmem_address" the service's
   choice. "egmem_verify": "never", "sample" or "always", whether loads check the contents of pages.
 - "egmem_tag": any text that tells models apart where this module cannot, see `model_tag`. Engines with LoRA adapters whose tier outlives or is
-  shared need one, and a new one whenever an adapter changes: vLLM's keys have an adapter's name alone.
+  shared need one, and a new one whenever an adapter changes: vLLM's keys have an adapter's name, in 0.33 with its path, and nothing of its weights.
 
 The tier is shared by all ranks (tensor, pipeline and context parallelism, one machine): a page has a part for each rank. With several
 KV-cache groups of different sizes the tier has pages of each size. "blocks_per_chunk" works too.
@@ -63,6 +63,8 @@ _TELLS_FLUSHED = hasattr(OffloadingManager, "on_reset_flushed")  # from 0.33 on
 _SAMPLES, _SAMPLE_BYTES = 16, 64 << 10
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors"}
 _FEW = 1 << 16  # keys
+_CACHE_FIELDS = ("kv_cache_dtype_skip_layers", "mamba_cache_dtype", "mamba_ssm_cache_dtype", "mamba_cache_mode")
+_DEFAULTS = (None, [], "auto", "none", -1)
 
 # The scheduler's side and the worker's side make a spec each; in one process they share the tier.
 _tiers = {}
@@ -194,7 +196,7 @@ def _callers_config():
 
 def model_tag(config, engine=None):
     """Returns what the bytes of pages depend on, as a hash: the model with its revision and its weights' files, types, layout, model
-    runner, parallel sizes, the version of vLLM, and "egmem_tag".
+    runner, parallel sizes, the longest context that was asked for, the version of vLLM, and "egmem_tag".
 
     Of each file of the weights its name and size count, and 16 samples of 64 KiB, first and last bytes among them; in Hugging Face's cache
     the hash of the whole file. Weights
@@ -206,7 +208,7 @@ def model_tag(config, engine=None):
         raise ValueError("EgmemOffloadingSpec found no VllmConfig to tell models apart: set egmem_tag in the extra config")
     if getattr(engine, "lora_config", None) is not None and extra_tag is None:
         raise ValueError(
-            "vLLM tells LoRA adapters apart by their names alone: set egmem_tag in the extra config, and a new one whenever an adapter changes"
+            "vLLM's keys have nothing of a LoRA adapter's weights: set egmem_tag in the extra config, and a new one whenever an adapter changes"
         )
     parallel = config.parallel
     meaning = {
@@ -222,6 +224,8 @@ def model_tag(config, engine=None):
     }
     if engine is not None:
         model, cache = engine.model_config, engine.cache_config
+        if getattr(cache, "calculate_kv_scales", False):
+            raise ValueError("with calculate_kv_scales each process scales keys and values by its own first batch: a tier cannot outlive or be shared")
         meaning["engine"] = {
             "runner": bool(getattr(engine, "use_v2_model_runner", envs.VLLM_USE_V2_MODEL_RUNNER)),
             "dtype": [str(model.dtype), str(cache.cache_dtype), str(model.quantization)],
@@ -230,6 +234,11 @@ def model_tag(config, engine=None):
             "revision": model.revision,
             "weights": weights_digest(model.model, model.revision, engine.load_config.download_dir),
         }
+        fields = {name: getattr(cache, name, None) for name in _CACHE_FIELDS}
+        fields["indexer_kv_dtype"] = getattr(getattr(engine, "attention_config", None), "indexer_kv_dtype", None)
+        # Some models choose factors of positions or temperatures by it (LongRoPE, Llama 4), before vLLM fits it to the GPU's memory.
+        fields["original_max_model_len"] = getattr(model, "original_max_model_len", None)
+        meaning["engine"] |= {name: value for name, value in fields.items() if value not in _DEFAULTS}
     return hashlib.sha256(json.dumps(meaning, sort_keys=True, default=str).encode()).digest()
 
 

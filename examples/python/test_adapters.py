@@ -300,6 +300,12 @@ def test_vllm_tags_tell_models_apart(driver, tmp_path):
         {"model_config__dtype": torch.float16},
         {"model_config__hf_config": types.SimpleNamespace(layers=3)},
         {"cache_config__cache_dtype": "fp8"},
+        {"cache_config__kv_cache_dtype_skip_layers": ["0"]},
+        {"cache_config__mamba_cache_dtype": "float16"},
+        {"cache_config__mamba_ssm_cache_dtype": "float16"},
+        {"cache_config__mamba_cache_mode": "align"},
+        {"attention_config": types.SimpleNamespace(indexer_kv_dtype="fp8")},
+        {"model_config__original_max_model_len": 4096},
         {"use_v2_model_runner": False},
     ]:
         assert tag(**changes) != first, changes
@@ -322,6 +328,10 @@ def test_vllm_tags_tell_models_apart(driver, tmp_path):
     assert tag() == first
     with pytest.raises(ValueError, match="egmem_tag"):
         egmem_vllm.model_tag(config)
+    defaults = {"kv_cache_dtype_skip_layers": [], "mamba_cache_dtype": "auto", "mamba_cache_mode": "none", "calculate_kv_scales": False}
+    assert tag(**{f"cache_config__{name}": value for name, value in defaults.items()}, model_config__original_max_model_len=-1) == first
+    with pytest.raises(ValueError, match="calculate_kv_scales"):
+        tag(cache_config__calculate_kv_scales=True)
     # Another adapter of the same name has the same keys.
     with pytest.raises(ValueError, match="LoRA.*egmem_tag"):
         tag(lora_config=types.SimpleNamespace(max_lora_rank=16))
