@@ -21,8 +21,8 @@ The tier is shared by all ranks (tensor, pipeline and context parallelism, one m
 KV-cache groups of different sizes the tier has pages of each size. "blocks_per_chunk" works too.
 
 A store whose pages cannot be had, or whose copies fail, is a miss later. vLLM has no way to report a load that fails: it asserts success,
-so the engine ends, and does not serve with wrong bytes. It ends, too, where the tier refuses to begin a copy. A reset of the prefix cache empties the whole tier. Engines whose weights change while they serve need
-tiers of their own.
+so the engine ends, and does not serve with wrong bytes. It ends, too, where the tier refuses to begin a copy. A reset of the prefix cache
+empties the whole tier. Engines whose weights change while they serve need tiers of their own.
 """
 
 import contextlib
@@ -199,9 +199,8 @@ def model_tag(config, engine=None):
     runner, parallel sizes, the longest context that was asked for, the version of vLLM, and "egmem_tag".
 
     Of each file of the weights its name and size count, and 16 samples of 64 KiB, first and last bytes among them; in Hugging Face's cache
-    the hash of the whole file. Weights
-    that come from elsewhere (an object store, dummy weights, an update while the engine serves) need an "egmem_tag" of their own.
-    So do LoRA adapters, which come and go while the engine serves.
+    the hash of the whole file. Weights that come from elsewhere (an object store, dummy weights, an update while the engine serves)
+    need an "egmem_tag" of their own. So do LoRA adapters, which come and go while the engine serves.
     """
     extra_tag = config.extra_config.get("egmem_tag")
     if engine is None and extra_tag is None:
