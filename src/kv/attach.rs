@@ -169,37 +169,33 @@ impl AttachOptions {
             let found = words.get(OPENER);
             let other_data = in_other_data.filter(|[opener, _]| *opener == found);
             let elsewhere_has_ended = self.take_over || other_data.is_some();
-            match (
-                members::claim(words, OPENER, found, elsewhere_has_ended),
-                other_data,
-            ) {
-                // The word may be that of a process of another namespace that has not begun its tier yet, and that takes this
-                // process's word for one of the data, too: the first one to change the first word has the tier.
-                (Ok(Some(own)), Some([_, first])) => {
-                    if words.swap(0, first, header::UNFINISHED) {
-                        // The other one may have put its word there.
-                        words.put(OPENER, own);
-                        return Ok(own);
-                    }
-                    words.swap(OPENER, own, found);
-                    in_other_data = None;
-                }
-                (Ok(Some(own)), None) => return Ok(own),
-                (Ok(None), _) => {} // it has another word by now
-                (
-                    Err(Error::InUse {
-                        pid,
-                        is_elsewhere: false,
-                    }),
-                    _,
-                ) => {
+            let own = match members::claim(words, OPENER, found, elsewhere_has_ended) {
+                Ok(Some(own)) => own,
+                Ok(None) => continue, // it has another word by now
+                Err(Error::InUse {
+                    pid,
+                    is_elsewhere: false,
+                }) => {
                     if wait.is_over(words) {
                         return Err(Error::Busy { pid });
                     }
                     std::thread::sleep(PAUSE);
+                    continue;
                 }
-                (Err(error), _) => return Err(error),
+                Err(error) => return Err(error),
+            };
+            let Some([_, first]) = other_data else {
+                return Ok(own);
+            };
+            // The word may be that of a process of another namespace that has not begun its tier yet, and that takes this process's
+            // word for one of the data, too: the first one to change the first word has the tier.
+            if words.swap(0, first, header::UNFINISHED) {
+                // The other one may have put its word there.
+                words.put(OPENER, own);
+                return Ok(own);
             }
+            words.swap(OPENER, own, found);
+            in_other_data = None;
         }
     }
 
