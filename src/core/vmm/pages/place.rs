@@ -18,11 +18,6 @@ const BITS: usize = u64::BITS as usize;
 const SMALL: usize = 4096;
 const HUGE: usize = 2 << 20;
 
-/// Pages that the kernel is asked for at a time, which takes 12 bytes for each.
-const SLICE: usize = 16 << 10;
-/// No node.
-const NOT_KNOWN: i32 = -1;
-
 /// Has the kernel make huge pages of small ones, at once and whatever its settings; from Linux 6.1 on.
 const MADV_COLLAPSE: libc::c_int = 25;
 
@@ -150,60 +145,9 @@ fn touch(page: u64) {
     let _ = unsafe { (*byte).compare_exchange(0, 0, Relaxed, Relaxed) };
 }
 
-/// Refuses pages that are on another node, or may be, because of `why`. Source: `move_pages(2)`, or a file where that is
-/// forbidden or does not know the node of a page.
+/// Refuses pages that are on another node, or may be, because of `why`. The kernel tells it of whole mappings: of one with a part
+/// in the range, no page may be on another node.
 pub(super) fn expect_on(node: NodeId, range: &Range<u64>, why: Unbound) -> Result<()> {
-    let mut rest = range.clone().step_by(rustix::param::page_size());
-    let mut pages = Vec::new();
-    loop {
-        pages.clear();
-        pages.extend(rest.by_ref().take(SLICE));
-        if pages.is_empty() {
-            return Ok(());
-        }
-        let nodes = match nodes_of(&pages) {
-            Ok(nodes) => nodes,
-            Err(error) => {
-                tracing::debug!(%error, "the kernel does not tell where pages are");
-                return expect_by_mapping(node, range, why);
-            }
-        };
-        let Some(at) = nodes.iter().position(|&found| found != node.0) else {
-            continue;
-        };
-        let (byte, found) = (pages[at] - range.start, nodes[at]);
-        if found < 0 {
-            return expect_by_mapping(node, range, why);
-        }
-        let detail = format!("byte {byte} is on node {found}, and {}", why.words());
-        return Err(misplaced(node, detail));
-    }
-}
-
-/// Asks the kernel for the node of each page; a number below 0 is an error: the page was swapped out, for instance.
-fn nodes_of(pages: &[u64]) -> io::Result<Vec<i32>> {
-    let mut nodes = vec![NOT_KNOWN; pages.len()];
-    // SAFETY: without nodes to move to, the kernel only writes where each page is, into a list as long as that of pages.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_move_pages,
-            0,
-            pages.len(),
-            pages.as_ptr(),
-            ptr::null::<i32>(),
-            nodes.as_mut_ptr(),
-            0,
-        )
-    };
-    match result {
-        0 => Ok(nodes),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// As [`expect_on`], by the mappings that the range has a part of: one with pages on other nodes too is refused, because the
-/// kernel's file does not tell them apart further.
-fn expect_by_mapping(node: NodeId, range: &Range<u64>, why: Unbound) -> Result<()> {
     let found = bytes_by_node(range);
     let found = found.map_err(|error| failed(node, "checking whether pages are on", &error))?;
     let here = found.iter().find(|(at, _)| *at == node.0);
@@ -216,16 +160,12 @@ fn expect_by_mapping(node: NodeId, range: &Range<u64>, why: Unbound) -> Result<(
             format!("{bytes} bytes are on node {other}, and {}", why.words())
         }
     };
-    Err(misplaced(node, detail))
-}
-
-fn misplaced(node: NodeId, why: String) -> Error {
-    Error::System {
+    Err(Error::System {
         what: format!("placing pages on NUMA node {node}"),
         // It does not pass.
         kind: io::ErrorKind::Unsupported,
-        detail: why,
-    }
+        detail,
+    })
 }
 
 /// Returns how many bytes of a range of addresses are mapped in huge pages.
@@ -377,19 +317,11 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_which_the_node_is_not_known_are_refused_and_not_said_to_be_on_a_node() {
-        // Also one that the kernel is not asked for at first.
-        for first in [2 * MIB, (SLICE * SMALL) as u64] {
-            let (_addresses, range) = mapped(first + 2 * MIB, None);
-            let first = range.start..range.start + first;
-            populate(NodeId(0), &first, false).unwrap();
-            let error = expect_on(NodeId(0), &range, Unbound::NotPermitted);
-            let error = error.unwrap_err().to_string();
-            assert!(
-                !error.contains("byte ") && !error.contains("node -"),
-                "{error}"
-            );
-        }
+    fn pages_that_do_not_exist_are_refused_and_not_said_to_be_on_a_node() {
+        let (_addresses, range) = mapped(4 * MIB, None);
+        populate(NodeId(0), &(range.start..range.start + 2 * MIB), false).unwrap();
+        let error = expect_on(NodeId(0), &range, Unbound::NotPermitted).unwrap_err();
+        assert!(!error.to_string().contains("node -"), "{error}");
     }
 
     #[test]
