@@ -1,8 +1,9 @@
 //! Entries of the ledger, made and removed with the values that own memory.
 
 use std::backtrace::Backtrace;
+use std::mem;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::sync::{Arc, OnceLock};
 
 use tracing::{Level, trace};
@@ -65,13 +66,10 @@ pub struct NewEntry<'a> {
 #[derive(Debug)]
 pub struct Entry {
     registry: &'static Registry,
-    /// [`GONE`] once the memory was given back.
-    slot: AtomicUsize,
+    slot: usize,
     /// Several chunks of memory share the record: the last of them removes it.
     shared: OnceLock<Arc<()>>,
 }
-
-const GONE: usize = usize::MAX;
 
 impl Entry {
     /// Adds an entry for memory that is not mapped yet.
@@ -129,7 +127,7 @@ impl Entry {
         first_entry();
         Self {
             registry,
-            slot: AtomicUsize::new(slot),
+            slot,
             shared: OnceLock::new(),
         }
     }
@@ -138,14 +136,14 @@ impl Entry {
     pub(crate) fn again(&self) -> Self {
         Self {
             registry: self.registry,
-            slot: AtomicUsize::new(self.slot.load(Relaxed)),
+            slot: self.slot,
             shared: Arc::clone(self.shared.get_or_init(Arc::default)).into(),
         }
     }
 
     fn change(&self, with: impl FnOnce(&mut Record)) {
         if self.registry.is_current() {
-            self.registry.change(self.slot.load(Relaxed), with);
+            self.registry.change(self.slot, with);
         }
     }
 
@@ -227,20 +225,14 @@ impl Entry {
 
     /// Calls `free`, which gives the memory and its addresses back and returns whether they are lost.
     ///
-    /// The entry is removed before: the driver may return the same addresses to another thread before `free` has
-    /// returned. It comes back if the memory is lost.
+    /// The entry has no addresses meanwhile: the driver may return the same ones to another thread before `free` has
+    /// returned. It has them again if the memory is lost.
     pub fn give_back(&self, driver: &Driver, free: impl FnOnce() -> bool) {
-        let record = match self.registry.is_current() {
-            true => self.registry.take(self.slot.swap(GONE, Relaxed)),
-            false => None,
-        };
-        let is_lost = free();
-        let Some(mut record) = record else { return };
-        if is_lost {
-            record.lost = Some(driver.downgrade());
-            self.slot.store(self.registry.put(record), Relaxed);
-        } else {
-            log_release(&record);
+        let mut mapped = Ranges::default();
+        self.change(|record| mapped = mem::take(&mut record.mapped));
+        if free() {
+            self.change(|record| record.mapped = mapped);
+            self.lost(driver);
         }
     }
 
@@ -273,7 +265,7 @@ impl Drop for Entry {
         let is_last = shared.is_none_or(|shared| Arc::into_inner(shared).is_some());
         if is_last
             && self.registry.is_current()
-            && let Some(record) = self.registry.take(*self.slot.get_mut())
+            && let Some(record) = self.registry.take(self.slot)
         {
             log_release(&record);
         }

@@ -215,19 +215,6 @@ struct Slots {
 }
 
 impl Slots {
-    fn put(&mut self, record: Box<Record>) -> usize {
-        match self.free.pop() {
-            Some(slot) => {
-                self.records[slot] = Some(record);
-                slot
-            }
-            None => {
-                self.records.push(Some(record));
-                self.records.len() - 1
-            }
-        }
-    }
-
     fn live(&self) -> impl Iterator<Item = &Record> {
         let records = self.records.iter().flatten().map(|record| &**record);
         records.filter(|record| record.is_live())
@@ -265,12 +252,12 @@ impl Registry {
         let number = slots.made;
         slots.made += 1;
         record.number = number;
-        (slots.put(record), number)
-    }
-
-    /// Puts a record back that was taken out; returns its slot.
-    pub(super) fn put(&self, record: Box<Record>) -> usize {
-        self.slots().put(record)
+        if let Some(slot) = slots.free.pop() {
+            slots.records[slot] = Some(record);
+            return (slot, number);
+        }
+        slots.records.push(Some(record));
+        (slots.records.len() - 1, number)
     }
 
     /// Changes a record, which its owner knows to be there.
