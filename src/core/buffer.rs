@@ -17,7 +17,7 @@ use crate::memory::{
 };
 use crate::size::Granularity;
 use crate::topology::{Share, Topology, add_once};
-use crate::vmm::{MappedRange, Mapping, PhysicalMemory};
+use crate::vmm::{MappedRange, Mapping, PhysicalMemory, PhysicalOptions};
 
 pub use access::{RequestedAccess, reachable_gpus};
 pub use growing::GrowingBuffer;
@@ -31,20 +31,15 @@ const PROBES: u64 = 4096;
 pub struct BufferOptions {
     parts: Vec<(Location, u64)>,
     access: RequestedAccess,
-    handle_types: HandleTypes,
+    /// How the chunks are created, but for their location.
+    memory: PhysicalOptions,
     shareable: bool,
     /// The least number of unused bytes behind the last part.
     room: u64,
     /// Parts are cut into pieces of this size.
     chunk: Option<u64>,
     growth: Growth,
-    overcommit: bool,
-    backing: Backing,
     one_copy: bool,
-    label: Option<Label>,
-    path: AllocPath,
-    /// The program's call; `None`: the caller of [`BufferOptions::allocate`].
-    site: Option<Site>,
 }
 
 impl BufferOptions {
@@ -74,7 +69,7 @@ impl BufferOptions {
 
     crate::driver::setters! {
         /// Sets how the memory may be shared; by default not at all.
-        handle_types(handle_types: HandleTypes) => handle_types = handle_types;
+        handle_types(handle_types: HandleTypes) => memory.props.handle_types = handle_types;
 
         /// Makes it shareable as widely as this machine allows, on each of its nodes: see
         /// [`handle_types_of`](crate::capability::shareable::handle_types_of), which also returns the reason if
@@ -123,7 +118,7 @@ impl BufferOptions {
         ///
         /// A copy by the driver itself, of addresses alone, fails with INVALID_VALUE if it reaches over a border of two
         /// chunks of [registered](Backing::Registered) memory. The copies of this library end there.
-        backing(backing: Backing) => backing = backing;
+        backing(backing: Backing) => memory.backing = backing;
 
         /// Sets whether other code copies the memory by addresses alone: [`Backing::Auto`] then takes the driver's memory where
         /// registered memory would have several chunks.
@@ -131,20 +126,20 @@ impl BufferOptions {
 
         /// Sets whether to ask the driver for more memory than the node has free. It then refuses only the chunk for
         /// which there is nothing left.
-        overcommit(on: bool) => overcommit = on;
+        overcommit(on: bool) => memory.overcommit = on;
     }
 
     /// Sets the memory's name in the [ledger](crate::ledger).
     pub fn label(mut self, label: impl Into<Label>) -> Self {
-        self.label = Some(label.into());
+        self.memory.label = Some(label.into());
         self
     }
 
     /// Sets the path and the call in the memory's [ledger](crate::ledger) entry, for types that create memory on
     /// behalf of a program.
     pub fn recorded_as(mut self, path: AllocPath, site: impl Into<Option<Site>>) -> Self {
-        self.path = path;
-        self.site = site.into();
+        self.memory.path = path;
+        self.memory.site = site.into();
         self
     }
 
@@ -206,8 +201,8 @@ impl BufferOptions {
         }
         Ok(Buffer {
             range,
-            len: plan.len,
-            chosen: plan.chosen,
+            len: plan.len(),
+            chosen: plan.chosen().clone(),
         })
     }
 }
@@ -242,20 +237,16 @@ pub struct Buffer {
 impl Buffer {
     /// Returns options for a buffer at `location`: a node's id, or any [`Location`].
     pub fn on(location: impl Into<Location>) -> BufferOptions {
+        let location = location.into();
         BufferOptions {
-            parts: vec![(location.into(), 0)],
+            parts: vec![(location, 0)],
             access: RequestedAccess::default(),
-            handle_types: HandleTypes::NONE,
+            memory: PhysicalMemory::options(location),
             shareable: false,
             room: 0,
             chunk: None,
             growth: Growth::steady(),
-            overcommit: false,
-            backing: Backing::Driver,
             one_copy: false,
-            label: None,
-            path: AllocPath::Vmm,
-            site: None,
         }
     }
 

@@ -12,12 +12,12 @@ use crate::backing::choose::choose_for_all;
 use crate::backing::{Backing, Chosen, Why};
 use crate::capability::shareable::handle_types_of;
 use crate::driver::{AccessDesc, AllocationProps, Driver, HandleTypes, Location};
-use crate::growth::{Growth, Progress};
+use crate::growth::Progress;
 use crate::guard::check_free;
 use crate::ledger::{self, Entry};
 use crate::size::{Granularity, PaddedSize};
 use crate::topology::free_now;
-use crate::vmm::{MappedPart, PhysicalMemory, PhysicalOptions, Reservation};
+use crate::vmm::{MappedPart, Reservation};
 use crate::{Error, Result};
 
 /// The most parts of a buffer.
@@ -34,13 +34,13 @@ impl BufferOptions {
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate); nothing has been created.
-    pub(super) fn plan(&self, driver: &Driver, caller: ledger::Site) -> Result<Plan> {
+    pub(super) fn plan(mut self, driver: &Driver, caller: ledger::Site) -> Result<Plan> {
         let mut sites = self.sites();
         // Before the first trial, which takes time and memory.
         let pieces = self.check(driver, &sites)?;
         if self.shareable {
             for site in &mut sites {
-                let found = handle_types_of(driver, site.location(), self.backing)?;
+                let found = handle_types_of(driver, site.location(), self.memory.backing)?;
                 site.props.handle_types |= found.handle_types;
             }
         }
@@ -56,19 +56,18 @@ impl BufferOptions {
         let shareable = sites.iter();
         let shareable = shareable.filter(|at| at.is_shareable() && at.location().is_host());
         let shareable = shareable.fold(0, |sum: u64, at| sum.saturating_add(at.bytes));
-        let caller = self.site.clone().unwrap_or(caller);
-        let memory = PhysicalMemory::options(Location::Host);
-        let mut memory = memory.recorded_as(self.path, self.label.clone(), caller);
-        memory.chosen = Some(chosen.clone());
+        let memory = &mut self.memory;
+        memory.site.get_or_insert(caller);
         memory.fork = chosen.fork_of_buffers();
+        memory.chosen = Some(chosen);
         for site in &mut sites {
             memory.props = site.props;
             site.granularity = memory.granularity_of(driver)?;
             // Memory of GPUs is not divided.
             if site.location().is_host() {
                 let shareable = site.is_shareable().then_some(shareable);
-                let growth = self.growth;
-                site.chunk = growth.chunk_for(site.granularity, shareable, chosen.backing);
+                let backing = memory.decision().backing;
+                site.chunk = self.growth.chunk_for(site.granularity, shareable, backing);
             }
         }
         let chunks = self.chunks(&sites, pieces)?;
@@ -78,12 +77,8 @@ impl BufferOptions {
             .filter(|&sum| sum <= isize::MAX as u64)
             .ok_or_else(|| Error::invalid("parts", "their sum exceeds the address space"))?;
         Ok(Plan {
-            growth: self.growth,
-            overcommit: self.overcommit,
-            len: self.parts.iter().map(|&(_, bytes)| bytes).sum(),
+            options: self,
             padded,
-            chosen,
-            memory,
             sites,
             chunks,
             reservation: None,
@@ -103,7 +98,10 @@ impl BufferOptions {
                 Some(site) => site.bytes = site.bytes.saturating_add(bytes),
                 None => sites.push(Site {
                     bytes,
-                    props: AllocationProps::at(location).handle_types(self.handle_types),
+                    props: AllocationProps {
+                        location,
+                        ..self.memory.props
+                    },
                     granularity: Granularity::TWO_MIB,
                     chunk: u64::MAX,
                     access: Vec::new(),
@@ -120,7 +118,7 @@ impl BufferOptions {
     /// have.
     fn check(&self, driver: &Driver, sites: &[Site]) -> Result<u64> {
         let last = self.parts.last().map(|&(location, _)| location);
-        for site in sites.iter().filter(|_| !self.overcommit) {
+        for site in sites.iter().filter(|_| !self.memory.overcommit) {
             let is_last = Some(site.location()) == last;
             let bytes = site
                 .bytes
@@ -150,7 +148,8 @@ impl BufferOptions {
 
     /// Decides what all parts are.
     fn choose(&self, driver: &Driver, sites: &[Site]) -> Result<Chosen> {
-        if self.backing == Backing::Driver {
+        let backing = self.memory.backing;
+        if backing == Backing::Driver {
             return Ok(Chosen::DRIVER);
         }
         let is_one_chunk = match self.parts[..] {
@@ -159,12 +158,12 @@ impl BufferOptions {
             }
             _ => false,
         };
-        if self.backing == Backing::Auto && self.one_copy && !is_one_chunk {
+        if backing == Backing::Auto && self.one_copy && !is_one_chunk {
             return Ok(Chosen::driver(Why::Chunks));
         }
         let sites = sites.iter();
         let sites = sites.map(|at| ((at.location(), at.props.handle_types), &at.access[..]));
-        choose_for_all(driver, self.backing, sites)
+        choose_for_all(driver, backing, sites)
     }
 
     /// Divides the parts into pieces, and those into chunks.
@@ -193,10 +192,9 @@ impl BufferOptions {
                 // The room belongs to the last piece.
                 let end = if next < bytes { next } else { all };
                 let size = PaddedSize::new((end - at).min(most), sites[site].granularity)?;
-                let begins = at == 0 || (at < bytes && at % cut == 0);
-                chunks.push(Chunk { site, size, begins });
                 at += size.requested();
-                let is_end = at == all;
+                let (ends, is_end) = (at == end, at == all);
+                chunks.push(Chunk { site, size, ends });
                 if !(is_end && is_last) && size.padded() != size.requested() {
                     let why = "bytes in the middle are not a multiple of the granularity";
                     let why = format!("{} {why}", size.requested());
@@ -243,16 +241,15 @@ pub(super) struct Chunk {
     site: usize,
     /// The bytes requested and padded; the last one's include the room that was asked for behind the buffer.
     size: PaddedSize,
-    /// Whether it begins a part, whose chunks share an entry of the ledger.
-    begins: bool,
+    /// Whether it ends a piece, whose chunks share an entry of the ledger.
+    ends: bool,
 }
 
 /// A chunk that is mapped and not granted yet.
 #[derive(Debug)]
 struct Made {
-    /// The index of its site.
-    site: usize,
     part: MappedPart,
+    access: Vec<AccessDesc>,
     /// Whether its entry in the ledger is that of the chunks before it.
     is_further: bool,
 }
@@ -260,15 +257,10 @@ struct Made {
 /// The memory of a buffer that is to be created, and how far it has come.
 #[derive(Debug)]
 pub(super) struct Plan {
-    growth: Growth,
-    overcommit: bool,
-    /// The bytes requested.
-    pub(super) len: u64,
+    /// As asked for, with what was decided about the memory.
+    options: BufferOptions,
     /// The bytes of all parts, in whole granules.
     pub(super) padded: u64,
-    pub(super) chosen: Chosen,
-    /// How the memory is created, but for the properties, which are those of the chunk's site.
-    memory: PhysicalOptions,
     sites: Vec<Site>,
     /// In the order of addresses; at least one.
     pub(super) chunks: Vec<Chunk>,
@@ -288,19 +280,30 @@ pub(super) struct Plan {
 impl Plan {
     /// Returns the location of the first part.
     pub(super) fn location(&self) -> Location {
-        self.sites[self.chunks[0].site].location()
+        self.sites[0].location()
+    }
+
+    /// Returns the bytes requested.
+    pub(super) fn len(&self) -> u64 {
+        self.options.parts.iter().map(|&(_, bytes)| bytes).sum()
+    }
+
+    /// Returns what the memory is.
+    pub(super) fn chosen(&self) -> &Chosen {
+        self.options.memory.decision()
     }
 
     /// Reserves the addresses. If they are for registered memory, threads for the first chunk's pages start meanwhile.
     #[inline]
     fn reserve(&self, driver: &Driver) -> Result<Arc<Reservation>> {
-        let options = Reservation::options().backing(self.chosen.backing);
+        let chosen = self.chosen();
+        let options = Reservation::options().backing(chosen.backing);
         let all = options.reserve(driver, self.padded)?;
         if let Some(addresses) = all.addresses() {
             if !self.sites.iter().any(Site::is_shareable) {
-                addresses.prepare(self.chosen.fork_of_buffers())?;
+                addresses.prepare(self.options.memory.fork)?;
             }
-            if let Some(node) = self.chosen.node_of_pages(self.location()) {
+            if let Some(node) = chosen.node_of_pages(self.location()) {
                 addresses.start_threads(driver, node, self.chunks[0].size.padded());
             }
         }
@@ -326,19 +329,15 @@ impl Plan {
         mut after: impl FnMut(Progress, Option<Duration>) -> ControlFlow<()>,
     ) -> Result<()> {
         while self.done < until {
-            let began = self.growth.begin();
-            let made = match self.chosen.backing {
+            let growth = self.options.growth;
+            let began = growth.begin();
+            let made = match self.chosen().backing {
                 Backing::Registered => self.make_ahead(driver)?,
                 _ => self.make(driver)?,
             };
             let Some(mut made) = made else { break };
             let bytes = made.part.memory().size().padded();
-            let access = &mut self.sites[made.site].access;
-            let access = match self.done + bytes < self.padded {
-                true => access.clone(),
-                false => mem::take(access),
-            };
-            made.part.mapping_mut().grant(access)?;
+            made.part.mapping_mut().grant(made.access)?;
             if made.is_further {
                 made.part.memory().entry().add_chunk(bytes);
             }
@@ -346,7 +345,7 @@ impl Plan {
             push(made.part);
             let (done, total) = (self.done, self.padded);
             let took = began.map_or(Duration::ZERO, |began| began.elapsed());
-            let rest = (done < total).then(|| self.growth.rest_after(took));
+            let rest = (done < total).then(|| growth.rest_after(took));
             if after(Progress::new(done, total), rest).is_break() {
                 return Err(Error::Cancelled { done, total });
             }
@@ -360,37 +359,40 @@ impl Plan {
         let Some(chunk) = self.chunks.get(self.next) else {
             return Ok(None);
         };
-        let (site, bytes) = (&self.sites[chunk.site], chunk.size.padded());
+        let (site, bytes) = (&mut self.sites[chunk.site], chunk.size.padded());
+        let options = &mut self.options.memory;
         // Before the first chunk, all of the memory was looked at.
-        let is_due = self.chosen.backing != Backing::Registered || self.begun % CHECK_EVERY < bytes;
-        let check = !self.overcommit && self.next > 0 && is_due;
+        let is_registered = options.decision().backing == Backing::Registered;
+        let is_due = !is_registered || self.begun % CHECK_EVERY < bytes;
+        let check = !options.overcommit && self.begun > 0 && is_due;
+        options.props = site.props;
+        let memory = options.create_chunk(driver, chunk.size, check, self.entry.as_ref())?;
+        let is_further = self.entry.is_some();
         // Importers know each chunk by its own identity, of which an entry of the ledger has one.
-        if chunk.begins || site.is_shareable() {
+        if chunk.ends || site.is_shareable() {
             self.entry = None;
+        } else if !is_further {
+            self.entry = Some(memory.entry());
         }
-        let entry = self.entry.as_ref();
-        let is_further = entry.is_some();
-        self.memory.props = site.props;
-        let memory = self.memory.create_chunk(driver, chunk.size, check, entry)?;
-        let site = chunk.site;
-        let next = self.chunks.get(self.next + 1);
-        if next.is_some_and(|next| !next.begins) {
-            self.entry.get_or_insert_with(|| memory.entry());
-        }
+        let is_last = self.begun + bytes == self.padded;
+        let access = if is_last {
+            mem::take(&mut site.access)
+        } else {
+            site.access.clone()
+        };
         let addresses = match self.reservation.take() {
             Some(known) => known,
             None => self.reserve(driver)?,
         };
-        self.next += 1;
-        if self.next < self.chunks.len() {
+        if !is_last {
             self.reservation = Some(Arc::clone(&addresses));
         }
         let mapping = addresses.map_last(self.begun, &memory)?;
+        self.next += 1;
         self.begun += bytes;
-        let part = MappedPart::new(mapping, memory);
         Ok(Some(Made {
-            site,
-            part,
+            part: MappedPart::new(mapping, memory),
+            access,
             is_further,
         }))
     }

@@ -67,10 +67,10 @@ impl BufferOptions {
         let mut buffer = GrowingBuffer {
             driver: driver.clone(),
             location: plan.location(),
-            len: plan.len,
+            len: plan.len(),
             padded: plan.padded,
             shared,
-            chosen: plan.chosen.clone(),
+            chosen: plan.chosen().clone(),
             thread: None,
         };
         if buffer.shared.done() < plan.padded {

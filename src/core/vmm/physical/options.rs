@@ -19,16 +19,16 @@ pub struct PhysicalOptions {
     kind: GranularityKind,
     /// The driver's answer, if the caller knows it.
     granularity: Option<Granularity>,
-    overcommit: bool,
-    backing: Backing,
+    pub(crate) overcommit: bool,
+    pub(crate) backing: Backing,
     /// The decision, if the caller has made it.
     pub(crate) chosen: Option<Chosen>,
     /// What a forked child has of registered pages that cannot be shared.
     pub(crate) fork: Fork,
-    path: AllocPath,
-    label: Option<Label>,
+    pub(crate) path: AllocPath,
+    pub(crate) label: Option<Label>,
     /// The program's call; `None`: the caller of [`PhysicalOptions::create`].
-    site: Option<Site>,
+    pub(crate) site: Option<Site>,
 }
 
 impl PhysicalOptions {
@@ -112,8 +112,7 @@ impl PhysicalOptions {
         if check {
             check_free(driver, props.location, bytes, || 0)?;
         }
-        let default = Chosen::DRIVER;
-        let chosen = self.chosen.as_ref().unwrap_or(&default);
+        let chosen = self.decision();
         let (mut handle, mut pages, mut path) = (None, None, self.path);
         if let Some(node) = chosen.node_of_pages(props.location) {
             path = AllocPath::Registered;
@@ -145,6 +144,12 @@ impl PhysicalOptions {
             entry,
         };
         Ok(PhysicalMemory::new(driver, handle, size, props, origin))
+    }
+
+    /// Returns the decision about the [`backing`](Self::backing); the driver's memory, if there was none.
+    pub(crate) fn decision(&self) -> &Chosen {
+        static DRIVER: Chosen = Chosen::DRIVER;
+        self.chosen.as_ref().unwrap_or(&DRIVER)
     }
 
     fn choose(&self, driver: &Driver) -> Result<Chosen> {
