@@ -7,6 +7,8 @@ mod growing;
 use std::ops::ControlFlow;
 use std::thread;
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::Result;
 use crate::backing::{Backing, Chosen};
 use crate::driver::{Access, DevicePtr, Driver, HandleTypes, Location};
@@ -29,7 +31,7 @@ const PROBES: u64 = 4096;
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `allocate`"]
 pub struct BufferOptions {
-    parts: Vec<(Location, u64)>,
+    parts: SmallVec<[(Location, u64); 1]>,
     access: RequestedAccess,
     /// How the chunks are created, but for their location.
     memory: PhysicalOptions,
@@ -239,7 +241,7 @@ impl Buffer {
     pub fn on(location: impl Into<Location>) -> BufferOptions {
         let location = location.into();
         BufferOptions {
-            parts: vec![(location, 0)],
+            parts: smallvec![(location, 0)],
             access: RequestedAccess::default(),
             memory: PhysicalMemory::options(location),
             shareable: false,

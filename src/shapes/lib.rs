@@ -72,6 +72,7 @@ impl Placement {
     /// [`Error::NoSuchGpu`]; the driver's, when it is asked which GPUs reach the memory.
     fn grants(&self, driver: &Driver) -> Result<Vec<AccessDesc>> {
         let grants = self.access.grants(driver, self.location);
+        let grants = grants.map(|list| list.into_vec());
         grants.map_err(|error| name_missing(driver, error, self.location))
     }
 }

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use super::Buffer;
 use crate::driver::{Access, AccessDesc, Code, Driver, Location};
 use crate::guard::name_missing;
+use crate::ledger::AccessList;
 use crate::memory::{AccessChecks, Memory, check_range};
 use crate::vmm::{Mapping, PhysicalMemory};
 use crate::{Error, Result};
@@ -16,7 +17,7 @@ pub struct RequestedAccess {
     /// The CPU's access; `None`: read and write, if the memory is the host's.
     pub host: Option<Access>,
     /// The GPUs' access; `None`: read and write, for each that can reach the memory.
-    pub gpus: Option<Vec<AccessDesc>>,
+    pub gpus: Option<AccessList>,
 }
 
 impl RequestedAccess {
@@ -43,7 +44,7 @@ impl RequestedAccess {
     ///
     /// # Errors
     /// The driver's error, when it is asked which GPUs reach the memory.
-    pub fn grants(&self, driver: &Driver, location: Location) -> Result<Vec<AccessDesc>> {
+    pub fn grants(&self, driver: &Driver, location: Location) -> Result<AccessList> {
         let host = self.host.unwrap_or(match location {
             Location::Device(_) => Access::None,
             _ => Access::ReadWrite,
@@ -52,11 +53,11 @@ impl RequestedAccess {
             Some(gpus) => gpus,
             None => &reachable_gpus(driver, location)?,
         };
-        let mut grants = Vec::with_capacity(1 + gpus.len());
+        let mut grants = AccessList::with_capacity(1 + gpus.len());
         if host != Access::None {
             grants.push(AccessDesc::new(Location::Host, host));
         }
-        grants.extend(gpus);
+        grants.extend_from_slice(gpus);
         Ok(grants)
     }
 }
@@ -66,8 +67,8 @@ impl RequestedAccess {
 ///
 /// # Errors
 /// [`Error::NoSuchGpu`]; the driver's.
-pub fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<AccessDesc>> {
-    let mut reachable = Vec::new();
+pub fn reachable_gpus(driver: &Driver, location: Location) -> Result<AccessList> {
+    let mut reachable = AccessList::new();
     for gpu in 0..driver.device_count()? {
         let reaches = match location {
             Location::Device(owner) => {

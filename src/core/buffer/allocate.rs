@@ -7,14 +7,16 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::{Buffer, BufferOptions};
 use crate::backing::choose::choose_for_all;
 use crate::backing::{Backing, Chosen, Why};
 use crate::capability::shareable::handle_types_of;
-use crate::driver::{AccessDesc, AllocationProps, Driver, HandleTypes, Location};
+use crate::driver::{AllocationProps, Driver, HandleTypes, Location};
 use crate::growth::Progress;
 use crate::guard::check_free;
-use crate::ledger::{self, Entry};
+use crate::ledger::{self, AccessList, Entry};
 use crate::size::{Granularity, PaddedSize};
 use crate::topology::free_now;
 use crate::vmm::{MappedPart, Reservation};
@@ -91,8 +93,8 @@ impl BufferOptions {
     }
 
     /// Returns the locations, and what is requested of each.
-    fn sites(&self) -> Vec<Site> {
-        let mut sites: Vec<Site> = Vec::with_capacity(1);
+    fn sites(&self) -> SmallVec<[Site; 1]> {
+        let mut sites: SmallVec<[Site; 1]> = SmallVec::new();
         for &(location, bytes) in &self.parts {
             match sites.iter_mut().find(|site| site.location() == location) {
                 Some(site) => site.bytes = site.bytes.saturating_add(bytes),
@@ -104,7 +106,7 @@ impl BufferOptions {
                     },
                     granularity: Granularity::TWO_MIB,
                     chunk: u64::MAX,
-                    access: Vec::new(),
+                    access: AccessList::new(),
                 }),
             }
         }
@@ -167,12 +169,12 @@ impl BufferOptions {
     }
 
     /// Divides the parts into pieces, and those into chunks.
-    fn chunks(&self, sites: &[Site], pieces: u64) -> Result<Vec<Chunk>> {
+    fn chunks(&self, sites: &[Site], pieces: u64) -> Result<SmallVec<[Chunk; 1]>> {
         let cut = self.chunk.unwrap_or(u64::MAX);
         // More chunks than a buffer can have are more memory than a machine has, which the driver shall say.
         let more = sites.iter().map(|site| site.bytes / site.chunk);
         let is_divided = more.fold(pieces, u64::saturating_add) <= MOST;
-        let mut chunks = Vec::with_capacity(self.parts.len());
+        let mut chunks = SmallVec::with_capacity(self.parts.len());
         for (index, &(location, bytes)) in self.parts.iter().enumerate() {
             // Every location has a site.
             let site = sites.iter().position(|site| site.location() == location);
@@ -221,7 +223,7 @@ struct Site {
     granularity: Granularity,
     /// The most bytes of a chunk, in whole granules.
     chunk: u64,
-    access: Vec<AccessDesc>,
+    access: AccessList,
 }
 
 impl Site {
@@ -249,7 +251,7 @@ pub(super) struct Chunk {
 #[derive(Debug)]
 struct Made {
     part: MappedPart,
-    access: Vec<AccessDesc>,
+    access: AccessList,
     /// Whether its entry in the ledger is that of the chunks before it.
     is_further: bool,
 }
@@ -261,9 +263,9 @@ pub(super) struct Plan {
     options: BufferOptions,
     /// The bytes of all parts, in whole granules.
     pub(super) padded: u64,
-    sites: Vec<Site>,
+    sites: SmallVec<[Site; 1]>,
     /// In the order of addresses; at least one.
-    pub(super) chunks: Vec<Chunk>,
+    pub(super) chunks: SmallVec<[Chunk; 1]>,
     reservation: Option<Arc<Reservation>>,
     /// The index of the next chunk.
     next: usize,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use crate::backing::{Backing, Chosen};
 use crate::driver::{Access, AccessDesc, Location};
@@ -226,30 +227,33 @@ impl Allocation {
     }
 }
 
+/// The access of some locations: of two, such as the CPU and its only GPU, the list takes no memory of its own.
+pub type AccessList = SmallVec<[AccessDesc; 2]>;
+
 /// The access of each location that has any. Owners of memory change it where they call the driver.
 #[derive(Clone, Debug)]
 pub enum Grants {
     /// Of one range.
-    Range(Vec<AccessDesc>),
+    Range(AccessList),
     /// Of a pool, for all of its allocations.
-    Pool(Arc<Mutex<Vec<AccessDesc>>>),
+    Pool(Arc<Mutex<AccessList>>),
 }
 
 impl Grants {
     /// Returns grants that the allocations of a pool share.
-    pub fn of_pool(list: Vec<AccessDesc>) -> Self {
+    pub fn of_pool(list: AccessList) -> Self {
         Self::Pool(Arc::new(Mutex::new(list)))
     }
 
     /// Notes the access of locations from now on, of a pool.
     pub fn set_shared(&self, changes: &[AccessDesc]) {
         if let Self::Pool(list) = self {
-            replace(&mut lock(list), changes.to_vec());
+            replace(&mut lock(list), changes.into());
         }
     }
 
     /// As [`set_shared`](Self::set_shared), of one range.
-    pub(super) fn set_own(&mut self, changes: Vec<AccessDesc>) {
+    pub(super) fn set_own(&mut self, changes: AccessList) {
         if let Self::Range(list) = self {
             replace(list, changes);
         }
@@ -264,7 +268,7 @@ impl Grants {
     }
 }
 
-fn replace(list: &mut Vec<AccessDesc>, mut changes: Vec<AccessDesc>) {
+fn replace(list: &mut AccessList, mut changes: AccessList) {
     list.retain(|known| changes.iter().all(|new| owner(new) != owner(known)));
     if list.is_empty() {
         *list = changes;
@@ -303,7 +307,7 @@ mod tests {
 
     #[test]
     fn the_last_grant_of_a_location_counts() {
-        let mut grants = Grants::Range(Vec::new());
+        let mut grants = Grants::Range(AccessList::new());
         let [host, one, two] = [
             Location::HostNuma(3),
             Location::Device(1),

@@ -6,14 +6,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::sync::{Arc, OnceLock};
 
+use smallvec::smallvec;
 use tracing::{Level, trace};
 
-use super::allocation::{AllocPath, Grants, Imported, Party};
+use super::allocation::{AccessList, AllocPath, Grants, Imported, Party};
 use super::registry::{Range, Ranges, Record, Registry, now_ms};
 use super::site::{Label, Site};
 use crate::Driver;
 use crate::backing::Chosen;
-use crate::driver::{AccessDesc, DevicePtr, Location};
+use crate::driver::{DevicePtr, Location};
 use crate::fork::PerProcess;
 use crate::vmm::identity::Identity;
 
@@ -80,13 +81,12 @@ impl Entry {
     /// Adds an entry for memory at `start`.
     pub fn mapped(new: NewEntry<'_>, start: DevicePtr, grants: Grants) -> Self {
         let bytes = new.bytes;
-        let mut ranges = Ranges::default();
-        ranges.insert(Range {
+        let range = Range {
             start,
             bytes,
             grants,
-        });
-        Self::with(new, ranges)
+        };
+        Self::with(new, smallvec![range])
     }
 
     fn with(new: NewEntry<'_>, mapped: Ranges) -> Self {
@@ -150,26 +150,32 @@ impl Entry {
     /// Notes that the memory is mapped at `start`, without access for any location yet.
     pub fn map(&self, start: DevicePtr, bytes: u64) {
         self.change(|record| {
-            record.mapped.insert(Range {
+            let range = Range {
                 start,
                 bytes,
-                grants: Grants::Range(Vec::new()),
-            });
+                grants: Grants::Range(AccessList::new()),
+            };
+            let at = record.mapped.partition_point(|other| other.start < start);
+            record.mapped.insert(at, range);
         });
     }
 
     /// Notes the access of locations to the memory that is mapped at `start`.
-    pub fn grant(&self, start: DevicePtr, access: Vec<AccessDesc>) {
+    pub fn grant(&self, start: DevicePtr, access: AccessList) {
         self.change(|record| {
-            if let Some(range) = record.mapped.get_mut(start) {
-                range.grants.set_own(access);
+            if let Ok(at) = record.find(start) {
+                record.mapped[at].grants.set_own(access);
             }
         });
     }
 
     /// Notes that the memory is no longer mapped at `start`, before these addresses are given back.
     pub fn unmap(&self, start: DevicePtr) {
-        self.change(|record| record.mapped.remove(start));
+        self.change(|record| {
+            if let Ok(at) = record.find(start) {
+                record.mapped.remove(at);
+            }
+        });
     }
 
     /// Adds a chunk to memory that is allocated in several, which share the entry.

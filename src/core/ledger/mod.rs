@@ -44,7 +44,9 @@ use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 
-pub use allocation::{AllocPath, Allocation, CallSite, Grants, Imported, MappedAt, Party};
+pub use allocation::{
+    AccessList, AllocPath, Allocation, CallSite, Grants, Imported, MappedAt, Party,
+};
 pub use entry::{
     BACKTRACES, Entry, NewEntry, capture_backtraces, captures_backtraces, on_first_entry,
 };

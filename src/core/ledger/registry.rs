@@ -4,8 +4,9 @@
 //! Searching by address looks at all records: it is for diagnosis, and keeps allocating cheap.
 
 use std::backtrace::Backtrace;
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
+
+use smallvec::SmallVec;
 
 use super::Known;
 use super::allocation::{AllocPath, Allocation, Grants, Imported, MappedAt, Party};
@@ -39,47 +40,8 @@ pub(super) struct Range {
     pub(super) grants: Grants,
 }
 
-/// The ranges of an allocation: a single one takes no memory of its own.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Ranges {
-    first: Option<Range>,
-    /// Behind the first, in the order of addresses.
-    more: VecDeque<Range>,
-}
-
-impl Ranges {
-    pub(super) fn insert(&mut self, mut range: Range) {
-        let Some(first) = &mut self.first else {
-            self.first = Some(range);
-            return;
-        };
-        if range.start < first.start {
-            range = std::mem::replace(first, range);
-        }
-        let at = self.more.partition_point(|other| other.start < range.start);
-        self.more.insert(at, range);
-    }
-
-    pub(super) fn get_mut(&mut self, start: DevicePtr) -> Option<&mut Range> {
-        let first = self.first.as_mut().filter(|range| range.start == start);
-        first.or_else(|| {
-            let at = self.more.binary_search_by_key(&start, |range| range.start);
-            self.more.get_mut(at.ok()?)
-        })
-    }
-
-    pub(super) fn remove(&mut self, start: DevicePtr) {
-        if self.first.take_if(|range| range.start == start).is_some() {
-            self.first = self.more.pop_front();
-        } else if let Ok(at) = self.more.binary_search_by_key(&start, |range| range.start) {
-            self.more.remove(at);
-        }
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Range> {
-        self.first.iter().chain(&self.more)
-    }
-}
+/// The ranges of an allocation, in the order of addresses: a single one takes no memory of its own.
+pub(super) type Ranges = SmallVec<[Range; 1]>;
 
 /// The data that few allocations have: apart, so that the records are short.
 #[derive(Clone, Debug, Default)]
@@ -133,6 +95,11 @@ impl Record {
     pub(super) fn is_live(&self) -> bool {
         let lost = self.lost.as_ref();
         self.driver == 0 || lost.is_none_or(WeakDriver::is_alive)
+    }
+
+    /// Returns where the range at an address is in the list, or would be.
+    pub(super) fn find(&self, start: DevicePtr) -> Result<usize, usize> {
+        self.mapped.binary_search_by_key(&start, |range| range.start)
     }
 
     pub(super) fn rare(&mut self) -> &mut Rare {
@@ -336,32 +303,5 @@ mod tests {
         assert_eq!(lock(&registry.tiers).len(), 2, "the last is not looked at");
         assert_eq!(registry.tiers().len(), 1);
         assert_eq!(lock(&registry.tiers).len(), 1);
-    }
-
-    #[test]
-    fn ranges_are_ordered_and_found_and_removed_in_any_order() {
-        let range = |start| Range {
-            start: DevicePtr(start),
-            bytes: 1,
-            grants: Grants::Range(Vec::new()),
-        };
-        let starts = |ranges: &Ranges| Vec::from_iter(ranges.iter().map(|range| range.start.0));
-        for order in [[1, 2, 3], [3, 2, 1], [2, 1, 3]] {
-            let mut ranges = Ranges::default();
-            order
-                .into_iter()
-                .for_each(|start| ranges.insert(range(start)));
-            let mut left = vec![1, 2, 3];
-            for start in order {
-                assert_eq!(starts(&ranges), left);
-                assert!(ranges.get_mut(DevicePtr(start)).is_some());
-                ranges.remove(DevicePtr(start));
-                assert!(ranges.get_mut(DevicePtr(start)).is_none());
-                left.retain(|&other| other != start);
-            }
-            ranges.remove(DevicePtr(1));
-            ranges.insert(range(9));
-            assert_eq!(starts(&ranges), [9]);
-        }
     }
 }

@@ -14,7 +14,7 @@ use crate::driver::{
     PointerAttribute, PoolApi, PoolProps, PoolPtrExport, ShareableHandle,
 };
 use crate::fork::PerProcess;
-use crate::ledger::{AllocPath, Grants, Imported as From, Party, Site};
+use crate::ledger::{AccessList, AllocPath, Grants, Imported as From, Party, Site};
 use crate::memory::{CpuView, Memory, impl_cpu_memory, memory_through};
 use crate::per_driver::lock;
 use crate::stream::Stream;
@@ -110,7 +110,7 @@ impl ImportedPool {
             },
             overcommit: true,
             uses: Arc::default(),
-            grants: Grants::of_pool(Vec::new()),
+            grants: Grants::of_pool(AccessList::new()),
             label: None,
             owned: 1.into(),
         }));

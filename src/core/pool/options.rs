@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use smallvec::smallvec;
 
 use super::{Inner, Pool};
 use crate::Result;
 use crate::buffer::reachable_gpus;
 use crate::driver::{AccessDesc, Driver, HandleTypes, Location, PoolApi, PoolAttribute, PoolProps};
 use crate::guard::explain_pool;
-use crate::ledger::{Grants, Label};
+use crate::ledger::{AccessList, Grants, Label};
 
 /// When a pool may reuse memory that was freed on another stream. The driver's default: all three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,7 +59,7 @@ pub struct PoolOptions {
     props: PoolProps,
     release_threshold: u64,
     reuse: Reuse,
-    access: Option<Vec<AccessDesc>>,
+    access: Option<AccessList>,
     api: PoolApi,
     overcommit: bool,
     label: Option<Label>,
@@ -133,7 +134,7 @@ impl PoolOptions {
             props: self.props,
             overcommit: self.overcommit,
             uses: Arc::default(),
-            grants: Grants::of_pool(vec![owner]),
+            grants: Grants::of_pool(smallvec![owner]),
             label: self.label,
             owned: 1.into(),
         }));
@@ -158,7 +159,7 @@ impl PoolOptions {
         let access = match self.access {
             Some(access) => access,
             None if self.props.location.is_host() => reachable_gpus(driver, self.props.location)?,
-            None => Vec::new(),
+            None => AccessList::new(),
         };
         pool.set_access(&access)?;
         Ok(pool)

@@ -9,6 +9,7 @@ use super::physical::Origin;
 use super::{PhysicalMemory, Reservation};
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Location};
 use crate::guard::{explain_access, name_missing};
+use crate::ledger::AccessList;
 use crate::memory::{
     AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory, impl_memory,
 };
@@ -122,11 +123,11 @@ impl Mapping {
     /// access to registered memory; [`Error::System`] if the kernel refuses the CPU's access to registered memory; or the
     /// driver's: NOT_SUPPORTED for the host if it cannot reach a GPU's memory.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
-        self.grant(access.to_vec())
+        self.grant(access.into())
     }
 
     /// As [`set_access`](Self::set_access).
-    pub(crate) fn grant(&mut self, mut access: Vec<AccessDesc>) -> Result<()> {
+    pub(crate) fn grant(&mut self, mut access: AccessList) -> Result<()> {
         let before = self.host;
         Self::grant_together(&mut [self], &mut access).map_err(|error| {
             match explain_access(self.driver(), error, self.location, &access) {
@@ -151,11 +152,11 @@ impl Mapping {
     /// [`Error::InvalidArgument`] for mappings that are not adjacent, of several reservations or at several locations, and in
     /// a forked child; the driver's. Of registered memory, the mappings before the refused one have the new access then.
     pub fn set_access_together(mappings: &mut [&mut Self], access: &[AccessDesc]) -> Result<()> {
-        Self::grant_together(mappings, &mut access.to_vec())
+        Self::grant_together(mappings, &mut access.into())
     }
 
     /// As [`set_access_together`](Self::set_access_together). The list is empty or in the driver's terms afterwards.
-    fn grant_together(mappings: &mut [&mut Self], access: &mut Vec<AccessDesc>) -> Result<()> {
+    fn grant_together(mappings: &mut [&mut Self], access: &mut AccessList) -> Result<()> {
         let (Some(first), false) = (mappings.first(), access.is_empty()) else {
             return Ok(());
         };
@@ -202,14 +203,14 @@ impl Mapping {
     }
 
     /// Notes the access after a call to change it, here and in the ledger.
-    fn note_grants(&mut self, mut own: Vec<AccessDesc>, granted: bool) {
+    fn note_grants(&mut self, mut own: AccessList, granted: bool) {
         let is_of_host = |desc: &&AccessDesc| desc.location.is_host();
         let names_host = own.iter().any(|desc| is_of_host(&desc));
         let mut gpus = own.iter().filter(|desc| !is_of_host(desc));
         self.granted_to_gpus |= gpus.any(|desc| desc.access != Access::None);
         if !granted {
             // CUDA does not document the access after a failed call.
-            own.retain_mut(|desc| {
+            own.retain(|desc| {
                 let has = self.access(desc.location);
                 has.map(|has| desc.access = has).is_ok()
             });
@@ -369,9 +370,9 @@ impl Mapping {
     ///
     /// The host has many names. If several are listed, the last one counts and only it is passed on: CUDA
     /// does not document in which order the driver would apply them.
-    fn to_own_terms(&self, access: &mut Vec<AccessDesc>) {
+    fn to_own_terms(&self, access: &mut AccessList) {
         let mut hosts = access.iter().filter(|desc| desc.location.is_host()).count();
-        access.retain_mut(|desc| {
+        access.retain(|desc| {
             hosts -= usize::from(desc.location.is_host());
             let is_kept = !desc.location.is_host() || hosts == 0;
             desc.location = self.host_terms(desc.location);

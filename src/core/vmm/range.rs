@@ -5,6 +5,8 @@ mod tests;
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::{Mapping, PhysicalMemory, Reservation};
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
 use crate::memory::{AccessChecks, CpuView, Engine, Memory, access_checks, check_range};
@@ -204,9 +206,9 @@ fn up_to(mapping: &Mapping, offset: u64) -> u64 {
 #[derive(Debug)]
 pub struct MappedRange<P = PhysicalMemory> {
     /// Side by side, in the order of addresses.
-    mappings: Vec<Mapping>,
+    mappings: SmallVec<[Mapping; 1]>,
     /// The memory of each mapping.
-    parts: Vec<P>,
+    parts: SmallVec<[P; 1]>,
     start: DevicePtr,
     /// The sum of the mappings' sizes.
     padded: u64,
@@ -266,8 +268,8 @@ impl<P> MappedRange<P> {
     #[inline]
     pub(crate) fn with_capacity(parts: usize) -> Self {
         Self {
-            mappings: Vec::with_capacity(parts),
-            parts: Vec::with_capacity(parts),
+            mappings: SmallVec::with_capacity(parts),
+            parts: SmallVec::with_capacity(parts),
             start: DevicePtr(0),
             padded: 0,
             host: Access::ReadWrite,

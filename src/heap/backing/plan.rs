@@ -186,7 +186,7 @@ impl Plan {
             let there = self.access.grants(driver, node)?;
             all.retain(|desc| there.contains(desc));
         }
-        Ok(all)
+        Ok(all.into_vec())
     }
 }
 

@@ -169,7 +169,7 @@ fn plans_that_cannot_be_are_refused_before_anything_is_taken() {
     assert!(matches!(error, Error::NoSuchNode { .. }), "{error}");
     let no_gpus: [fn(&mut Plan); 2] = [
         |plan| plan.nodes = vec![Location::Device(1)],
-        |plan| plan.access.gpus = Some(vec![AccessDesc::new(Location::Device(7), Access::Read)]),
+        |plan| plan.access.gpus = Some([AccessDesc::new(Location::Device(7), Access::Read)][..].into()),
     ];
     for change in no_gpus {
         let error = with(change);
@@ -186,7 +186,7 @@ fn every_new_chunk_is_seen_by_the_cpu_and_by_the_gpus_it_is_for() {
         nodes: [0, 1].map(Location::HostNuma).to_vec(),
         access: RequestedAccess {
             host: None,
-            gpus: Some(gpus.to_vec()),
+            gpus: Some(gpus[..].into()),
         },
         ..plan(64, 4)
     };
@@ -291,7 +291,7 @@ fn nobody_need_be_granted_anything() {
     let nobody = Plan {
         access: RequestedAccess {
             host: Some(Access::None),
-            gpus: Some(Vec::new()),
+            gpus: Some([][..].into()),
         },
         ..plan(16, 2)
     };
