@@ -21,6 +21,8 @@ use crate::size::Granularity;
 use crate::topology::{Share, Topology, add_once};
 use crate::vmm::{MappedRange, Mapping, PhysicalMemory, PhysicalOptions};
 
+use allocate::Plan;
+
 pub use access::{RequestedAccess, reachable_gpus};
 pub use growing::GrowingBuffer;
 
@@ -186,9 +188,14 @@ impl BufferOptions {
         driver: &Driver,
         mut progress: impl FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Buffer> {
-        let mut plan = self.plan(driver, Site::here())?;
-        let mut range = MappedRange::with_capacity(plan.chunks.len());
-        let push = |part| range.push(part);
+        let mut plan = Plan::new(self);
+        plan.decide(driver, Site::here())?;
+        let mut buffer = Buffer {
+            range: MappedRange::with_capacity(plan.chunks.len()),
+            len: plan.len(),
+            chosen: plan.chosen().clone(),
+        };
+        let push = |part| buffer.range.push(part);
         let made = plan.grow(driver, plan.padded, push, |made, rest| {
             progress(made)?;
             if let Some(rest) = rest {
@@ -198,14 +205,10 @@ impl BufferOptions {
         });
         if let Err(error) = made {
             // Given back first: the error reports the free memory without it.
-            drop(range);
+            drop(buffer);
             return Err(plan.with_all_requested(driver, error));
         }
-        Ok(Buffer {
-            range,
-            len: plan.len(),
-            chosen: plan.chosen().clone(),
-        })
+        Ok(buffer)
     }
 }
 

@@ -32,66 +32,6 @@ const CHECK_EVERY: u64 = 1 << 30;
 const AHEAD: usize = 4;
 
 impl BufferOptions {
-    /// Checks the options, and decides which chunks there are to be.
-    ///
-    /// # Errors
-    /// As [`allocate`](Self::allocate); nothing has been created.
-    pub(super) fn plan(mut self, driver: &Driver, caller: ledger::Site) -> Result<Plan> {
-        let mut sites = self.sites();
-        // Before the first trial, which takes time and memory.
-        let pieces = self.check(driver, &sites)?;
-        if self.shareable {
-            for site in &mut sites {
-                let found = handle_types_of(driver, site.location(), self.memory.backing)?;
-                site.props.handle_types |= found.handle_types;
-            }
-        }
-        let has_host = sites.iter().any(|site| site.location().is_host());
-        for site in &mut sites {
-            site.access = self.access.grants(driver, site.location())?;
-            // Beside parts on the host, a GPU's is not the CPU's.
-            if has_host && !site.location().is_host() {
-                site.access.retain(|grant| !grant.location.is_host());
-            }
-        }
-        let chosen = self.choose(driver, &sites)?;
-        let shareable = sites.iter();
-        let shareable = shareable.filter(|at| at.is_shareable() && at.location().is_host());
-        let shareable = shareable.fold(0, |sum: u64, at| sum.saturating_add(at.bytes));
-        let memory = &mut self.memory;
-        memory.site.get_or_insert(caller);
-        memory.fork = chosen.fork_of_buffers();
-        memory.chosen = Some(chosen);
-        for site in &mut sites {
-            memory.props = site.props;
-            site.granularity = memory.granularity_of(driver)?;
-            // Memory of GPUs is not divided.
-            if site.location().is_host() {
-                let shareable = site.is_shareable().then_some(shareable);
-                let backing = memory.decision().backing;
-                site.chunk = self.growth.chunk_for(site.granularity, shareable, backing);
-            }
-        }
-        let chunks = self.chunks(&sites, pieces)?;
-        let mut sizes = chunks.iter().map(|chunk| chunk.size.padded());
-        let padded = sizes
-            .try_fold(0_u64, u64::checked_add)
-            .filter(|&sum| sum <= isize::MAX as u64)
-            .ok_or_else(|| Error::invalid("parts", "their sum exceeds the address space"))?;
-        Ok(Plan {
-            options: self,
-            padded,
-            sites,
-            chunks,
-            reservation: None,
-            next: 0,
-            begun: 0,
-            done: 0,
-            entry: None,
-            ahead: VecDeque::new(),
-        })
-    }
-
     /// Returns the locations, and what is requested of each.
     fn sites(&self) -> SmallVec<[Site; 1]> {
         let mut sites: SmallVec<[Site; 1]> = SmallVec::new();
@@ -280,6 +220,75 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// Begins a plan, of which [`decide`](Self::decide) decides everything.
+    #[inline]
+    pub(super) fn new(options: BufferOptions) -> Self {
+        Self {
+            options,
+            padded: 0,
+            sites: SmallVec::new(),
+            chunks: SmallVec::new(),
+            reservation: None,
+            next: 0,
+            begun: 0,
+            done: 0,
+            entry: None,
+            ahead: VecDeque::new(),
+        }
+    }
+
+    /// Checks the options, and decides which chunks there are to be.
+    ///
+    /// # Errors
+    /// As [`allocate`](BufferOptions::allocate); nothing has been created.
+    pub(super) fn decide(&mut self, driver: &Driver, caller: ledger::Site) -> Result<()> {
+        let Self { options, sites, .. } = self;
+        *sites = options.sites();
+        // Before the first trial, which takes time and memory.
+        let pieces = options.check(driver, sites)?;
+        if options.shareable {
+            for site in sites.iter_mut() {
+                let found = handle_types_of(driver, site.location(), options.memory.backing)?;
+                site.props.handle_types |= found.handle_types;
+            }
+        }
+        let has_host = sites.iter().any(|site| site.location().is_host());
+        for site in sites.iter_mut() {
+            site.access = options.access.grants(driver, site.location())?;
+            // Beside parts on the host, a GPU's is not the CPU's.
+            if has_host && !site.location().is_host() {
+                site.access.retain(|grant| !grant.location.is_host());
+            }
+        }
+        let chosen = options.choose(driver, sites)?;
+        let shareable = sites.iter();
+        let shareable = shareable.filter(|at| at.is_shareable() && at.location().is_host());
+        let shareable = shareable.fold(0, |sum: u64, at| sum.saturating_add(at.bytes));
+        let memory = &mut options.memory;
+        memory.site.get_or_insert(caller);
+        memory.fork = chosen.fork_of_buffers();
+        memory.chosen = Some(chosen);
+        for site in sites.iter_mut() {
+            memory.props = site.props;
+            site.granularity = memory.granularity_of(driver)?;
+            // Memory of GPUs is not divided.
+            if site.location().is_host() {
+                let shareable = site.is_shareable().then_some(shareable);
+                let backing = memory.decision().backing;
+                site.chunk = options
+                    .growth
+                    .chunk_for(site.granularity, shareable, backing);
+            }
+        }
+        self.chunks = options.chunks(sites, pieces)?;
+        let mut sizes = self.chunks.iter().map(|chunk| chunk.size.padded());
+        self.padded = sizes
+            .try_fold(0_u64, u64::checked_add)
+            .filter(|&sum| sum <= isize::MAX as u64)
+            .ok_or_else(|| Error::invalid("parts", "their sum exceeds the address space"))?;
+        Ok(())
+    }
+
     /// Returns the location of the first part.
     pub(super) fn location(&self) -> Location {
         self.sites[0].location()

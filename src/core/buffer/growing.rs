@@ -51,7 +51,8 @@ impl BufferOptions {
         front: u64,
         mut progress: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
     ) -> Result<GrowingBuffer> {
-        let mut plan = self.plan(driver, ledger::Site::here())?;
+        let mut plan = Plan::new(self);
+        plan.decide(driver, ledger::Site::here())?;
         let shared = Arc::new(Shared::new(plan.addresses(driver)?, plan.chunks.len()));
         let resting = Arc::clone(&shared);
         let mut after = move |made, rest: Option<Duration>| {

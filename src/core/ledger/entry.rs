@@ -194,11 +194,6 @@ impl Entry {
         self.change(|record| record.label = Some(label));
     }
 
-    /// Notes the driver's answers about imported memory.
-    pub fn describe(&self, bytes: u64, location: Location) {
-        self.change(|record| (record.bytes, record.location) = (bytes, location));
-    }
-
     /// Notes a decision between the driver's memory and registered memory, unless the driver's was asked for.
     pub fn backed_by(&self, chosen: &Chosen) {
         if *chosen != Chosen::DRIVER {

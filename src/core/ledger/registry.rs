@@ -99,7 +99,8 @@ impl Record {
 
     /// Returns where the range at an address is in the list, or would be.
     pub(super) fn find(&self, start: DevicePtr) -> Result<usize, usize> {
-        self.mapped.binary_search_by_key(&start, |range| range.start)
+        self.mapped
+            .binary_search_by_key(&start, |range| range.start)
     }
 
     pub(super) fn rare(&mut self) -> &mut Rare {

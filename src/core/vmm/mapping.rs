@@ -53,8 +53,8 @@ impl Reservation {
         let size = physical.size();
         check_range(offset, size.padded(), self.size())?;
         let start = self.start().add(offset);
-        let mapped = physical.mapped();
-        let pages = match (self.addresses(), physical.handle(), &mapped.pages) {
+        let origin = physical.origin();
+        let pages = match (self.addresses(), physical.handle(), &origin.pages) {
             (None, Some(handle), None) => {
                 // SAFETY: the range is inside the reservation, and the driver refuses one that is in use.
                 unsafe { self.driver().mem_map(start, size.padded(), 0, handle)? };
@@ -74,17 +74,15 @@ impl Reservation {
                 return Err(Error::invalid("reservation", why));
             }
         };
-        mapped.entry.map(start, size.padded());
+        origin.entry.map(start, size.padded());
         Ok(Mapping {
             reservation: self,
             start,
-            size,
-            location: physical.location(),
             host: Access::None,
             granted_to_gpus: false,
             unmapped: false,
             pages,
-            mapped,
+            origin,
         })
     }
 }
@@ -97,16 +95,14 @@ impl Reservation {
 pub struct Mapping {
     reservation: Arc<Reservation>,
     start: DevicePtr,
-    size: PaddedSize,
-    location: Location,
     host: Access,
     /// Whether a grant to a GPU was ever attempted: work in flight may use the access.
     granted_to_gpus: bool,
     unmapped: bool,
     /// The mapping of pages of this process; `None` if the driver maps the memory.
     pages: Option<Box<PagesMapping>>,
-    /// Counts the physical memory's mappings.
-    mapped: Arc<Origin>,
+    /// The physical memory's, whose mappings its clones count.
+    origin: Arc<Origin>,
 }
 
 impl Mapping {
@@ -130,7 +126,7 @@ impl Mapping {
     pub(crate) fn grant(&mut self, mut access: AccessList) -> Result<()> {
         let before = self.host;
         Self::grant_together(&mut [self], &mut access).map_err(|error| {
-            match explain_access(self.driver(), error, self.location, &access) {
+            match explain_access(self.driver(), error, self.location(), &access) {
                 Error::Driver(source) if self.is_refused_to_host(source.code, &access, before) => {
                     Error::TooManyReferences { source }
                 }
@@ -160,7 +156,7 @@ impl Mapping {
         let (Some(first), false) = (mappings.first(), access.is_empty()) else {
             return Ok(());
         };
-        let (start, location, driver) = (first.start, first.location, first.driver());
+        let (start, location, driver) = (first.start, first.location(), first.driver());
         let reservation = &first.reservation;
         driver.expect_this_process("mapping")?;
         let mut size = 0;
@@ -173,11 +169,11 @@ impl Mapping {
                     "they are of several reservations",
                 ));
             }
-            if mapping.start != start.add(size) || mapping.location != location {
+            if mapping.start != start.add(size) || mapping.location() != location {
                 let why = "they are not side by side, or on several nodes";
                 return Err(Error::invalid("mappings", why));
             }
-            size += mapping.size.padded();
+            size += mapping.size().padded();
         }
         first.to_own_terms(access);
         if first.pages.is_some() {
@@ -222,7 +218,7 @@ impl Mapping {
         if let Some(pages) = &self.pages {
             own.extend(pages.gpus());
         }
-        self.mapped.entry.grant(self.start, own);
+        self.origin.entry.grant(self.start, own);
     }
 
     /// Returns whether only the host is refused this access, with INVALID_VALUE: drivers do that for host
@@ -232,7 +228,7 @@ impl Mapping {
         let Some(wanted) = host.filter(|desc| desc.access != Access::None) else {
             return false;
         };
-        if code != Code::INVALID_VALUE || !self.location.is_host() {
+        if code != Code::INVALID_VALUE || !self.location().is_host() {
             return false;
         }
         match Self::set_access_together(&mut [self], &[*wanted]) {
@@ -274,7 +270,7 @@ impl Mapping {
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may at least read.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
-        self.view(self.size.requested())
+        self.view(self.origin.size.requested())
     }
 
     /// Returns the CPU's access, as last granted through this mapping.
@@ -287,7 +283,7 @@ impl Mapping {
     /// # Errors
     /// As [`cpu`](Self::cpu).
     pub fn padded_cpu(&self) -> Result<CpuView<'_>> {
-        self.view(self.size.padded())
+        self.view(self.origin.size.padded())
     }
 
     fn view(&self, len: u64) -> Result<CpuView<'_>> {
@@ -312,12 +308,15 @@ impl Mapping {
     fn unmap_once(&self) -> Result<()> {
         let addresses = self.reservation.addresses();
         if let (Some(mapping), Some(pages), Some(addresses)) =
-            (&self.pages, &self.mapped.pages, addresses)
+            (&self.pages, &self.origin.pages, addresses)
         {
             return mapping.unmap(self.driver(), addresses, pages);
         }
         // SAFETY: `self` owns the range and is being dropped; views of it borrow `self`, so none exist.
-        unsafe { self.driver().mem_unmap(self.start, self.size.padded()) }
+        unsafe {
+            self.driver()
+                .mem_unmap(self.start, self.origin.size.padded())
+        }
     }
 
     /// Notes that something besides GPUs may write the memory from now on: it counts as granted to them.
@@ -327,7 +326,7 @@ impl Mapping {
 
     /// Notes in the ledger that a handle of mapped bytes was exported.
     pub(super) fn note_export(&self) {
-        self.mapped.entry.exported(None);
+        self.origin.entry.exported(None);
     }
 
     /// Returns whether a grant to a GPU was ever attempted.
@@ -341,14 +340,14 @@ impl Mapping {
     }
 
     /// Returns the size requested and the size mapped.
-    pub const fn size(&self) -> PaddedSize {
-        self.size
+    pub fn size(&self) -> PaddedSize {
+        self.origin.size
     }
 
     /// Returns where it lies in its reservation, in bytes from the start.
     pub fn range(&self) -> Range<u64> {
         let offset = self.start.0 - self.reservation.start().0;
-        offset..offset + self.size.padded()
+        offset..offset + self.origin.size.padded()
     }
 
     /// Returns the mapping's reservation.
@@ -359,7 +358,7 @@ impl Mapping {
     /// Maps every name of the host to one: the memory's own node. Drivers accept other names too, but for
     /// HOST they have been seen to report the lesser of GPU 0's and the CPU's access.
     fn host_terms(&self, location: Location) -> Location {
-        match (location.is_host(), self.location) {
+        match (location.is_host(), self.location()) {
             (false, _) => location,
             (true, Location::HostNuma(node)) => Location::HostNuma(node),
             (true, _) => Location::HostNuma(0),
@@ -402,12 +401,12 @@ unsafe impl AccessChecks for Mapping {
     }
 }
 
-impl_memory! { for Mapping, |this| this.reservation.driver(), this.start, this.size.requested(), this.location }
+impl_memory! { for Mapping, |this| this.reservation.driver(), this.start, this.origin.size.requested(), this.origin.props.location }
 
 impl Drop for Mapping {
     /// The ledger's entry loses the addresses before the reservation does, so that no other entry has them meanwhile.
     fn drop(&mut self) {
-        let entry = &self.mapped.entry;
+        let entry = &self.origin.entry;
         if self.unmapped || !give_back_or_log(self.driver(), "a mapping", || self.unmap_once()) {
             return entry.unmap(self.start);
         }

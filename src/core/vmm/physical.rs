@@ -26,10 +26,16 @@ use crate::{Error, Result};
 /// The state that physical memory and its mappings share.
 #[derive(Debug)]
 pub(super) struct Origin {
+    pub(super) driver: Driver,
+    pub(super) size: PaddedSize,
+    pub(super) props: AllocationProps,
     /// Whether another process created the memory.
-    pub(super) imported: bool,
+    imported: bool,
     /// The pages of this process that are the memory; `None` if the driver created it.
     pub(super) pages: Option<Pages>,
+    /// Unique among the memories of this process. Drawn when it is first asked for: most memory is never shared.
+    allocation: OnceLock<u64>,
+    generation: AtomicU64,
     /// Lives as long as the memory does in this process: until the last mapping is gone too. Chunks of one allocation
     /// share it.
     pub(super) entry: Entry,
@@ -40,16 +46,10 @@ pub(super) struct Origin {
 /// Mappings of it may outlive it: the driver keeps the memory until the last one is unmapped.
 #[derive(Debug)]
 pub struct PhysicalMemory {
-    driver: Driver,
     /// `None` if it is pages of this process, or was released or is lost.
     handle: Option<PhysicalHandle>,
-    size: PaddedSize,
-    props: AllocationProps,
-    /// Unique among the memories of this process. Drawn when it is first asked for: most memory is never shared.
-    allocation: OnceLock<u64>,
-    generation: AtomicU64,
     /// Every mapping of it in this process has a clone.
-    mapped: Arc<Origin>,
+    origin: Arc<Origin>,
 }
 
 /// Numbers for identities, which peers see.
@@ -101,62 +101,62 @@ impl PhysicalMemory {
             Some(_) => None,
             None => Some(driver.mem_import(handle)?),
         };
+        let facts = match (&pages, handle) {
+            (Some(pages), _) => Ok((pages::GRANULARITY, AllocationProps::at(pages.node().into()))),
+            // SAFETY: the handle was imported above, and nothing has released it.
+            (None, Some(handle)) => unsafe { facts_of(driver, handle) },
+            (None, None) => Err(Error::invalid("handle", "it is of no memory")),
+        };
+        let facts = facts.and_then(|(granularity, props)| {
+            if !granularity.divides(bytes) {
+                let why = format!("{bytes} bytes is not a multiple of {}", granularity.bytes());
+                return Err(Error::invalid("size", why));
+            }
+            Ok((PaddedSize::new(bytes, granularity)?, props))
+        });
+        // Owned in any case, so that it is released if something is wrong.
+        let unknown = AllocationProps::at(Location::Host);
+        let (size, props) = match &facts {
+            Ok(known) => *known,
+            Err(_) => (PaddedSize::new(1, Granularity::TWO_MIB)?, unknown),
+        };
         let entry = Entry::new(NewEntry {
             driver,
             bytes,
-            location: Location::Host,
+            location: props.location,
             path: AllocPath::Import,
             label: None,
             site: Site::here(),
         });
-        let origin = Origin {
-            imported: true,
-            pages,
-            entry,
-        };
-        // Owned from here on, so that a failing step releases it.
-        let size = PaddedSize::new(1, Granularity::TWO_MIB)?;
-        let props = AllocationProps::at(Location::Host);
-        let mut memory = Self::new(driver, handle, size, props, origin);
-        let mut granularity = pages::GRANULARITY;
-        if let Some(pages) = &memory.mapped.pages {
-            memory.props.location = pages.node().into();
-            let chosen = Chosen::registered(Why::Exporter);
-            memory.mapped.entry.backed_by(&chosen);
+        if pages.is_some() {
+            entry.backed_by(&Chosen::registered(Why::Exporter));
         }
-        if let Some(handle) = handle {
-            // SAFETY: `memory` keeps the handle alive.
-            memory.props = unsafe { driver.mem_properties(handle)? };
-            let unit = driver.mem_granularity(&memory.props, GranularityKind::Minimum)?;
-            granularity = Granularity::new(unit)?;
-        }
-        if !granularity.divides(bytes) {
-            let why = format!("{bytes} bytes is not a multiple of {}", granularity.bytes());
-            return Err(Error::invalid("size", why));
-        }
-        memory.size = PaddedSize::new(bytes, granularity)?;
-        let entry = &memory.mapped.entry;
-        entry.describe(memory.size.padded(), memory.props.location);
-        Ok(memory)
+        let memory = Self::new(driver, handle, true, size, props, pages, entry);
+        // Owned, so that it is released if something is wrong.
+        facts.map(|_| memory)
     }
 
     #[inline]
     fn new(
         driver: &Driver,
         handle: Option<PhysicalHandle>,
+        imported: bool,
         size: PaddedSize,
         props: AllocationProps,
-        origin: Origin,
+        pages: Option<Pages>,
+        entry: Entry,
     ) -> Self {
-        Self {
+        let origin = Arc::new(Origin {
             driver: driver.clone(),
-            handle,
             size,
             props,
+            imported,
+            pages,
             allocation: OnceLock::new(),
             generation: AtomicU64::new(0),
-            mapped: Arc::new(origin),
-        }
+            entry,
+        });
+        Self { handle, origin }
     }
 
     /// Exports the memory in a form that another process can import.
@@ -168,60 +168,60 @@ impl PhysicalMemory {
     /// [`Error::InvalidArgument`] if the memory was created without this handle type, or if the driver returns a handle of
     /// another type; the driver's errors.
     pub fn export(&self, handle_type: HandleType) -> Result<ShareableHandle> {
-        if !self.props.handle_types.contains(handle_type.into()) {
+        if !self.origin.props.handle_types.contains(handle_type.into()) {
             let why = format!(
                 "the memory was created with handle types {}, not {handle_type}",
-                self.props.handle_types
+                self.origin.props.handle_types
             );
             return Err(Error::invalid("handle type", why));
         }
-        let handle = match (&self.mapped.pages, self.handle) {
-            (Some(pages), _) => ShareableHandle::PosixFd(pages.export(&self.driver)?),
+        let handle = match (&self.origin.pages, self.handle) {
+            (Some(pages), _) => ShareableHandle::PosixFd(pages.export(&self.origin.driver)?),
             // SAFETY: `self` keeps the handle alive.
-            (None, Some(handle)) => unsafe { self.driver.mem_export(handle, handle_type)? },
+            (None, Some(handle)) => unsafe { self.origin.driver.mem_export(handle, handle_type)? },
             (None, None) => return Err(Error::invalid("memory", "it was released")),
         };
         if handle.handle_type() != handle_type {
             let why = format!("the driver exported a handle of a type other than {handle_type}");
             return Err(Error::invalid("handle", why));
         }
-        self.mapped.entry.exported(self.identity().ok());
+        self.origin.entry.exported(self.identity().ok());
         Ok(handle)
     }
 
     /// Sets the memory's name in the [ledger](crate::ledger).
     pub fn set_label(&self, label: impl Into<Label>) {
-        self.mapped.entry.set_label(label.into());
+        self.origin.entry.set_label(label.into());
     }
 
     /// Notes in the [ledger](crate::ledger) a process that a handle of the memory was sent to.
     pub fn sent_to(&self, party: Party) {
-        self.mapped.entry.sent_to(party);
+        self.origin.entry.sent_to(party);
     }
 
     /// Notes in the [ledger](crate::ledger) where imported memory comes from, its name, and the program's call.
     pub fn imported_from(&self, imported: Imported, label: Option<Label>, site: Site) {
-        self.mapped.entry.imported(imported, label, site);
+        self.origin.entry.imported(imported, label, site);
     }
 
     /// Returns the size requested and the size created.
-    pub const fn size(&self) -> PaddedSize {
-        self.size
+    pub fn size(&self) -> PaddedSize {
+        self.origin.size
     }
 
     /// Returns location, handle types and flags, as created or imported.
-    pub const fn props(&self) -> &AllocationProps {
-        &self.props
+    pub fn props(&self) -> &AllocationProps {
+        &self.origin.props
     }
 
     /// Returns the memory's location.
-    pub const fn location(&self) -> Location {
-        self.props.location
+    pub fn location(&self) -> Location {
+        self.origin.props.location
     }
 
     /// Returns the memory's driver.
-    pub const fn driver(&self) -> &Driver {
-        &self.driver
+    pub fn driver(&self) -> &Driver {
+        &self.origin.driver
     }
 
     /// Returns the memory's identity, for importers; only the exporter knows that of imported memory.
@@ -233,15 +233,16 @@ impl PhysicalMemory {
             boot: BootId::current()?,
             instance: InstanceId::current()?,
             allocation: *self
+                .origin
                 .allocation
                 .get_or_init(|| NUMBERS.get(|_| Numbers::default()).next()),
-            generation: self.generation.load(Relaxed),
+            generation: self.origin.generation.load(Relaxed),
         })
     }
 
     /// Gives the memory a new identity when it changes owners.
     pub fn renew_identity(&self) {
-        self.generation.fetch_add(1, Relaxed);
+        self.origin.generation.fetch_add(1, Relaxed);
     }
 
     /// Returns the driver's handle, for calls of your own; `self` still owns it. `None` for
@@ -252,7 +253,7 @@ impl PhysicalMemory {
 
     /// Returns what the memory is: [`Driver`](Backing::Driver) or [`Registered`](Backing::Registered).
     pub fn backing(&self) -> Backing {
-        match self.mapped.pages {
+        match self.origin.pages {
             Some(_) => Backing::Registered,
             None => Backing::Driver,
         }
@@ -278,7 +279,7 @@ impl PhysicalMemory {
     /// # Errors
     /// The driver's error, and the memory if it still exists.
     pub fn try_release(mut self) -> Result<(), Box<(Option<Self>, Error)>> {
-        let Err(error) = give_back(&self.driver, "memory", || self.release_once()) else {
+        let Err(error) = give_back(&self.origin.driver, "memory", || self.release_once()) else {
             self.handle = None;
             return Ok(());
         };
@@ -291,24 +292,24 @@ impl PhysicalMemory {
 
     fn lose(&mut self) {
         self.handle = None;
-        self.mapped.entry.lost(&self.driver);
+        self.origin.entry.lost(&self.origin.driver);
     }
 
     /// Returns the ledger's entry, for further chunks of one allocation.
     pub(crate) fn entry(&self) -> Entry {
-        self.mapped.entry.again()
+        self.origin.entry.again()
     }
 
-    /// Returns the token that every mapping of it keeps.
-    pub(super) fn mapped(&self) -> Arc<Origin> {
-        Arc::clone(&self.mapped)
+    /// Returns the state that every mapping of it keeps.
+    pub(super) fn origin(&self) -> Arc<Origin> {
+        Arc::clone(&self.origin)
     }
 
     /// Returns whether it has one mapping in this process and no other process can access it: it has no
     /// handle type, so it cannot be exported, and was not imported.
     pub fn is_mapped_once_and_private(&self) -> bool {
-        let private = !self.mapped.imported && self.props.handle_types == HandleTypes::NONE;
-        let once = private && Arc::strong_count(&self.mapped) == 2;
+        let private = !self.origin.imported && self.origin.props.handle_types == HandleTypes::NONE;
+        let once = private && Arc::strong_count(&self.origin) == 2;
         // Orders other threads' accesses through mappings that they have dropped before the caller's.
         fence(Acquire);
         once
@@ -317,11 +318,25 @@ impl PhysicalMemory {
     fn release_once(&self) -> Result<()> {
         match self.handle {
             // SAFETY: `self` owns the handle, which is removed once it is released, and is being dropped.
-            Some(handle) => unsafe { self.driver.mem_release(handle) },
+            Some(handle) => unsafe { self.origin.driver.mem_release(handle) },
             // The pages live as long as their last mapping and fd.
             None => Ok(()),
         }
     }
+}
+
+/// Asks for the granularity and the properties of imported memory.
+///
+/// # Safety
+/// The handle is live.
+unsafe fn facts_of(
+    driver: &Driver,
+    handle: PhysicalHandle,
+) -> Result<(Granularity, AllocationProps)> {
+    // SAFETY: the caller's promise.
+    let props = unsafe { driver.mem_properties(handle)? };
+    let unit = driver.mem_granularity(&props, GranularityKind::Minimum)?;
+    Ok((Granularity::new(unit)?, props))
 }
 
 impl AsRef<Self> for PhysicalMemory {
@@ -332,7 +347,9 @@ impl AsRef<Self> for PhysicalMemory {
 
 impl Drop for PhysicalMemory {
     fn drop(&mut self) {
-        if give_back_or_log(&self.driver, "physical memory", || self.release_once()) {
+        if give_back_or_log(&self.origin.driver, "physical memory", || {
+            self.release_once()
+        }) {
             self.lose();
         }
     }

@@ -1,6 +1,6 @@
 //! Options for physical memory.
 
-use super::{Origin, PhysicalMemory};
+use super::PhysicalMemory;
 use crate::Result;
 use crate::backing::choose::choose;
 use crate::backing::{Backing, Chosen};
@@ -137,13 +137,9 @@ impl PhysicalOptions {
             }),
         };
         entry.backed_by(chosen);
-        let imported = false;
-        let origin = Origin {
-            imported,
-            pages,
-            entry,
-        };
-        Ok(PhysicalMemory::new(driver, handle, size, props, origin))
+        Ok(PhysicalMemory::new(
+            driver, handle, false, size, props, pages, entry,
+        ))
     }
 
     /// Returns the decision about the [`backing`](Self::backing); the driver's memory, if there was none.
