@@ -51,6 +51,7 @@ impl BufferOptions {
     /// ([`Buffer::padded`]).
     ///
     /// A spread buffer has the sizes of its shares; this changes the last one.
+    #[inline]
     pub fn bytes(mut self, bytes: u64) -> Self {
         if let Some((_, last)) = self.parts.last_mut() {
             *last = bytes;

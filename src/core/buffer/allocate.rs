@@ -1,7 +1,6 @@
 //! How a buffer's memory is created. A plan has the chunks of all parts, and each location's granularity and access; then
 //! each chunk is created, mapped and granted before the next.
 
-use std::collections::VecDeque;
 use std::mem;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -216,7 +215,7 @@ pub(super) struct Plan {
     /// The ledger's entry of the chunks of one part.
     entry: Option<Entry>,
     /// Chunks that are mapped and not granted yet, and behind them why the next one was not made.
-    ahead: VecDeque<Result<Made>>,
+    ahead: Vec<Result<Made>>,
 }
 
 impl Plan {
@@ -233,7 +232,7 @@ impl Plan {
             begun: 0,
             done: 0,
             entry: None,
-            ahead: VecDeque::new(),
+            ahead: Vec::new(),
         }
     }
 
@@ -413,13 +412,16 @@ impl Plan {
     /// # Errors
     /// Those of creating and mapping, after the chunks before.
     fn make_ahead(&mut self, driver: &Driver) -> Result<Option<Made>> {
-        while self.ahead.len() < AHEAD && !matches!(self.ahead.back(), Some(Err(_))) {
+        while self.ahead.len() < AHEAD && !matches!(self.ahead.last(), Some(Err(_))) {
             let Some(made) = self.make(driver).transpose() else {
                 break;
             };
-            self.ahead.push_back(made);
+            self.ahead.push(made);
         }
-        self.ahead.pop_front().transpose()
+        if self.ahead.is_empty() {
+            return Ok(None);
+        }
+        self.ahead.remove(0).map(Some)
     }
 
     /// Gives back what was made ahead, and rewrites a shortage of one chunk to the shortage of all that is requested at its

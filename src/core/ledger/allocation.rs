@@ -269,12 +269,12 @@ impl Grants {
 }
 
 fn replace(list: &mut AccessList, mut changes: AccessList) {
-    list.retain(|known| changes.iter().all(|new| owner(new) != owner(known)));
     if list.is_empty() {
         *list = changes;
-    } else {
-        list.append(&mut changes);
+        return;
     }
+    list.retain(|known| changes.iter().all(|new| owner(new) != owner(known)));
+    list.append(&mut changes);
 }
 
 fn ordered(list: &[AccessDesc]) -> Vec<AccessDesc> {

@@ -3,7 +3,7 @@
 use std::backtrace::Backtrace;
 use std::mem;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU8};
+use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, OnceLock};
 
 use smallvec::smallvec;
@@ -15,7 +15,6 @@ use super::site::{Label, Site};
 use crate::Driver;
 use crate::backing::Chosen;
 use crate::driver::{DevicePtr, Location};
-use crate::fork::PerProcess;
 use crate::vmm::identity::Identity;
 
 /// The environment variable that turns backtraces on: any value except an empty one and `0`.
@@ -124,7 +123,12 @@ impl Entry {
             site = site.map(tracing::field::display),
             "allocated"
         );
-        first_entry();
+        if !registry.hooked.load(Relaxed)
+            && !registry.hooked.swap(true, Relaxed)
+            && let Some(hook) = HOOK.get()
+        {
+            hook();
+        }
         Self {
             registry,
             slot,
@@ -275,22 +279,8 @@ impl Drop for Entry {
 
 static HOOK: OnceLock<fn()> = OnceLock::new();
 
-/// Whether this process has called the hook.
-static CALLED: PerProcess<AtomicBool> = PerProcess::new();
-
 /// Sets the function that is called once in each process, after its first entry is made. It must not allocate memory of a
 /// driver. The first function that is set stays; returns whether it is this one.
 pub fn on_first_entry(hook: fn()) -> bool {
     HOOK.set(hook).is_ok()
-}
-
-/// Calls the hook if this process has not.
-fn first_entry() {
-    let called = CALLED.get(|_| AtomicBool::new(false));
-    if !called.load(Relaxed)
-        && !called.swap(true, Relaxed)
-        && let Some(hook) = HOOK.get()
-    {
-        hook();
-    }
 }

@@ -4,6 +4,7 @@
 //! Searching by address looks at all records: it is for diagnosis, and keeps allocating cheap.
 
 use std::backtrace::Backtrace;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use smallvec::SmallVec;
@@ -171,6 +172,8 @@ pub(super) struct Registry {
     born: Generation,
     slots: Mutex<Slots>,
     tiers: Mutex<Vec<Known>>,
+    /// Whether the process had its [first entry](super::on_first_entry).
+    pub(super) hooked: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -197,6 +200,7 @@ impl Registry {
             born: Generation::current(),
             slots: Mutex::default(),
             tiers: Mutex::default(),
+            hooked: AtomicBool::new(false),
         }
     }
 
