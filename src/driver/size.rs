@@ -86,9 +86,12 @@ impl PaddedSize {
     /// # Errors
     /// [`Error::InvalidArgument`] if `requested` is 0 or the padded size does not fit `isize`.
     pub fn new(requested: u64, granularity: Granularity) -> Result<Self> {
-        let unit = granularity.bytes();
         not_empty(requested)?;
-        match requested.checked_next_multiple_of(unit) {
+        let rest = granularity.bytes() - 1;
+        match requested
+            .checked_add(rest)
+            .map(|sum| granularity.round_down(sum))
+        {
             Some(padded) if padded <= isize::MAX as u64 => Ok(Self { requested, padded }),
             _ => {
                 let why = format!("{requested} bytes is more than an address space holds");

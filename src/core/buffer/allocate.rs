@@ -1,7 +1,6 @@
 //! How a buffer's memory is created. A plan has the chunks of all parts, and each location's granularity and access; then
 //! each chunk is created, mapped and granted before the next.
 
-use std::mem;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,9 +73,8 @@ impl BufferOptions {
             let why = format!("{cut} bytes");
             return Err(Error::invalid_of("chunk", why, "a multiple of 2 MiB"));
         }
-        let cut = self.chunk.unwrap_or(u64::MAX);
-        let pieces = self.parts.iter();
-        let pieces = pieces.map(|(_, bytes)| bytes.div_ceil(cut).max(1));
+        let pieces = |bytes: u64| self.chunk.map_or(1, |cut| bytes.div_ceil(cut).max(1));
+        let pieces = self.parts.iter().map(|&(_, bytes)| pieces(bytes));
         let pieces = pieces.fold(0, u64::saturating_add);
         if pieces > MOST {
             let what = self.chunk.map_or("parts", |_| "chunk");
@@ -109,7 +107,6 @@ impl BufferOptions {
 
     /// Divides the parts into pieces, and those into chunks.
     fn chunks(&self, sites: &[Site], pieces: u64) -> Result<SmallVec<[Chunk; 1]>> {
-        let cut = self.chunk.unwrap_or(u64::MAX);
         // More chunks than a buffer can have are more memory than a machine has, which the driver shall say.
         let more = sites.iter().map(|site| site.bytes / site.chunk);
         let is_divided = more.fold(pieces, u64::saturating_add) <= MOST;
@@ -129,7 +126,8 @@ impl BufferOptions {
             let all = bytes.saturating_add(room);
             let mut at = 0;
             loop {
-                let next = (at / cut + 1).saturating_mul(cut);
+                let behind = |cut: u64| (at / cut + 1).saturating_mul(cut);
+                let next = self.chunk.map_or(u64::MAX, behind);
                 // The room belongs to the last piece.
                 let end = if next < bytes { next } else { all };
                 let size = PaddedSize::new((end - at).min(most), sites[site].granularity)?;
@@ -189,8 +187,9 @@ pub(super) struct Chunk {
 /// A chunk that is mapped and not granted yet.
 #[derive(Debug)]
 struct Made {
+    /// The index of its site.
+    site: usize,
     part: MappedPart,
-    access: AccessList,
     /// Whether its entry in the ledger is that of the chunks before it.
     is_further: bool,
 }
@@ -347,7 +346,8 @@ impl Plan {
             };
             let Some(mut made) = made else { break };
             let bytes = made.part.memory().size().padded();
-            made.part.mapping_mut().grant(made.access)?;
+            let access = &self.sites[made.site].access;
+            made.part.mapping_mut().set_access(access)?;
             if made.is_further {
                 made.part.memory().entry().add_chunk(bytes);
             }
@@ -369,7 +369,7 @@ impl Plan {
         let Some(chunk) = self.chunks.get(self.next) else {
             return Ok(None);
         };
-        let (site, bytes) = (&mut self.sites[chunk.site], chunk.size.padded());
+        let (site, bytes) = (&self.sites[chunk.site], chunk.size.padded());
         let options = &mut self.options.memory;
         // Before the first chunk, all of the memory was looked at.
         let is_registered = options.decision().backing == Backing::Registered;
@@ -385,11 +385,7 @@ impl Plan {
             self.entry = Some(memory.entry());
         }
         let is_last = self.begun + bytes == self.padded;
-        let access = if is_last {
-            mem::take(&mut site.access)
-        } else {
-            site.access.clone()
-        };
+        let site = chunk.site;
         let addresses = match self.reservation.take() {
             Some(known) => known,
             None => self.reserve(driver)?,
@@ -401,8 +397,8 @@ impl Plan {
         self.next += 1;
         self.begun += bytes;
         Ok(Some(Made {
+            site,
             part: MappedPart::new(mapping, memory),
-            access,
             is_further,
         }))
     }

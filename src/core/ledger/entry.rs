@@ -2,8 +2,8 @@
 
 use std::backtrace::Backtrace;
 use std::mem;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 use smallvec::smallvec;
@@ -151,24 +151,17 @@ impl Entry {
         }
     }
 
-    /// Notes that the memory is mapped at `start`, without access for any location yet.
-    pub fn map(&self, start: DevicePtr, bytes: u64) {
-        self.change(|record| {
-            let range = Range {
-                start,
-                bytes,
-                grants: Grants::Range(AccessList::new()),
-            };
-            let at = record.mapped.partition_point(|other| other.start < start);
-            record.mapped.insert(at, range);
-        });
-    }
-
-    /// Notes the access of locations to the memory that is mapped at `start`.
-    pub fn grant(&self, start: DevicePtr, access: AccessList) {
-        self.change(|record| {
-            if let Ok(at) = record.find(start) {
-                record.mapped[at].grants.set_own(access);
+    /// Notes that the memory is mapped at `start`, and the access of locations to it there.
+    pub fn grant(&self, start: DevicePtr, bytes: u64, access: AccessList) {
+        self.change(|record| match record.find(start) {
+            Ok(at) => record.mapped[at].grants.set_own(access),
+            Err(at) => {
+                let range = Range {
+                    start,
+                    bytes,
+                    grants: Grants::Range(access),
+                };
+                record.mapped.insert(at, range);
             }
         });
     }

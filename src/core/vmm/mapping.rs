@@ -1,6 +1,5 @@
 //! Physical memory, mapped and granted at reserved addresses.
 
-use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -37,10 +36,13 @@ impl Reservation {
     /// [`Error::OutOfRange`] if it does not fit there; [`Error::InvalidArgument`] if the memory is another
     /// driver's; the driver's INVALID_VALUE if something is mapped already.
     pub fn map(self: &Arc<Self>, offset: u64, physical: &PhysicalMemory) -> Result<Mapping> {
-        Arc::clone(self).map_last(offset, physical)
+        let mut mapping = Arc::clone(self).map_last(offset, physical)?;
+        mapping.note_grants(AccessList::new(), true);
+        Ok(mapping)
     }
 
-    /// As [`map`](Self::map), for a caller that maps nothing else in the range.
+    /// As [`map`](Self::map), for a caller that maps nothing else in the range. The ledger learns of the mapping when access
+    /// is set.
     #[inline]
     pub(crate) fn map_last(
         self: Arc<Self>,
@@ -74,7 +76,6 @@ impl Reservation {
                 return Err(Error::invalid("reservation", why));
             }
         };
-        origin.entry.map(start, size.padded());
         Ok(Mapping {
             reservation: self,
             start,
@@ -119,15 +120,10 @@ impl Mapping {
     /// access to registered memory; [`Error::System`] if the kernel refuses the CPU's access to registered memory; or the
     /// driver's: NOT_SUPPORTED for the host if it cannot reach a GPU's memory.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
-        self.grant(access.into())
-    }
-
-    /// As [`set_access`](Self::set_access).
-    pub(crate) fn grant(&mut self, mut access: AccessList) -> Result<()> {
         let before = self.host;
-        Self::grant_together(&mut [self], &mut access).map_err(|error| {
-            match explain_access(self.driver(), error, self.location(), &access) {
-                Error::Driver(source) if self.is_refused_to_host(source.code, &access, before) => {
+        Self::set_access_together(&mut [self], access).map_err(|error| {
+            match explain_access(self.driver(), error, self.location(), access) {
+                Error::Driver(source) if self.is_refused_to_host(source.code, access, before) => {
                     Error::TooManyReferences { source }
                 }
                 other => other,
@@ -148,12 +144,9 @@ impl Mapping {
     /// [`Error::InvalidArgument`] for mappings that are not adjacent, of several reservations or at several locations, and in
     /// a forked child; the driver's. Of registered memory, the mappings before the refused one have the new access then.
     pub fn set_access_together(mappings: &mut [&mut Self], access: &[AccessDesc]) -> Result<()> {
-        Self::grant_together(mappings, &mut access.into())
-    }
-
-    /// As [`set_access_together`](Self::set_access_together). The list is empty or in the driver's terms afterwards.
-    fn grant_together(mappings: &mut [&mut Self], access: &mut AccessList) -> Result<()> {
         let (Some(first), false) = (mappings.first(), access.is_empty()) else {
+            let nothing = |mapping: &mut &mut Self| mapping.note_grants(AccessList::new(), true);
+            mappings.iter_mut().for_each(nothing);
             return Ok(());
         };
         let (start, location, driver) = (first.start, first.location(), first.driver());
@@ -175,25 +168,25 @@ impl Mapping {
             }
             size += mapping.size().padded();
         }
-        first.to_own_terms(access);
+        let own = first.own_terms(access);
         if first.pages.is_some() {
             // Each mapping is changed by calls of its own. It notes its access before a later one is refused.
             return mappings.iter_mut().try_for_each(|mapping| {
                 let granted = match &mapping.pages {
-                    Some(pages) => pages.grant(mapping.driver(), access),
+                    Some(pages) => pages.grant(mapping.driver(), &own),
                     None => Ok(()),
                 };
-                mapping.note_grants(access.clone(), granted.is_ok());
+                mapping.note_grants(own.clone(), granted.is_ok());
                 granted
             });
         }
         // SAFETY: the mappings are exclusively borrowed, so they have no views; as just checked they are the whole range.
-        let result = unsafe { driver.mem_set_access(start, size, access) };
+        let result = unsafe { driver.mem_set_access(start, size, &own) };
         match mappings {
-            [one] if result.is_ok() => one.note_grants(mem::take(access), true),
+            [one] => one.note_grants(own, result.is_ok()),
             all => all
                 .iter_mut()
-                .for_each(|mapping| mapping.note_grants(access.clone(), result.is_ok())),
+                .for_each(|mapping| mapping.note_grants(own.clone(), result.is_ok())),
         }
         result
     }
@@ -218,7 +211,8 @@ impl Mapping {
         if let Some(pages) = &self.pages {
             own.extend(pages.gpus());
         }
-        self.origin.entry.grant(self.start, own);
+        let bytes = self.origin.size.padded();
+        self.origin.entry.grant(self.start, bytes, own);
     }
 
     /// Returns whether only the host is refused this access, with INVALID_VALUE: drivers do that for host
@@ -365,18 +359,16 @@ impl Mapping {
         }
     }
 
-    /// Converts grants to the form for the driver.
-    ///
-    /// The host has many names. If several are listed, the last one counts and only it is passed on: CUDA
-    /// does not document in which order the driver would apply them.
-    fn to_own_terms(&self, access: &mut AccessList) {
-        let mut hosts = access.iter().filter(|desc| desc.location.is_host()).count();
-        access.retain(|desc| {
-            hosts -= usize::from(desc.location.is_host());
-            let is_kept = !desc.location.is_host() || hosts == 0;
-            desc.location = self.host_terms(desc.location);
-            is_kept
-        });
+    /// Returns grants in the form for the driver. Of several to the host the last one counts.
+    fn own_terms(&self, access: &[AccessDesc]) -> AccessList {
+        let host = access.iter().rposition(|desc| desc.location.is_host());
+        let mut own = AccessList::with_capacity(access.len());
+        for (at, desc) in access.iter().enumerate() {
+            if !desc.location.is_host() || Some(at) == host {
+                own.push(AccessDesc::new(self.host_terms(desc.location), desc.access));
+            }
+        }
+        own
     }
 }
 
