@@ -185,19 +185,20 @@ impl BufferOptions {
     /// ```
     #[track_caller]
     pub fn allocate_with(
-        self,
+        mut self,
         driver: &Driver,
         mut progress: impl FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Buffer> {
-        let mut plan = Plan::new(self);
-        plan.decide(driver, Site::here())?;
+        let mut plan = Plan::default();
+        plan.decide(&mut self, driver, Site::here())?;
         let mut buffer = Buffer {
             range: MappedRange::with_capacity(plan.chunks.len()),
-            len: plan.len(),
-            chosen: plan.chosen().clone(),
+            len: self.len(),
+            chosen: self.memory.decision().clone(),
         };
         let push = |part| buffer.range.push(part);
-        let made = plan.grow(driver, plan.padded, push, |made, rest| {
+        let all = plan.padded;
+        let made = plan.grow(&mut self, driver, all, push, |made, rest| {
             progress(made)?;
             if let Some(rest) = rest {
                 thread::sleep(rest);

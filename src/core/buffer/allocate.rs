@@ -17,7 +17,7 @@ use crate::guard::check_free;
 use crate::ledger::{self, AccessList, Entry};
 use crate::size::{Granularity, PaddedSize};
 use crate::topology::free_now;
-use crate::vmm::{MappedPart, Reservation};
+use crate::vmm::{MappedPart, PhysicalOptions, Reservation};
 use crate::{Error, Result};
 
 /// The most parts of a buffer.
@@ -30,6 +30,11 @@ const CHECK_EVERY: u64 = 1 << 30;
 const AHEAD: usize = 4;
 
 impl BufferOptions {
+    /// Returns the bytes of all parts.
+    pub(super) fn len(&self) -> u64 {
+        self.parts.iter().map(|&(_, bytes)| bytes).sum()
+    }
+
     /// Returns the locations, and what is requested of each.
     fn sites(&self) -> SmallVec<[Site; 1]> {
         let mut sites: SmallVec<[Site; 1]> = SmallVec::new();
@@ -104,51 +109,6 @@ impl BufferOptions {
         let sites = sites.map(|at| ((at.location(), at.props.handle_types), &at.access[..]));
         choose_for_all(driver, backing, sites)
     }
-
-    /// Divides the parts into pieces, and those into chunks.
-    fn chunks(&self, sites: &[Site], pieces: u64) -> Result<SmallVec<[Chunk; 1]>> {
-        // More chunks than a buffer can have are more memory than a machine has, which the driver shall say.
-        let more = sites.iter().map(|site| site.bytes / site.chunk);
-        let is_divided = more.fold(pieces, u64::saturating_add) <= MOST;
-        let mut chunks = SmallVec::with_capacity(self.parts.len());
-        for (index, &(location, bytes)) in self.parts.iter().enumerate() {
-            // Every location has a site.
-            let site = sites.iter().position(|site| site.location() == location);
-            let site = site.unwrap_or_default();
-            let most = if is_divided {
-                sites[site].chunk
-            } else {
-                u64::MAX
-            };
-            let is_last = index + 1 == self.parts.len();
-            // No bytes at all are refused, room or not.
-            let room = if is_last && bytes > 0 { self.room } else { 0 };
-            let all = bytes.saturating_add(room);
-            let mut at = 0;
-            loop {
-                let behind = |cut: u64| (at / cut + 1).saturating_mul(cut);
-                let next = self.chunk.map_or(u64::MAX, behind);
-                // The room belongs to the last piece.
-                let end = if next < bytes { next } else { all };
-                let size = PaddedSize::new((end - at).min(most), sites[site].granularity)?;
-                at += size.requested();
-                let (ends, is_end) = (at == end, at == all);
-                chunks.push(Chunk { site, size, ends });
-                if !(is_end && is_last) && size.padded() != size.requested() {
-                    let why = "bytes in the middle are not a multiple of the granularity";
-                    let why = format!("{} {why}", size.requested());
-                    return Err(Error::invalid("share", why));
-                }
-                if is_end {
-                    break;
-                }
-            }
-        }
-        if chunks.is_empty() {
-            return Err(Error::invalid("shares", "the list is empty"));
-        }
-        Ok(chunks)
-    }
 }
 
 /// What all parts at one location share.
@@ -195,10 +155,8 @@ struct Made {
 }
 
 /// The memory of a buffer that is to be created, and how far it has come.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Plan {
-    /// As asked for, with what was decided about the memory.
-    options: BufferOptions,
     /// The bytes of all parts, in whole granules.
     pub(super) padded: u64,
     sites: SmallVec<[Site; 1]>,
@@ -218,72 +176,105 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Begins a plan, of which [`decide`](Self::decide) decides everything.
-    #[inline]
-    pub(super) fn new(options: BufferOptions) -> Self {
-        Self {
-            options,
-            padded: 0,
-            sites: SmallVec::new(),
-            chunks: SmallVec::new(),
-            reservation: None,
-            next: 0,
-            begun: 0,
-            done: 0,
-            entry: None,
-            ahead: Vec::new(),
-        }
-    }
-
-    /// Checks the options, and decides which chunks there are to be.
+    /// Checks the options, completes them, and decides which chunks there are to be.
     ///
     /// # Errors
     /// As [`allocate`](BufferOptions::allocate); nothing has been created.
-    pub(super) fn decide(&mut self, driver: &Driver, caller: ledger::Site) -> Result<()> {
-        let Self { options, sites, .. } = self;
-        *sites = options.sites();
+    pub(super) fn decide(
+        &mut self,
+        options: &mut BufferOptions,
+        driver: &Driver,
+        caller: ledger::Site,
+    ) -> Result<()> {
+        self.sites = options.sites();
+        let sites = &mut self.sites[..];
         // Before the first trial, which takes time and memory.
-        let pieces = options.check(driver, sites)?;
-        if options.shareable {
-            for site in sites.iter_mut() {
-                let found = handle_types_of(driver, site.location(), options.memory.backing)?;
+        let mut pieces = options.check(driver, sites)?;
+        let has_host = sites.iter().any(|site| site.location().is_host());
+        let mut shareable: u64 = 0;
+        for site in sites.iter_mut() {
+            let (location, is_host) = (site.location(), site.location().is_host());
+            if options.shareable {
+                let found = handle_types_of(driver, location, options.memory.backing)?;
                 site.props.handle_types |= found.handle_types;
             }
-        }
-        let has_host = sites.iter().any(|site| site.location().is_host());
-        for site in sites.iter_mut() {
-            site.access = options.access.grants(driver, site.location())?;
+            site.access = options.access.grants(driver, location)?;
             // Beside parts on the host, a GPU's is not the CPU's.
-            if has_host && !site.location().is_host() {
+            if has_host && !is_host {
                 site.access.retain(|grant| !grant.location.is_host());
+            }
+            if is_host && site.is_shareable() {
+                shareable = shareable.saturating_add(site.bytes);
             }
         }
         let chosen = options.choose(driver, sites)?;
-        let shareable = sites.iter();
-        let shareable = shareable.filter(|at| at.is_shareable() && at.location().is_host());
-        let shareable = shareable.fold(0, |sum: u64, at| sum.saturating_add(at.bytes));
+        let (backing, fork) = (chosen.backing, chosen.fork_of_buffers());
         let memory = &mut options.memory;
+        (memory.chosen, memory.fork) = (Some(chosen), fork);
         memory.site.get_or_insert(caller);
-        memory.fork = chosen.fork_of_buffers();
-        memory.chosen = Some(chosen);
         for site in sites.iter_mut() {
             memory.props = site.props;
             site.granularity = memory.granularity_of(driver)?;
             // Memory of GPUs is not divided.
             if site.location().is_host() {
                 let shareable = site.is_shareable().then_some(shareable);
-                let backing = memory.decision().backing;
-                site.chunk = options
-                    .growth
-                    .chunk_for(site.granularity, shareable, backing);
+                let growth = options.growth;
+                site.chunk = growth.chunk_for(site.granularity, shareable, backing);
+            }
+            pieces = pieces.saturating_add(site.bytes / site.chunk);
+        }
+        // More chunks than a buffer can have are more memory than a machine has, which the driver shall say.
+        if pieces > MOST {
+            sites.iter_mut().for_each(|site| site.chunk = u64::MAX);
+        }
+        self.divide(options)
+    }
+
+    /// Divides the parts into pieces, and those into chunks.
+    fn divide(&mut self, options: &BufferOptions) -> Result<()> {
+        let (parts, cut) = (&options.parts[..], options.chunk);
+        for (index, &(location, bytes)) in parts.iter().enumerate() {
+            let is_there = |site: &Site| site.location() == location;
+            // Every location has a site.
+            let site = self.sites.iter().position(is_there).unwrap_or_default();
+            let Site {
+                granularity, chunk, ..
+            } = self.sites[site];
+            let is_last = index + 1 == parts.len();
+            // No bytes at all are refused, room or not.
+            let room = if is_last && bytes > 0 {
+                options.room
+            } else {
+                0
+            };
+            let all = bytes.saturating_add(room);
+            let (mut at, mut is_end) = (0, false);
+            while !is_end {
+                let next = cut.map_or(u64::MAX, |cut| (at / cut + 1).saturating_mul(cut));
+                // The room belongs to the last piece.
+                let end = if next < bytes { next } else { all };
+                let size = PaddedSize::new((end - at).min(chunk), granularity)?;
+                at += size.requested();
+                is_end = at == all;
+                if !(is_end && is_last) && size.padded() != size.requested() {
+                    let why = "bytes in the middle are not a multiple of the granularity";
+                    let why = format!("{} {why}", size.requested());
+                    return Err(Error::invalid("share", why));
+                }
+                let ends = at == end;
+                self.chunks.push(Chunk { site, size, ends });
+                self.padded = self
+                    .padded
+                    .checked_add(size.padded())
+                    .filter(|&sum| sum <= isize::MAX as u64)
+                    .ok_or_else(|| {
+                        Error::invalid("parts", "their sum exceeds the address space")
+                    })?;
             }
         }
-        self.chunks = options.chunks(sites, pieces)?;
-        let mut sizes = self.chunks.iter().map(|chunk| chunk.size.padded());
-        self.padded = sizes
-            .try_fold(0_u64, u64::checked_add)
-            .filter(|&sum| sum <= isize::MAX as u64)
-            .ok_or_else(|| Error::invalid("parts", "their sum exceeds the address space"))?;
+        if self.chunks.is_empty() {
+            return Err(Error::invalid("shares", "the list is empty"));
+        }
         Ok(())
     }
 
@@ -292,25 +283,15 @@ impl Plan {
         self.sites[0].location()
     }
 
-    /// Returns the bytes requested.
-    pub(super) fn len(&self) -> u64 {
-        self.options.parts.iter().map(|&(_, bytes)| bytes).sum()
-    }
-
-    /// Returns what the memory is.
-    pub(super) fn chosen(&self) -> &Chosen {
-        self.options.memory.decision()
-    }
-
     /// Reserves the addresses. If they are for registered memory, threads for the first chunk's pages start meanwhile.
     #[inline]
-    fn reserve(&self, driver: &Driver) -> Result<Arc<Reservation>> {
-        let chosen = self.chosen();
+    fn reserve(&self, memory: &PhysicalOptions, driver: &Driver) -> Result<Arc<Reservation>> {
+        let chosen = memory.decision();
         let options = Reservation::options().backing(chosen.backing);
         let all = options.reserve(driver, self.padded)?;
         if let Some(addresses) = all.addresses() {
             if !self.sites.iter().any(Site::is_shareable) {
-                addresses.prepare(self.options.memory.fork)?;
+                addresses.prepare(memory.fork)?;
             }
             if let Some(node) = chosen.node_of_pages(self.location()) {
                 addresses.start_threads(driver, node, self.chunks[0].size.padded());
@@ -320,8 +301,12 @@ impl Plan {
     }
 
     /// Reserves the addresses before the first chunk is created, for memory that is used before it is complete.
-    pub(super) fn addresses(&mut self, driver: &Driver) -> Result<Arc<Reservation>> {
-        let addresses = self.reserve(driver)?;
+    pub(super) fn addresses(
+        &mut self,
+        options: &BufferOptions,
+        driver: &Driver,
+    ) -> Result<Arc<Reservation>> {
+        let addresses = self.reserve(&options.memory, driver)?;
         Ok(Arc::clone(self.reservation.insert(addresses)))
     }
 
@@ -332,17 +317,18 @@ impl Plan {
     /// As [`allocate_with`](BufferOptions::allocate_with); [`Error::Cancelled`] if `after` breaks.
     pub(super) fn grow(
         &mut self,
+        options: &mut BufferOptions,
         driver: &Driver,
         until: u64,
         mut push: impl FnMut(MappedPart),
         mut after: impl FnMut(Progress, Option<Duration>) -> ControlFlow<()>,
     ) -> Result<()> {
         while self.done < until {
-            let growth = self.options.growth;
+            let (growth, memory) = (options.growth, &mut options.memory);
             let began = growth.begin();
-            let made = match self.chosen().backing {
-                Backing::Registered => self.make_ahead(driver)?,
-                _ => self.make(driver)?,
+            let made = match memory.decision().backing {
+                Backing::Registered => self.make_ahead(memory, driver)?,
+                _ => self.make(memory, driver)?,
             };
             let Some(mut made) = made else { break };
             let bytes = made.part.memory().size().padded();
@@ -365,12 +351,11 @@ impl Plan {
 
     /// Creates and maps a chunk; `None` after the last.
     #[inline]
-    fn make(&mut self, driver: &Driver) -> Result<Option<Made>> {
+    fn make(&mut self, options: &mut PhysicalOptions, driver: &Driver) -> Result<Option<Made>> {
         let Some(chunk) = self.chunks.get(self.next) else {
             return Ok(None);
         };
         let (site, bytes) = (&self.sites[chunk.site], chunk.size.padded());
-        let options = &mut self.options.memory;
         // Before the first chunk, all of the memory was looked at.
         let is_registered = options.decision().backing == Backing::Registered;
         let is_due = !is_registered || self.begun % CHECK_EVERY < bytes;
@@ -388,7 +373,7 @@ impl Plan {
         let site = chunk.site;
         let addresses = match self.reservation.take() {
             Some(known) => known,
-            None => self.reserve(driver)?,
+            None => self.reserve(options, driver)?,
         };
         if !is_last {
             self.reservation = Some(Arc::clone(&addresses));
@@ -407,9 +392,13 @@ impl Plan {
     ///
     /// # Errors
     /// Those of creating and mapping, after the chunks before.
-    fn make_ahead(&mut self, driver: &Driver) -> Result<Option<Made>> {
+    fn make_ahead(
+        &mut self,
+        options: &mut PhysicalOptions,
+        driver: &Driver,
+    ) -> Result<Option<Made>> {
         while self.ahead.len() < AHEAD && !matches!(self.ahead.last(), Some(Err(_))) {
-            let Some(made) = self.make(driver).transpose() else {
+            let Some(made) = self.make(options, driver).transpose() else {
                 break;
             };
             self.ahead.push(made);

@@ -46,21 +46,25 @@ impl BufferOptions {
     /// ```
     #[track_caller]
     pub fn allocate_in_background(
-        self,
+        mut self,
         driver: &Driver,
         front: u64,
         mut progress: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
     ) -> Result<GrowingBuffer> {
-        let mut plan = Plan::new(self);
-        plan.decide(driver, ledger::Site::here())?;
-        let shared = Arc::new(Shared::new(plan.addresses(driver)?, plan.chunks.len()));
+        let mut plan = Plan::default();
+        plan.decide(&mut self, driver, ledger::Site::here())?;
+        let shared = Arc::new(Shared::new(
+            plan.addresses(&self, driver)?,
+            plan.chunks.len(),
+        ));
         let resting = Arc::clone(&shared);
         let mut after = move |made, rest: Option<Duration>| {
             progress(made)?;
             rest.map_or(ControlFlow::Continue(()), |time| resting.rest(time))
         };
         let front = front.min(plan.padded);
-        if let Err(error) = plan.grow(driver, front, |part| shared.push(part), &mut after) {
+        let push = |part| shared.push(part);
+        if let Err(error) = plan.grow(&mut self, driver, front, push, &mut after) {
             // Given back first, as by `allocate_with`.
             drop((after, shared));
             return Err(plan.with_all_requested(driver, error));
@@ -68,14 +72,14 @@ impl BufferOptions {
         let mut buffer = GrowingBuffer {
             driver: driver.clone(),
             location: plan.location(),
-            len: plan.len(),
+            len: self.len(),
             padded: plan.padded,
             shared,
-            chosen: plan.chosen().clone(),
+            chosen: self.memory.decision().clone(),
             thread: None,
         };
         if buffer.shared.done() < plan.padded {
-            buffer.start(plan, after)?;
+            buffer.start(self, plan, after)?;
         } else {
             buffer.shared.end(Ok(()));
         }
@@ -186,6 +190,7 @@ impl Shared {
 impl GrowingBuffer {
     fn start(
         &mut self,
+        mut options: BufferOptions,
         mut plan: Plan,
         mut after: impl FnMut(Progress, Option<Duration>) -> ControlFlow<()> + Send + 'static,
     ) -> Result<()> {
@@ -194,7 +199,8 @@ impl GrowingBuffer {
             // Also a panic of the progress function ends the growth.
             let ended = catch_unwind(AssertUnwindSafe(|| {
                 let all = plan.padded;
-                let result = plan.grow(&driver, all, |part| shared.push(part), &mut after);
+                let push = |part| shared.push(part);
+                let result = plan.grow(&mut options, &driver, all, push, &mut after);
                 // A break after the last chunk leaves nothing out.
                 let is_complete = shared.done() == all;
                 // The chunks that were made ahead are given back before waiting callers return.

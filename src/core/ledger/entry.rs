@@ -90,39 +90,44 @@ impl Entry {
 
     fn with(new: NewEntry<'_>, mapped: Ranges) -> Self {
         let registry = Registry::current();
-        let mut record = Box::new(Record {
-            number: 0,
-            driver: new.driver.address(),
-            driver_name: new.driver.name(),
-            bytes: new.bytes,
-            location: new.location,
-            path: new.path,
-            label: new.label,
-            since: now_ms(),
-            site: new.site,
-            mapped,
-            in_chunks: false,
-            rare: None,
-            lost: None,
-        });
+        // Made in its place: the compiler copies what a box is made of.
+        let mut record = Box::write(
+            Box::new_uninit(),
+            Record {
+                number: 0,
+                driver: new.driver.address(),
+                driver_name: new.driver.name(),
+                bytes: new.bytes,
+                location: new.location,
+                path: new.path,
+                label: new.label,
+                since: now_ms(),
+                site: new.site,
+                mapped,
+                in_chunks: false,
+                rare: None,
+                lost: None,
+            },
+        );
         if captures_backtraces() && !record.site.has_frames() {
             record.rare().backtrace = Some(Arc::new(Backtrace::force_capture()));
         }
         let is_traced = tracing::enabled!(target: TARGET, Level::TRACE);
-        let label = is_traced.then(|| record.label.clone()).flatten();
-        let site = is_traced.then(|| record.site.clone());
+        let traced = is_traced.then(|| (record.label.clone(), record.site.clone()));
         let (slot, number) = registry.add(record);
-        trace!(
-            target: TARGET,
-            number,
-            driver = new.driver.name(),
-            bytes = new.bytes,
-            location = %new.location,
-            path = new.path.name(),
-            label = label.as_ref().map(Label::as_str),
-            site = site.map(tracing::field::display),
-            "allocated"
-        );
+        if let Some((label, site)) = traced {
+            trace!(
+                target: TARGET,
+                number,
+                driver = new.driver.name(),
+                bytes = new.bytes,
+                location = %new.location,
+                path = new.path.name(),
+                label = label.as_ref().map(Label::as_str),
+                site = %site,
+                "allocated"
+            );
+        }
         if !registry.hooked.load(Relaxed)
             && !registry.hooked.swap(true, Relaxed)
             && let Some(hook) = HOOK.get()
