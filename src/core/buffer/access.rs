@@ -49,15 +49,14 @@ impl RequestedAccess {
             Location::Device(_) => Access::None,
             _ => Access::ReadWrite,
         });
-        let gpus = match &self.gpus {
-            Some(gpus) => gpus,
-            None => &reachable_gpus(driver, location)?,
-        };
-        let mut grants = AccessList::with_capacity(1 + gpus.len());
+        let mut grants = AccessList::new();
         if host != Access::None {
             grants.push(AccessDesc::new(Location::Host, host));
         }
-        grants.extend_from_slice(gpus);
+        match &self.gpus {
+            Some(gpus) => grants.extend(gpus.iter().copied()),
+            None => grants.extend(reachable_gpus(driver, location)?),
+        }
         Ok(grants)
     }
 }

@@ -359,13 +359,14 @@ impl Mapping {
         }
     }
 
-    /// Returns grants in the form for the driver. Of several to the host the last one counts.
+    /// Returns grants in the form for the driver. Of several to one location the last one counts.
     fn own_terms(&self, access: &[AccessDesc]) -> AccessList {
-        let host = access.iter().rposition(|desc| desc.location.is_host());
         let mut own = AccessList::with_capacity(access.len());
-        for (at, desc) in access.iter().enumerate() {
-            if !desc.location.is_host() || Some(at) == host {
-                own.push(AccessDesc::new(self.host_terms(desc.location), desc.access));
+        for desc in access {
+            let desc = AccessDesc::new(self.host_terms(desc.location), desc.access);
+            match own.iter_mut().find(|known| known.location == desc.location) {
+                Some(known) => *known = desc,
+                None => own.push(desc),
             }
         }
         own
