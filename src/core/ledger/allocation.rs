@@ -303,6 +303,8 @@ const fn owner(desc: &AccessDesc) -> Option<i32> {
 
 #[cfg(test)]
 mod tests {
+    use smallvec::smallvec;
+
     use super::*;
 
     #[test]
@@ -313,12 +315,12 @@ mod tests {
             Location::Device(1),
             Location::Device(2),
         ];
-        grants.set_own(vec![
+        grants.set_own(smallvec![
             AccessDesc::new(two, Access::Read),
             AccessDesc::new(one, Access::ReadWrite),
             AccessDesc::new(host, Access::Read),
         ]);
-        grants.set_own(vec![
+        grants.set_own(smallvec![
             AccessDesc::new(Location::Host, Access::ReadWrite),
             AccessDesc::new(two, Access::None),
         ]);
