@@ -62,6 +62,11 @@ impl State {
                 return Err(Code::ILLEGAL_ADDRESS);
             }
             let n = (end - at).min(region.len - (at - begin));
+            if let Kind::Chunk { pool } = region.kind
+                && !self.pools[pool].is_in_use(at, n)
+            {
+                return Err(Code::ILLEGAL_ADDRESS);
+            }
             pieces.push(Piece {
                 memory: Some(Arc::clone(&region.memory)),
                 at: region.offset + (at - begin),
@@ -260,6 +265,12 @@ impl State {
             handle_types,
             region,
         })
+    }
+
+    /// Returns whether the memory at an address is the CPU's.
+    pub fn is_on_host(&self, address: u64) -> bool {
+        let found = self.find(DevicePtr(address));
+        found.is_some_and(|found| found.location.is_host())
     }
 
     pub fn pointer_attribute(&self, ptr: DevicePtr, attribute: PointerAttribute) -> Answer<u64> {

@@ -9,7 +9,7 @@ use tracing::span::EnteredSpan;
 use super::fault::Faults;
 use super::machine::Machine;
 use super::space::Placement;
-use super::state::{Allocator, Kind, State};
+use super::state::{Allocator, FIRST_HANDLE, Kind, State};
 use crate::fork::Generation;
 use crate::*;
 
@@ -210,7 +210,7 @@ held! { |state|
     /// `cuMemHostRegister`.
     registrations: usize = state.registered.entries().len();
     /// Streams.
-    streams: usize = state.streams.entries().iter().filter(|(key, stream)| key.1 != 0 && !stream.destroyed).count();
+    streams: usize = state.streams.entries().iter().filter(|(key, stream)| key.1 >= FIRST_HANDLE && !stream.destroyed).count();
     /// Events.
     events: usize = state.events.entries().len();
     /// Loaded modules.

@@ -6,6 +6,7 @@ use std::cell::Cell;
 use super::fault::{Answer, fail};
 use super::memory::{self, Sharing};
 use super::state::{Capture, Event, Point, State, StreamKey, Work};
+use super::stream::key_of;
 use crate::*;
 
 thread_local! {
@@ -149,13 +150,13 @@ impl State {
             blocking,
             valid: true,
         };
-        self.captures.insert((stream.device, stream.raw), capture);
+        self.captures.insert(key_of(stream), capture);
     }
 
     /// Ends the capture that began on `stream`, for all of its streams. It is valid if no call has disturbed it and each
     /// stream that was drawn in has joined again.
     pub fn end_capture(&mut self, stream: StreamHandle) -> bool {
-        let key = (stream.device, stream.raw);
+        let key = key_of(stream);
         let Some(id) = self.captures.get(key).map(|capture| capture.id) else {
             return false;
         };
@@ -275,7 +276,7 @@ impl State {
         let key = self.stream(handle)?;
         let implicit =
             |(other, capture): &(StreamKey, Capture)| capture.blocking && other.0 == handle.device;
-        if handle.raw == 0 && self.captures.entries().iter().any(implicit) {
+        if key.1 == 0 && self.captures.entries().iter().any(implicit) {
             return fail(Code::STREAM_CAPTURE_IMPLICIT);
         }
         Ok(self.captures.get(key).is_some())

@@ -13,8 +13,11 @@ use super::pool::Pool;
 use super::space::{Placement, Range, Window};
 use crate::*;
 
-/// A device and the driver's pointer: 0 is the device's default stream.
+/// A device and the driver's pointer: 0 is the device's default stream, and other numbers below [`FIRST_HANDLE`] are threads'.
 pub(super) type StreamKey = (i32, u64);
+
+/// Handles look like handles: neither zero nor small numbers.
+pub(super) const FIRST_HANDLE: u64 = 0x5100_0000;
 
 /// A position in a stream: after its `seq`-th piece of work.
 pub(super) type Point = (StreamKey, u64);
@@ -214,8 +217,7 @@ impl State {
         Self {
             capacity: Capacity::of(&machine),
             machine,
-            // Handles look like handles: neither zero nor small numbers.
-            next: 0x5100_0000,
+            next: FIRST_HANDLE,
             placement,
             default_pools: vec![None; gpus].into(),
             current_pools: vec![None; gpus].into(),
@@ -252,15 +254,19 @@ impl State {
         vec![Access::None; self.machine.gpus.len()].into()
     }
 
-    /// Takes capacity at a location.
-    pub fn charge(&self, location: Location, bytes: u64) -> Answer<Charge> {
-        let charge = self.capacity.take(location, bytes);
+    /// Takes capacity at a location. Before a refusal, pools give back what they keep.
+    pub fn charge(&mut self, location: Location, bytes: u64) -> Answer<Charge> {
+        let mut charge = self.capacity.take(location, bytes);
+        if charge.is_none() {
+            self.empty_pools();
+            charge = self.capacity.take(location, bytes);
+        }
         Ok(charge.ok_or(Code::OUT_OF_MEMORY)?)
     }
 
     /// Creates memory, taken from the location's capacity.
     pub fn new_memory(
-        &self,
+        &mut self,
         purpose: Purpose,
         location: Location,
         handle_types: HandleTypes,

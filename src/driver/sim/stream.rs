@@ -3,6 +3,8 @@
 //! Work runs at the latest moment that CUDA allows: when a thread waits for it or queries it. A program that
 //! forgets to wait always sees stale bytes here; on a GPU it sees them only sometimes.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::access::{self, Engine, Piece};
 use super::fault::{Answer, fail};
 use super::state::{Point, State, Stream, StreamKey, Work};
@@ -10,6 +12,24 @@ use crate::*;
 
 /// The most work that may wait in a stream: a program that never waits must not fill the memory.
 const LONGEST: usize = 1 << 16;
+
+thread_local! {
+    /// The number of the stream that `CU_STREAM_PER_THREAD` is in this thread.
+    static OWN: u64 = {
+        static NEXT: AtomicU64 = AtomicU64::new(StreamHandle::PER_THREAD);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    };
+}
+
+/// Returns the stream that a handle is in this thread: `CU_STREAM_LEGACY` is the device's default stream.
+pub(super) fn key_of(handle: StreamHandle) -> StreamKey {
+    let raw = match handle.raw {
+        1 => 0,
+        StreamHandle::PER_THREAD => OWN.with(|own| *own),
+        raw => raw,
+    };
+    (handle.device, raw)
+}
 
 /// The first version with batches of copies.
 const BATCHES: CudaVersion = CudaVersion(12080);
@@ -29,8 +49,8 @@ impl State {
     }
 
     fn existing(&mut self, handle: StreamHandle) -> Answer<StreamKey> {
-        let key = (handle.device, handle.raw);
-        if handle.raw == 0 {
+        let key = key_of(handle);
+        if handle.is_default() {
             self.streams.get_or_default(key);
         }
         match self.streams.get(key) {
@@ -41,7 +61,7 @@ impl State {
 
     pub fn stream_destroy(&mut self, handle: StreamHandle) -> Answer {
         self.device(handle.device)?;
-        if handle.raw == 0 {
+        if handle.is_default() {
             return fail(Code::INVALID_HANDLE);
         }
         let key = self.existing(handle)?;
@@ -252,7 +272,7 @@ impl State {
         }
         self.stream(stream)?;
         let is_empty = copies.is_empty() || copies.iter().any(|copy| copy.bytes == 0);
-        if is_empty || stream.raw == 0 {
+        if is_empty || key_of(stream).1 == 0 {
             return fail(Code::INVALID_VALUE);
         }
         for copy in copies {
@@ -276,7 +296,9 @@ impl State {
             return Ok(());
         }
         // A memset works only on memory that the driver knows.
-        if self.check_submitted(stream.device, dst, bytes)? {
+        let is_unknown = self.check_submitted(stream.device, dst, bytes)?;
+        // Measured: nor does it go on from a GPU's memory into the CPU's; it does the other way.
+        if is_unknown || (!self.is_on_host(dst) && self.is_on_host(dst + (bytes - 1))) {
             return fail(Code::INVALID_VALUE);
         }
         self.submit(key, Work::Fill { dst, value, bytes });

@@ -19,6 +19,7 @@ impl State {
             return fail(Code::INVALID_VALUE);
         }
         if size > self.capacity.largest(props.location) {
+            self.empty_pools();
             return fail(Code::OUT_OF_MEMORY); // the driver checks this before the handle types
         }
         self.check_fabric(props.location, props.handle_types)?;

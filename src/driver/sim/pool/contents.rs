@@ -6,7 +6,7 @@ use crate::sim::by_address::ByAddress;
 use crate::sim::capacity::Charge;
 use crate::sim::fault::{Answer, fail};
 use crate::sim::memory::{Memory, Purpose};
-use crate::sim::space::{FreeRanges, Range};
+use crate::sim::space::{FreeRanges, Range, is_covered};
 use crate::sim::state::{Point, State};
 use crate::*;
 
@@ -20,6 +20,8 @@ pub struct Pool {
     pub imports: u32,
     /// Whether it was exported: only then can pointers of it be.
     pub exported: bool,
+    /// Whether an export as fabric was refused: a driver must not destroy it.
+    pub is_damaged: bool,
     /// A device's own pool, which cannot be destroyed.
     pub is_default: bool,
     /// Its handle was destroyed; the pool lives until its last allocation is freed.
@@ -78,6 +80,7 @@ impl Pool {
             memory,
             imports: 0,
             exported: false,
+            is_damaged: false,
             is_default: false,
             destroyed: false,
             host,
@@ -116,6 +119,19 @@ impl Pool {
     pub fn is_live(&self, start: u64, len: u64) -> bool {
         let fits = |(at, size): (u64, u64)| len <= size - (start - at);
         self.allocation(start).is_some_and(fits)
+    }
+
+    /// Returns whether a range lies in allocations that are live, or whose frees their streams have not reached.
+    pub fn is_in_use(&self, start: u64, len: u64) -> bool {
+        is_covered(start, start + len, |at| {
+            let live = self.live.up_to(at).map(|&(start, it)| (start, it.len));
+            let freed = self.freed.iter().map(|it| (it.start, it.allocation.len));
+            let ends = live
+                .into_iter()
+                .chain(freed)
+                .filter(|(start, _)| *start <= at);
+            ends.map(|(start, len)| start + len).find(|&end| end > at)
+        })
     }
 
     /// Records an allocation.

@@ -16,6 +16,7 @@ use super::fault::{Answer, Fail, fail};
 use super::memory::{self, Purpose};
 use super::space::{FreeRanges, GRANULARITY, Range};
 use super::state::{Kind, Point, Region, State, StreamKey, Work};
+use super::stream::key_of;
 use crate::*;
 
 /// What exported pointers begin with.
@@ -49,6 +50,9 @@ impl State {
         let pool = self.pool(handle)?;
         if pool.is_default {
             return fail(Code::INVALID_VALUE);
+        }
+        if pool.is_damaged {
+            return fail(Code::UNKNOWN); // Measured: it corrupts the process's heap.
         }
         if pool.imports > 1 {
             if !pool.live.entries().is_empty() {
@@ -146,7 +150,7 @@ impl State {
         if let Err(Fail::Code(_)) = answer {
             return answer.map(drop);
         }
-        let key = (stream.device, stream.raw);
+        let key = key_of(stream);
         // The memory is not the graph's.
         self.expect_not_captured(key, Code::INVALID_VALUE)?;
         let point = self.next_point(key);
@@ -288,6 +292,12 @@ impl State {
         }
     }
 
+    /// Gives back all that pools keep, whatever their thresholds.
+    pub fn empty_pools(&mut self) {
+        let pools: Vec<u64> = self.pools.keys().collect();
+        pools.into_iter().for_each(|pool| self.release(pool, 0));
+    }
+
     pub fn release(&mut self, handle: u64, keep: u64) {
         let Some(pool) = self.pools.get_mut(handle) else {
             return;
@@ -314,7 +324,10 @@ impl State {
             return fail(Code::INVALID_VALUE);
         }
         let memory = Arc::clone(&pool.memory);
-        self.check_fabric(memory.label.location, kind.into())?;
+        if let Err(refused) = self.check_fabric(memory.label.location, kind.into()) {
+            self.pool(handle)?.is_damaged = true;
+            return Err(refused);
+        }
         let shareable = memory::export(&memory, kind)?;
         self.pool(handle)?.exported = true;
         Ok(shareable)

@@ -140,6 +140,34 @@ fn threshold_and_trim_decide_what_is_kept() {
 }
 
 #[test]
+fn a_refused_allocation_empties_what_pools_keep() {
+    let driver = h200();
+    let calls = pools(&driver);
+    let pool = node_pool(&driver);
+    let stream = driver.stream_create(0).unwrap();
+    let threshold = PoolAttribute::ReleaseThreshold;
+    calls.pool_set_attribute(pool, threshold, u64::MAX).unwrap();
+    let create = |size| driver.mem_create(size, &AllocationProps::at(Location::HostNuma(0)));
+    let keep = |bytes| {
+        let ptr = calls.alloc_from_pool_async(pool, bytes, stream).unwrap();
+        free(&driver, ptr, stream);
+        driver.stream_synchronize(stream).unwrap();
+        assert_eq!(
+            sim(&driver).free_bytes(Location::HostNuma(0)),
+            (560 << 30) - bytes
+        );
+    };
+    keep(559 << 30);
+    let handle = create(2 << 30).unwrap();
+    // SAFETY: the handle is this test's own.
+    unsafe { driver.mem_release(handle) }.unwrap();
+    assert_eq!(sim(&driver).free_bytes(Location::HostNuma(0)), 560 << 30);
+    keep(64 * MIB);
+    assert_eq!(code(create(64 << 40)), Code::OUT_OF_MEMORY);
+    assert_eq!(sim(&driver).free_bytes(Location::HostNuma(0)), 560 << 30);
+}
+
+#[test]
 fn a_stream_reuses_its_own_memory_and_another_only_when_ordered() {
     let driver = h200();
     let calls = pools(&driver);
@@ -160,6 +188,34 @@ fn a_stream_reuses_its_own_memory_and_another_only_when_ordered() {
     driver.stream_wait_event(b, event).unwrap();
     let used: Vec<_> = std::iter::repeat_with(|| allocate(b)).take(8191).collect();
     assert!(used.contains(&first), "ordered by the event");
+}
+
+#[test]
+fn work_that_no_stream_orders_before_a_free_finds_no_memory() {
+    let work = |is_ordered: bool| {
+        let driver = h200();
+        let calls = pools(&driver);
+        let pool = node_pool(&driver);
+        let gpu = [desc(Location::Device(0), Access::ReadWrite)];
+        // SAFETY: the pool is this test's own.
+        unsafe { calls.pool_set_access(pool, &gpu) }.unwrap();
+        let [a, b] = [(); 2].map(|()| driver.stream_create(0).unwrap());
+        let event = driver.event_create(0, false).unwrap();
+        let allocate = || calls.alloc_from_pool_async(pool, 4096, a).unwrap();
+        // It keeps the chunk.
+        let (_other, ptr) = (allocate(), allocate());
+        // SAFETY: the range is this test's own.
+        unsafe { driver.memset_d8_async(ptr, 7, 4096, b) }.unwrap();
+        if is_ordered {
+            driver.event_record(event, b).unwrap();
+            driver.stream_wait_event(a, event).unwrap();
+        }
+        free(&driver, ptr, a);
+        driver.stream_synchronize(a).unwrap();
+        code(driver.stream_synchronize(b))
+    };
+    assert_eq!(work(true), Code::SUCCESS);
+    assert_eq!(work(false), Code::ILLEGAL_ADDRESS);
 }
 
 #[test]
@@ -217,6 +273,20 @@ fn a_destroyed_pool_lives_until_its_last_allocation_is_freed() {
     assert_eq!(free(&driver, ptr, stream), Code::SUCCESS);
     driver.stream_synchronize(stream).unwrap();
     assert_eq!(sim(&driver).free_bytes(Location::HostNuma(0)), 560 << 30);
+}
+
+#[test]
+fn a_pool_whose_export_as_fabric_was_refused_must_not_be_destroyed() {
+    let driver = h200();
+    let calls = pools(&driver);
+    let pool = calls
+        .pool_create(&props(Location::HostNuma(0), 8, 0))
+        .unwrap();
+    let exported = calls.pool_export(pool, HandleType::Fabric);
+    assert_eq!(code(exported), Code::NOT_PERMITTED);
+    // SAFETY: the pool is this test's own.
+    let destroyed = unsafe { calls.pool_destroy(pool) };
+    assert_eq!(code(destroyed), Code::UNKNOWN);
 }
 
 #[test]

@@ -51,6 +51,56 @@ fn work_runs_when_it_is_waited_for_and_not_before() {
 }
 
 #[test]
+fn each_thread_has_a_default_stream_besides_the_legacy_one() {
+    let driver = h200();
+    let memory = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
+    memory.grant_all(&driver);
+    let [legacy, own] = [1, StreamHandle::PER_THREAD].map(|raw| StreamHandle { device: 0, raw });
+    let set = |at, stream| memset(&driver, memory.ptr.add(at), 1, 8, stream);
+    assert_eq!([set(0, legacy), set(8, own)], [Code::SUCCESS; 2]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(set(16, own), Code::SUCCESS);
+            driver.stream_synchronize(own).unwrap();
+        });
+    });
+    let words = || [0, 8, 16].map(|at| peek(memory.ptr.add(at)) != 0);
+    assert_eq!(words(), [false, false, true]);
+    driver
+        .stream_synchronize(StreamHandle { device: 0, raw: 0 })
+        .unwrap();
+    assert_eq!(words(), [true, false, true]);
+    driver.stream_synchronize(own).unwrap();
+    assert_eq!(words(), [true; 3]);
+    assert_eq!(sim(&driver).held().streams, 0);
+}
+
+#[test]
+fn a_fill_does_not_go_on_from_a_gpus_memory_into_the_cpus() {
+    let driver = h200();
+    let stream = driver.stream_create(0).unwrap();
+    let places = [
+        Location::HostNuma(0),
+        Location::Device(0),
+        Location::HostNuma(0),
+    ];
+    let start = driver.mem_address_reserve(3 * GRANULE, 0, 0).unwrap();
+    for (at, place) in (0..).map(|index| start.add(index * GRANULE)).zip(places) {
+        let handle = driver
+            .mem_create(GRANULE, &AllocationProps::at(place))
+            .unwrap();
+        let gpu = [desc(Location::Device(0), Access::ReadWrite)];
+        // SAFETY: only this test uses the range.
+        unsafe {
+            driver.mem_map(at, GRANULE, 0, handle).unwrap();
+            driver.mem_set_access(at, GRANULE, &gpu).unwrap();
+        }
+    }
+    let over = |border: u64| memset(&driver, start.add(border * GRANULE - 8), 1, 16, stream);
+    assert_eq!([over(1), over(2)], [Code::SUCCESS, Code::INVALID_VALUE]);
+}
+
+#[test]
 fn a_gpu_is_busy_for_as_many_questions_as_a_test_wants() {
     let driver = h200();
     let memory = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
