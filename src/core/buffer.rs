@@ -5,14 +5,13 @@ mod allocate;
 mod growing;
 
 use std::ops::ControlFlow;
-use std::thread;
 
 use smallvec::{SmallVec, smallvec};
 
 use crate::Result;
 use crate::backing::{Backing, Chosen};
 use crate::driver::{Access, DevicePtr, Driver, HandleTypes, Location};
-use crate::growth::{Growth, Progress};
+use crate::growth::Growth;
 use crate::ledger::{AllocPath, Label, Site};
 use crate::memory::{
     CpuView, access_checks, check_range, cpu_accessors, impl_cpu_memory, impl_memory,
@@ -20,8 +19,6 @@ use crate::memory::{
 use crate::size::Granularity;
 use crate::topology::{Share, Topology, add_once};
 use crate::vmm::{MappedRange, Mapping, PhysicalMemory, PhysicalOptions};
-
-use allocate::Plan;
 
 pub use access::{RequestedAccess, reachable_gpus};
 pub use growing::GrowingBuffer;
@@ -159,58 +156,6 @@ impl BufferOptions {
     #[track_caller]
     pub fn allocate(self, driver: &Driver) -> Result<Buffer> {
         self.allocate_with(driver, |_| ControlFlow::Continue(()))
-    }
-
-    /// As [`allocate`](Self::allocate), and calls `progress` after each chunk ([`growth`](Self::growth)), the last one too,
-    /// in the calling thread and with no lock held. If it breaks, everything is given back.
-    ///
-    /// # Errors
-    /// As `allocate`, and [`Error::Cancelled`](crate::Error::Cancelled) after a break.
-    ///
-    /// ```
-    /// use std::ops::ControlFlow;
-    ///
-    /// use egmem::driver::NodeId;
-    /// use egmem::{Buffer, Driver, Error, Growth, Machine};
-    ///
-    /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
-    /// let options = Buffer::on(NodeId(0)).bytes(64 << 20).growth(Growth::steady().chunk(16 << 20));
-    /// let buffer = options.clone().allocate_with(&driver, |progress| {
-    ///     println!("{} of {} bytes", progress.done, progress.total);
-    ///     ControlFlow::Continue(())
-    /// })?;
-    /// let error = options.allocate_with(&driver, |_| ControlFlow::Break(())).unwrap_err();
-    /// assert_eq!(error, Error::Cancelled { done: 16 << 20, total: 64 << 20 });
-    /// # Ok::<(), egmem::Error>(())
-    /// ```
-    #[track_caller]
-    pub fn allocate_with(
-        mut self,
-        driver: &Driver,
-        mut progress: impl FnMut(Progress) -> ControlFlow<()>,
-    ) -> Result<Buffer> {
-        let mut plan = Plan::default();
-        plan.decide(&mut self, driver, Site::here())?;
-        let mut buffer = Buffer {
-            range: MappedRange::with_capacity(plan.chunks.len()),
-            len: self.len(),
-            chosen: self.memory.decision().clone(),
-        };
-        let push = |part| buffer.range.push(part);
-        let all = plan.padded;
-        let made = plan.grow(&mut self, driver, all, push, |made, rest| {
-            progress(made)?;
-            if let Some(rest) = rest {
-                thread::sleep(rest);
-            }
-            ControlFlow::Continue(())
-        });
-        if let Err(error) = made {
-            // Given back first: the error reports the free memory without it.
-            drop(buffer);
-            return Err(plan.with_all_requested(driver, error));
-        }
-        Ok(buffer)
     }
 }
 

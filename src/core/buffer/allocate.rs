@@ -3,6 +3,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -17,7 +18,7 @@ use crate::guard::check_free;
 use crate::ledger::{self, AccessList, Entry};
 use crate::size::{Granularity, PaddedSize};
 use crate::topology::free_now;
-use crate::vmm::{MappedPart, PhysicalOptions, Reservation};
+use crate::vmm::{MappedPart, MappedRange, PhysicalOptions, Reservation};
 use crate::{Error, Result};
 
 /// The most parts of a buffer.
@@ -30,6 +31,58 @@ const CHECK_EVERY: u64 = 1 << 30;
 const AHEAD: usize = 4;
 
 impl BufferOptions {
+    /// As [`allocate`](Self::allocate), and calls `progress` after each chunk ([`growth`](Self::growth)), the last one too,
+    /// in the calling thread and with no lock held. If it breaks, everything is given back.
+    ///
+    /// # Errors
+    /// As `allocate`, and [`Error::Cancelled`](crate::Error::Cancelled) after a break.
+    ///
+    /// ```
+    /// use std::ops::ControlFlow;
+    ///
+    /// use egmem::driver::NodeId;
+    /// use egmem::{Buffer, Driver, Error, Growth, Machine};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+    /// let options = Buffer::on(NodeId(0)).bytes(64 << 20).growth(Growth::steady().chunk(16 << 20));
+    /// let buffer = options.clone().allocate_with(&driver, |progress| {
+    ///     println!("{} of {} bytes", progress.done, progress.total);
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// let error = options.allocate_with(&driver, |_| ControlFlow::Break(())).unwrap_err();
+    /// assert_eq!(error, Error::Cancelled { done: 16 << 20, total: 64 << 20 });
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn allocate_with(
+        mut self,
+        driver: &Driver,
+        mut progress: impl FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Buffer> {
+        let mut plan = Plan::default();
+        plan.decide(&mut self, driver, ledger::Site::here())?;
+        let mut buffer = Buffer {
+            range: MappedRange::with_capacity(plan.chunks.len()),
+            len: self.len(),
+            chosen: self.memory.decision().clone(),
+        };
+        let push = |part| buffer.range.push(part);
+        let all = plan.padded;
+        let made = plan.grow(&mut self, driver, all, push, |made, rest| {
+            progress(made)?;
+            if let Some(rest) = rest {
+                thread::sleep(rest);
+            }
+            ControlFlow::Continue(())
+        });
+        if let Err(error) = made {
+            // Given back first: the error reports the free memory without it.
+            drop(buffer);
+            return Err(plan.with_all_requested(driver, error));
+        }
+        Ok(buffer)
+    }
+
     /// Returns the bytes of all parts.
     pub(super) fn len(&self) -> u64 {
         self.parts.iter().map(|&(_, bytes)| bytes).sum()

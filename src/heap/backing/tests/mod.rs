@@ -169,7 +169,9 @@ fn plans_that_cannot_be_are_refused_before_anything_is_taken() {
     assert!(matches!(error, Error::NoSuchNode { .. }), "{error}");
     let no_gpus: [fn(&mut Plan); 2] = [
         |plan| plan.nodes = vec![Location::Device(1)],
-        |plan| plan.access.gpus = Some([AccessDesc::new(Location::Device(7), Access::Read)][..].into()),
+        |plan| {
+            plan.access.gpus = Some([AccessDesc::new(Location::Device(7), Access::Read)][..].into())
+        },
     ];
     for change in no_gpus {
         let error = with(change);
