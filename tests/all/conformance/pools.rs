@@ -210,10 +210,11 @@ pub fn pool_export_as_fabric_is_not_permitted_without_an_imex_channel(ctx: &Ctx)
     let result = calls.pool_export(pool, HandleType::Fabric);
     if ctx.expect.imex {
         result.unwrap();
+        ctx.destroy_pool(calls, pool).unwrap();
     } else {
         fails(result, Code::NOT_PERMITTED);
+        fails(ctx.destroy_pool(calls, pool), Code::UNKNOWN);
     }
-    ctx.destroy_pool(calls, pool).unwrap();
 }
 
 /// Row: cuMemsetD8 on pool memory the device has no access to. In a child process.
