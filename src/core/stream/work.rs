@@ -1,5 +1,7 @@
 //! Copies and fills of safe callers, checked before submission, and many copies in one call.
 
+use smallvec::SmallVec;
+
 use super::Stream;
 use crate::driver::{Access, Code, MemcpyDesc};
 use crate::memory::{Engine, GrantUse, Memory, expect_gpu_access, expect_no_cpu_fault};
@@ -19,10 +21,8 @@ pub(super) type Grants = [Option<GrantUse>; 2];
 #[derive(Debug)]
 pub(super) struct Prepared {
     how: How,
-    /// The first piece, and those that follow it: the driver's calls take memory of one kind only, the CPU's or a GPU's.
-    /// Work of one piece allocates nothing.
-    first: Option<MemcpyDesc>,
-    rest: Vec<MemcpyDesc>,
+    /// Several where a call would not take all: the driver's calls take memory of one kind only, the CPU's or a GPU's.
+    pieces: SmallVec<[MemcpyDesc; 1]>,
     pub(super) grants: Grants,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Prepared {
 enum How {
     /// A copy for each piece.
     Each,
-    /// Copies in few calls: all pieces are in `rest`.
+    /// Copies in few calls.
     Together,
     /// A fill of each piece's destination.
     Fill(u8),
@@ -200,7 +200,7 @@ impl Stream {
         let (writes, reads) = (Access::ReadWrite, Access::Read);
         self.expect_access(to, writes, copies().map(|copy| (copy.to, copy.bytes)))?;
         self.expect_access(from, reads, copies().map(|copy| (copy.from, copy.bytes)))?;
-        let (mut first, mut rest) = (None, Vec::new());
+        let mut pieces = SmallVec::new();
         for copy in copies() {
             let whole = |at, len| {
                 let (to_at, from_at) = (copy.to + at, copy.from + at);
@@ -218,12 +218,7 @@ impl Stream {
                 let (dst, src) = (copy.to + at, copy.from + at);
                 expect_no_cpu_fault((to, dst), (from, src), bytes)?;
                 let (dst, src) = (to.device_ptr().add(dst), from.device_ptr().add(src));
-                let piece = MemcpyDesc { dst, src, bytes };
-                if !batch && first.is_none() {
-                    first = Some(piece);
-                } else {
-                    rest.push(piece);
-                }
+                pieces.push(MemcpyDesc { dst, src, bytes });
                 Ok(())
             })?;
         }
@@ -243,8 +238,7 @@ impl Stream {
         };
         Ok(Some(Prepared {
             how,
-            first,
-            rest,
+            pieces,
             grants,
         }))
     }
@@ -287,15 +281,10 @@ impl Stream {
         let by = (self.device(), Engine::Copy);
         expect_gpu_access(to, by, (offset, bytes), Access::ReadWrite)?;
         let one_kind = |at, len| to.of_one_copy(offset + at, len);
-        let (mut first, mut rest) = (None, Vec::new());
+        let mut pieces = SmallVec::new();
         in_pieces(bytes, one_kind, |at, bytes| {
             let (dst, src) = (dst.add(at), dst.add(at));
-            let piece = MemcpyDesc { dst, src, bytes };
-            if first.is_none() {
-                first = Some(piece);
-            } else {
-                rest.push(piece);
-            }
+            pieces.push(MemcpyDesc { dst, src, bytes });
             Ok(())
         })?;
         // SAFETY: the stream is `self`'s, of the same driver as just checked.
@@ -303,8 +292,7 @@ impl Stream {
         let how = How::Fill(byte);
         Ok(Some(Prepared {
             how,
-            first,
-            rest,
+            pieces,
             grants,
         }))
     }
@@ -319,9 +307,9 @@ impl Stream {
     pub(super) unsafe fn put(&self, work: &Prepared) -> Result<()> {
         if work.how == How::Together {
             // SAFETY: the caller's promise.
-            return unsafe { self.copy_batch_async(&work.rest) };
+            return unsafe { self.copy_batch_async(&work.pieces) };
         }
-        let mut pieces = work.first.iter().chain(&work.rest);
+        let mut pieces = work.pieces.iter();
         pieces.try_for_each(|&MemcpyDesc { dst, src, bytes }| {
             // SAFETY: the caller's promise.
             unsafe {

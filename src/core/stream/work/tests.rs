@@ -48,9 +48,9 @@ proptest! {
         host.write_at(0, &words).unwrap();
         let copies: Vec<BatchCopy> = apart(&copies).into_iter().filter(|copy| copy.to < 8 * MIB).collect();
         let prepared = stream.prepare_copies(&device, &host, &copies, true).unwrap();
-        let pieces = prepared.map_or(Vec::new(), |prepared| {
-            assert_eq!((prepared.how, prepared.first), (How::Together, None));
-            prepared.rest
+        let pieces = prepared.map_or(SmallVec::new(), |prepared| {
+            assert_eq!(prepared.how, How::Together);
+            prepared.pieces
         });
         for piece in &pieces {
             let at = piece.src.0 - host.device_ptr().0;
