@@ -13,6 +13,9 @@ use crate::*;
 /// The most work that may wait in a stream: a program that never waits must not fill the memory.
 const LONGEST: usize = 1 << 16;
 
+/// The most destroyed streams with work: nobody need ever wait for it.
+const MOST_GONE: usize = 1000;
+
 thread_local! {
     /// The number of the stream that `CU_STREAM_PER_THREAD` is in this thread.
     static OWN: u64 = {
@@ -69,6 +72,9 @@ impl State {
             stream.destroyed = true;
         }
         self.bury(key);
+        if self.streams.values().filter(|it| it.destroyed).count() > MOST_GONE {
+            self.synchronize(|_, it| it.destroyed);
+        }
         self.context(handle.device).map(drop)
     }
 
@@ -82,8 +88,8 @@ impl State {
     pub fn stream_synchronize(&mut self, handle: StreamHandle) -> Answer {
         let key = self.stream(handle)?;
         self.expect_not_captured(key, Code::STREAM_CAPTURE_UNSUPPORTED)?;
-        // Destroyed streams of the device have nobody else who waits for them.
-        self.synchronize(|other, it| other == key || (other.0 == key.0 && it.destroyed));
+        self.run_all(key);
+        self.release_pools();
         self.context(handle.device).map(drop)
     }
 
@@ -265,7 +271,7 @@ impl State {
         }
     }
 
-    /// Copies one after the other. Nothing is submitted if the batch is refused.
+    /// Copies one after the other, the last first: their order is not promised. Nothing is submitted if the batch is refused.
     pub fn memcpy_batch_async(&mut self, copies: &[MemcpyDesc], stream: StreamHandle) -> Answer {
         if self.machine.driver_version < BATCHES {
             return fail(Code::NOT_SUPPORTED);
@@ -280,7 +286,7 @@ impl State {
                 self.check_submitted(stream.device, at.0, copy.bytes)?;
             }
         }
-        let mut copies = copies.iter();
+        let mut copies = copies.iter().rev();
         copies.try_for_each(|copy| self.memcpy_async(copy.dst, copy.src, copy.bytes, stream))
     }
 

@@ -51,9 +51,7 @@ impl State {
         if pool.is_default {
             return fail(Code::INVALID_VALUE);
         }
-        if pool.is_damaged {
-            return fail(Code::UNKNOWN); // Measured: it corrupts the process's heap.
-        }
+        let is_damaged = pool.is_damaged;
         if pool.imports > 1 {
             if !pool.live.entries().is_empty() {
                 return fail(Code::INVALID_VALUE);
@@ -68,7 +66,10 @@ impl State {
             }
         }
         self.reap(handle.0);
-        Ok(())
+        match is_damaged {
+            true => fail(Code::UNKNOWN), // Measured: it corrupts the process's heap.
+            false => Ok(()),
+        }
     }
 
     /// Ends a destroyed pool once nothing in it is in use.

@@ -51,6 +51,48 @@ fn work_runs_when_it_is_waited_for_and_not_before() {
 }
 
 #[test]
+fn a_destroyed_streams_work_runs_when_its_gpu_is_waited_for() {
+    let driver = h200();
+    let memory = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
+    memory.grant_all(&driver);
+    let [gone, other] = [(); 2].map(|()| driver.stream_create(0).unwrap());
+    memset(&driver, memory.ptr, 1, GRANULE, gone);
+    // SAFETY: nothing uses the stream.
+    unsafe { driver.stream_destroy(gone) }.unwrap();
+    driver.stream_synchronize(other).unwrap();
+    assert_eq!(peek(memory.ptr), 0, "nobody has waited");
+    driver.ctx_synchronize(0).unwrap();
+    assert_eq!(peek(memory.ptr), u64::from_ne_bytes([1; 8]));
+    for _ in 0..1001 {
+        let gone = driver.stream_create(0).unwrap();
+        memset(&driver, memory.ptr, 2, 8, gone);
+        // SAFETY: nothing uses the stream.
+        unsafe { driver.stream_destroy(gone) }.unwrap();
+    }
+    assert_eq!(
+        peek(memory.ptr),
+        u64::from_ne_bytes([2; 8]),
+        "it is not kept for ever"
+    );
+}
+
+#[test]
+fn the_copies_of_a_batch_have_no_order() {
+    let driver = h200();
+    let memory = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
+    memory.grant_all(&driver);
+    let stream = driver.stream_create(0).unwrap();
+    memset(&driver, memory.ptr, 1, 8, stream);
+    let [src, dst, end] = [0, 8, 16].map(|at| memory.ptr.add(at));
+    let piece = |dst, src| MemcpyDesc { dst, src, bytes: 8 };
+    // SAFETY: the ranges are the test's, and the work ends before they do.
+    unsafe { driver.memcpy_batch_async(&[piece(dst, src), piece(end, dst)], stream) }.unwrap();
+    driver.stream_synchronize(stream).unwrap();
+    assert_eq!(peek(dst), u64::from_ne_bytes([1; 8]));
+    assert_eq!(peek(end), 0, "the second does not see the first");
+}
+
+#[test]
 fn each_thread_has_a_default_stream_besides_the_legacy_one() {
     let driver = h200();
     let memory = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
