@@ -72,7 +72,18 @@ pub(super) struct Memory {
     pub bytes: Bytes,
     /// The capacity it takes; `None` for imported memory, which counts at its exporter, and for pools, which
     /// take capacity by the chunk.
-    _charge: Option<Charge>,
+    charge: Option<Charge>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.label.handle_types != HandleTypes::NONE
+            && let Some(charge) = self.charge.take()
+            && let Ok(file) = open_again(&self.file)
+        {
+            charge.lend(file);
+        }
+    }
 }
 
 impl Memory {
@@ -104,7 +115,7 @@ impl Memory {
             file,
             label,
             bytes: Bytes::new()?,
-            _charge: charge,
+            charge,
         })
     }
 
@@ -123,7 +134,7 @@ impl Memory {
             file: open_again(&given).ok()?,
             label,
             bytes: Bytes::new().ok()?,
-            _charge: None,
+            charge: None,
         })
     }
 
