@@ -254,6 +254,11 @@ impl State {
         }
         let from = self.check_submitted(stream.device, src, bytes)?;
         let to = self.check_submitted(stream.device, dst, bytes)?;
+        // Measured: SIGSEGV, as the driver copies between host memories with the CPU where that may read both.
+        let [to_cpu, of_cpu] = [dst, src].map(|at| self.cpu_access(at));
+        if to_cpu == Some(Access::Read) && of_cpu >= Some(Access::Read) {
+            return fail(Code::UNKNOWN);
+        }
         if !from && !to {
             self.submit(key, Work::Copy { dst, src, bytes });
             return Ok(());
@@ -269,6 +274,13 @@ impl State {
                 self.context(stream.device).map(drop)
             }
         }
+    }
+
+    /// Returns the CPU's access to mapped memory of the host.
+    fn cpu_access(&self, at: u64) -> Option<Access> {
+        let (_, region) = self.region(at)?;
+        let mapping = region.mapping().filter(|_| self.is_on_host(at))?;
+        Some(mapping.host)
     }
 
     /// Copies one after the other, the last first: their order is not promised. Nothing is submitted if the batch is refused.

@@ -143,6 +143,26 @@ fn a_fill_does_not_go_on_from_a_gpus_memory_into_the_cpus() {
 }
 
 #[test]
+fn the_cpu_does_not_copy_to_what_it_may_only_read() {
+    let driver = h200();
+    let [from, to] = [(); 2].map(|()| Mapped::new(&driver, Location::HostNuma(0), GRANULE));
+    let stream = driver.stream_create(0).unwrap();
+    let copied = |cpu| {
+        let who = [
+            desc(Location::Host, cpu),
+            desc(Location::Device(0), Access::ReadWrite),
+        ];
+        // SAFETY: nothing reads or writes the memory meanwhile.
+        unsafe { driver.mem_set_access(to.ptr, GRANULE, &who) }.unwrap();
+        copy(&driver, to.ptr.0, from.ptr.0, 8, stream)
+    };
+    from.grant_all(&driver);
+    assert_eq!(copied(Access::Read), Code::UNKNOWN, "SIGSEGV in a driver");
+    assert_eq!(copied(Access::ReadWrite), Code::SUCCESS);
+    assert_eq!(copied(Access::None), Code::SUCCESS);
+}
+
+#[test]
 fn a_gpu_is_busy_for_as_many_questions_as_a_test_wants() {
     let driver = h200();
     let memory = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
