@@ -16,7 +16,7 @@ use crate::geometry::Geometry;
 use crate::gpu::Borders;
 use crate::header::{self, Lock, OPENER, PATIENCE, Tag, Wait};
 use crate::inner::Inner;
-use crate::members::{self, Members};
+use crate::members;
 use crate::memory::{CpuView, is_of_one_kind};
 use crate::table::{Private, Table};
 use crate::tier::Tier;
@@ -141,7 +141,7 @@ impl AttachOptions {
             self.plan(&view, found)?;
         }
         if has_other_data {
-            Members::of(&words).expect_none(true)?;
+            words.expect_no_member(true)?;
         }
         // One process opens it at a time, so nobody sees a tier that is being written, and all know who is a member.
         let own = self.claim(&words, has_other_data.then_some(before))?;
@@ -152,7 +152,7 @@ impl AttachOptions {
                 if is_new {
                     // The words of members of other data than a whole tier mean nothing.
                     let elsewhere_has_ended = self.take_over || !header::is_of_a_tier(&view)?;
-                    Members::of(&words).expect_none(elsewhere_has_ended)?;
+                    words.expect_no_member(elsewhere_has_ended)?;
                     header::format(&view, &geometry, &self.tag)?;
                 }
                 self.join(geometry, is_new, None)
@@ -291,7 +291,7 @@ impl AttachOptions {
             return Err(MemoryError::invalid("memory", why).into());
         }
         let private = Private::new(&geometry)?;
-        let (member, before) = Members::of(&words).claim(self.take_over)?;
+        let (member, before) = words.claim_member(self.take_over)?;
         let mut tier = Inner {
             own: Mutex::new(private),
             member,
@@ -312,7 +312,7 @@ impl AttachOptions {
         tier.found = {
             let mut own = lock(&tier.own);
             let _lock = Lock::acquire(&words, member, PATIENCE, self.take_over)
-                .inspect_err(|_| Members::of(&words).undo_claim(member, before))?;
+                .inspect_err(|_| words.undo_claim(member, before))?;
             let mut table = Table::new(&words, &tier.geometry, member, &mut own);
             let found = table.join(tier.usable(), self.take_over)?;
             table.expect_undamaged()?;

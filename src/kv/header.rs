@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 
 use crate::geometry::{GROUP, GROUPS, Geometry, HEADER, MAX_GROUPS};
-use crate::members::{Members, Own, Owner};
+use crate::members::{Own, Owner};
 use crate::memory::CpuView;
 use crate::words::{Words, hash};
 use crate::{Error, MemoryError, Result};
@@ -313,7 +313,7 @@ impl<'a> Lock<'a> {
     #[inline(always)]
     fn of_member(words: &'a Words<'a>, own: Own) -> Result<Self> {
         let lock = Self { words, own };
-        Members::of(words).expect_member(own)?;
+        words.expect_member(own)?;
         Ok(lock)
     }
 
@@ -341,7 +341,7 @@ impl<'a> Lock<'a> {
             let owner = if is_own {
                 Owner::Ended
             } else {
-                Members::of(words).judge(found & NAME, (found >> 32) as u32)
+                words.judge_member(found & NAME, (found >> 32) as u32)
             };
             let living = match owner {
                 Owner::Elsewhere(_) if elsewhere_has => None,
@@ -435,7 +435,7 @@ mod tests {
     fn a_wait_for_the_lock_sees_steps() {
         let memory: Vec<AtomicU64> = (0..1024).map(|_| AtomicU64::new(0)).collect();
         let words = Words::over(&memory);
-        let [own, other] = [(); 2].map(|()| Members::of(&words).claim(false).unwrap().0);
+        let [own, other] = [(); 2].map(|()| words.claim_member(false).unwrap().0);
         let mut wait = Wait::new(&words, Duration::ZERO);
         words.put(STEPS, 3);
         let _held = Lock::acquire(&words, other, PATIENCE, false).unwrap();
@@ -449,7 +449,7 @@ mod tests {
     fn a_lock_of_the_next_member_with_the_number_stays_its_own() {
         let memory: Vec<AtomicU64> = (0..1024).map(|_| AtomicU64::new(0)).collect();
         let words = Words::over(&memory);
-        let (own, _) = Members::of(&words).claim(false).unwrap();
+        let (own, _) = words.claim_member(false).unwrap();
         let next = words.get(MEMBERS) ^ 1 << 22; // of another PID namespace
         let held = own.name() | next << 32;
         words.put(MEMBERS, next);

@@ -16,7 +16,7 @@ use crate::events::Hub;
 use crate::geometry::Geometry;
 use crate::gpu::Borders;
 use crate::header::{DIRTY, Lock, PATIENCE};
-use crate::members::{Members, Own};
+use crate::members::Own;
 use crate::memory::{CpuMemory, CpuView, GrantUse, Memory, in_threads};
 use crate::page::PageId;
 use crate::table::{End, Found, Private, Table, Use};
@@ -227,10 +227,10 @@ impl Drop for Inner {
         let leave = || {
             let words = self.words()?;
             // One that has not joined, or was taken over, has nothing.
-            Members::of(&words).expect_member(self.member)?;
+            words.expect_member(self.member)?;
             // The ends of uses that were not written yet.
             self.with(|_| ())?;
-            Members::of(&words).release(self.member);
+            words.release_member(self.member);
             Ok::<_, Error>(())
         };
         // A member that may hold pages stays until its process ends.

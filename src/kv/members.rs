@@ -58,51 +58,45 @@ impl Ended {
     }
 }
 
-/// The words of all members.
-#[derive(Clone, Copy)]
-pub(crate) struct Members<'a>(&'a Words<'a>);
-
 const fn at(number: u32) -> u64 {
     MEMBERS + number as u64 * MEMBER
 }
 
-impl<'a> Members<'a> {
-    pub(crate) const fn of(words: &'a Words<'a>) -> Self {
-        Self(words)
-    }
-
+/// The words of all members.
+impl Words<'_> {
     /// Iterates over the numbers of the members, with their words.
-    fn each(self) -> impl Iterator<Item = (u32, u64)> + 'a {
-        let words = (0..MAX_MEMBERS).map(move |number| (number, self.0.get(at(number))));
+    fn each_member(&self) -> impl Iterator<Item = (u32, u64)> {
+        let words = (0..MAX_MEMBERS).map(|number| (number, self.get(at(number))));
         words.filter(|&(_, word)| word != 0)
     }
 
     /// Returns a bit for each member.
-    pub(crate) fn all(self) -> u64 {
-        self.each().fold(0, |mask, (number, _)| mask | 1 << number)
+    pub(crate) fn member_bits(&self) -> u64 {
+        self.each_member()
+            .fold(0, |mask, (number, _)| mask | 1 << number)
     }
 
-    pub(crate) fn has_others(self, own: Own) -> bool {
-        self.all() & !own.bit() != 0
+    pub(crate) fn has_other_members(&self, own: Own) -> bool {
+        self.member_bits() & !own.bit() != 0
     }
 
     /// Returns the members that have ended, and those elsewhere if they are said to have. A member that cannot be judged lives.
-    pub(crate) fn ended(self, elsewhere_has: bool) -> Ended {
+    pub(crate) fn ended_members(&self, elsewhere_has: bool) -> Ended {
         let has_ended = |&(_, word): &(u32, u64)| match judge(word) {
             Ok(Owner::Ended) => true,
             Ok(Owner::Elsewhere(_)) => elsewhere_has,
             _ => false,
         };
-        Ended(self.each().filter(has_ended).collect())
+        Ended(self.each_member().filter(has_ended).collect())
     }
 
     /// Judges the member with a name and this half of a word; `None` if there is none.
-    pub(crate) fn judge(self, name: u64, half: u32) -> Owner {
+    pub(crate) fn judge_member(&self, name: u64, half: u32) -> Owner {
         let number = name.wrapping_sub(1);
         if number >= MAX_MEMBERS.into() {
             return Owner::None;
         }
-        let word = self.0.get(at(number as u32));
+        let word = self.get(at(number as u32));
         if word as u32 != half {
             return Owner::Ended; // another one has the number
         }
@@ -111,9 +105,9 @@ impl<'a> Members<'a> {
     }
 
     /// Forgets members that have ended, unless another one has their number by now.
-    pub(crate) fn forget(self, ended: &Ended) {
+    pub(crate) fn forget_members(&self, ended: &Ended) {
         for &(number, word) in &ended.0 {
-            self.0.swap(at(number), word, 0);
+            self.swap(at(number), word, 0);
         }
     }
 
@@ -121,9 +115,9 @@ impl<'a> Members<'a> {
     ///
     /// # Errors
     /// [`Error::InUse`]; [`System`](crate::MemoryError::System) without `/proc`.
-    pub(crate) fn expect_none(self, elsewhere_has_ended: bool) -> Result<()> {
+    pub(crate) fn expect_no_member(&self, elsewhere_has_ended: bool) -> Result<()> {
         let expect = |word| expect_no_other(judge(word)?, elsewhere_has_ended);
-        self.each().try_for_each(|(_, word)| expect(word))
+        self.each_member().try_for_each(|(_, word)| expect(word))
     }
 
     /// Takes a number for this process. Returns the word that was there, too, for [`undo_claim`](Self::undo_claim).
@@ -131,11 +125,11 @@ impl<'a> Members<'a> {
     /// # Errors
     /// [`Error::InUse`] if a member is elsewhere, unless `take_over` says that it has ended; [`Error::TooManyMembers`];
     /// [`System`](crate::MemoryError::System) without `/proc`.
-    pub(crate) fn claim(self, take_over: bool) -> Result<(Own, u64)> {
+    pub(crate) fn claim_member(&self, take_over: bool) -> Result<(Own, u64)> {
         let word = own()?;
         let (mut free, mut ended) = (None, None);
         for number in 0..MAX_MEMBERS {
-            let found = self.0.get(at(number));
+            let found = self.get(at(number));
             match judge(found)? {
                 Owner::Lives(_) => {}
                 Owner::None => free = free.or(Some((number, found))),
@@ -148,29 +142,29 @@ impl<'a> Members<'a> {
         // With the number of one that has ended, the pages of that one are this member's until it joins.
         let members = MAX_MEMBERS;
         let (number, found) = free.or(ended).ok_or(Error::TooManyMembers { members })?;
-        match self.0.swap(at(number), found, word) {
+        match self.swap(at(number), found, word) {
             true => Ok((Own { number, word }, found)),
             // Members that end sweep others: only they change a word meanwhile.
-            false => self.claim(take_over),
+            false => self.claim_member(take_over),
         }
     }
 
     /// Gives a number up before its member has joined: the pages of one that has ended are that one's again.
-    pub(crate) fn undo_claim(self, own: Own, before: u64) {
-        self.0.swap(at(own.number), own.word, before);
+    pub(crate) fn undo_claim(&self, own: Own, before: u64) {
+        self.swap(at(own.number), own.word, before);
     }
 
     /// Gives a number up.
-    pub(crate) fn release(self, own: Own) {
-        release(self.0, at(own.number), own.word);
+    pub(crate) fn release_member(&self, own: Own) {
+        release(self, at(own.number), own.word);
     }
 
     /// Fails if another process has taken the tier from this one.
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument).
-    pub(crate) fn expect_member(self, own: Own) -> Result<()> {
-        match self.0.get(at(own.number)) == own.word {
+    pub(crate) fn expect_member(&self, own: Own) -> Result<()> {
+        match self.get(at(own.number)) == own.word {
             true => Ok(()),
             false => {
                 let why = "another process has taken it over, or has begun a new one there";
@@ -180,7 +174,7 @@ impl<'a> Members<'a> {
     }
 
     /// Returns the members that live, or may live.
-    pub(crate) fn list(self, own: Own) -> Vec<Member> {
+    pub(crate) fn list_members(&self, own: Own) -> Vec<Member> {
         let member = |(number, word)| {
             let is_self = number == own.number;
             let (Ok(Owner::Lives(pid)) | Ok(Owner::Elsewhere(pid))) = judge(word) else {
@@ -188,7 +182,7 @@ impl<'a> Members<'a> {
             };
             Some(Member { pid, is_self })
         };
-        self.each().filter_map(member).collect()
+        self.each_member().filter_map(member).collect()
     }
 }
 

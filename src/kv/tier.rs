@@ -10,7 +10,6 @@ use crate::driver::DevicePtr;
 use crate::events::{Events, Subscription, TierEvent, TierEventKind};
 use crate::geometry::Geometry;
 use crate::inner::Inner;
-use crate::members::Members;
 use crate::page::{Direction, PageId};
 use crate::{Driver, Found, GpuPages, Key, Member, Result, Stats, Stream};
 
@@ -235,7 +234,7 @@ impl Tier {
     /// Returns the open tiers on this memory, of this and other processes. None in a forked child.
     pub fn members(&self) -> Vec<Member> {
         let words = self.0.words();
-        words.map_or(Vec::new(), |words| Members::of(&words).list(self.0.member))
+        words.map_or(Vec::new(), |words| words.list_members(self.0.member))
     }
 
     /// Returns the tier's driver.

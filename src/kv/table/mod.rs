@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use crate::geometry::{GROUP, GROUPS, Geometry};
 use crate::header::{CLOCK, SEED, STEPS, USABLE};
-use crate::members::{Members, Own};
+use crate::members::Own;
 use crate::page::PageId;
 use crate::words::{Words, list_for};
 use crate::{Key, Result, Stats};
@@ -105,10 +105,6 @@ impl<'a> Table<'a> {
         for end in std::mem::take(&mut self.private.late) {
             self.end(&end);
         }
-    }
-
-    fn members(&self) -> Members<'a> {
-        Members::of(self.words)
     }
 
     /// Frees the pages up to `usable` that had no memory yet. They are given out after those that are free now.

@@ -210,11 +210,11 @@ impl Table<'_> {
             .private
             .swept
             .is_none_or(|swept| swept.elapsed() >= pause);
-        if !is_due || !self.members().has_others(self.own) {
+        if !is_due || !self.words.has_other_members(self.own) {
             return Ok(false);
         }
         self.private.swept = Some(Instant::now());
-        let has_ended = self.members().ended(false).mask() != 0;
+        let has_ended = self.words.ended_members(false).mask() != 0;
         if has_ended {
             self.take_over()?;
         }
@@ -227,15 +227,14 @@ impl Table<'_> {
     /// # Errors
     /// As [`repair`](Self::repair).
     pub(crate) fn join(&mut self, usable: u32, take_over: bool) -> Result<Found> {
-        let members = self.members();
-        let ended = members.ended(take_over);
-        let others = members.all() & !ended.mask() & !self.own.bit();
+        let ended = self.words.ended_members(take_over);
+        let others = self.words.member_bits() & !ended.mask() & !self.own.bit();
         if others == 0 {
             self.words.put(USABLE, usable.into());
         }
         let found = self.repair(others)?;
         // Last, so that a kill before repeats it.
-        members.forget(&ended);
+        self.words.forget_members(&ended);
         Ok(found)
     }
 
@@ -257,10 +256,9 @@ impl Table<'_> {
     /// # Errors
     /// As [`repair`](Self::repair).
     pub(crate) fn take_over(&mut self) -> Result<()> {
-        let members = self.members();
-        let ended = members.ended(false);
-        self.repair(members.all() & !ended.mask())?;
-        members.forget(&ended);
+        let ended = self.words.ended_members(false);
+        self.repair(self.words.member_bits() & !ended.mask())?;
+        self.words.forget_members(&ended);
         Ok(())
     }
 }

@@ -5,7 +5,6 @@ use fastrand::Rng;
 use super::world::{World, key};
 use crate::Key;
 use crate::header;
-use crate::members::Members;
 use crate::page::Direction;
 use crate::words::Words;
 
@@ -144,7 +143,7 @@ impl World {
                     pins.iter().for_each(|pages| table.unpin(pages));
                 });
                 let own = self.processes[who].own;
-                Members::of(&Words::over(&self.memory)).release(own);
+                Words::over(&self.memory).release_member(own);
                 self.processes.remove(who);
             }
             Op::Leave => {}

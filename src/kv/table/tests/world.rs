@@ -8,7 +8,7 @@ use fastrand::Rng;
 
 use crate::geometry::{Geometry, MEMBER, MEMBERS};
 use crate::header::Lock;
-use crate::members::{Members, Own};
+use crate::members::Own;
 use crate::page::{Evicted, PageId, Reserved};
 use crate::table::slot::{Named, State};
 use crate::table::{Private, Table};
@@ -82,7 +82,7 @@ impl World {
     /// A process joins.
     pub fn join(&mut self, usable: u32) {
         let words = Words::over(&self.memory);
-        let (own, _) = Members::of(&words).claim(false).unwrap();
+        let (own, _) = words.claim_member(false).unwrap();
         self.processes.push(Process {
             own,
             private: Private::new(&self.geometry).unwrap(),
