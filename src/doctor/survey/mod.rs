@@ -17,7 +17,7 @@ use crate::part::{Ask, Said};
 use crate::size::Bytes;
 use crate::text::{hanging, indented, to_text};
 use crate::texts::{grouped, ranges};
-use crate::{Children, Error, Reason, Report, Result};
+use crate::{Children, Error, Report, Result};
 use private::Private;
 
 pub use crate::measure::{Fabric, Figure, Part, Pinned, Placed, Problem, Section, Taken};
@@ -145,7 +145,17 @@ impl Parts<'_> {
             rows: Vec::new(),
             problems: Vec::new(),
         };
-        if let Err(reason) = self.try_run(part, &mut section) {
+        let done = match &self.report.driver.problem {
+            Some(problem) => Err(problem.clone()),
+            None if self.gpus.is_empty() => Err(Error::NoSuchGpu { gpu: 0, count: 0 }.into()),
+            None => {
+                let limit = limit(part, self.until.saturating_duration_since(began));
+                let gpus = self.gpus.clone();
+                let take = |said| section.take(said, self.private);
+                self.children.run_part(&Ask { part, gpus }, limit, take)
+            }
+        };
+        if let Err(reason) = done {
             let problem = Said::Problem(Problem::new((None, None), "", reason));
             section.take(problem, self.private);
         }
@@ -153,24 +163,6 @@ impl Parts<'_> {
             section.seconds = Figure::Measured(began.elapsed().as_secs_f64());
         }
         section
-    }
-
-    fn try_run<R: DeserializeOwned>(
-        &mut self,
-        part: Part,
-        section: &mut Section<R>,
-    ) -> std::result::Result<(), Reason> {
-        if let Some(problem) = &self.report.driver.problem {
-            return Err(problem.clone());
-        }
-        if self.gpus.is_empty() {
-            return Err(Error::NoSuchGpu { gpu: 0, count: 0 }.into());
-        }
-        let limit = limit(part, self.until.saturating_duration_since(Instant::now()));
-        let gpus = self.gpus.clone();
-        let ask = Ask { part, gpus };
-        self.children
-            .run_part(&ask, limit, |said| section.take(said, self.private))
     }
 }
 
