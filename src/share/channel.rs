@@ -190,7 +190,7 @@ impl Channel {
                 (description, handles.into())
             }
             (Body::Queued(description), 1) => (description, PartHandles::from_queue(fds.remove(0))),
-            (other, _) => return Err(self.unexpected(&other)),
+            _ => return Err(self.unexpected("memory")),
         };
         Ok(Offer {
             description,
@@ -234,7 +234,7 @@ impl Channel {
                 Ok(Link::new(fd))
             }
             (Body::Link {}, _) => Err(self.refuse("a link that is no Unix socket")),
-            (other, _) => Err(self.unexpected(&other)),
+            _ => Err(self.unexpected("a link")),
         }
     }
 
@@ -255,8 +255,8 @@ impl Channel {
     }
 
     /// Closes the connection after an unexpected message.
-    pub(super) fn unexpected(&mut self, found: &Body) -> Error {
-        self.refuse(format!("it sent {}", found.name()))
+    pub(super) fn unexpected(&mut self, wanted: &str) -> Error {
+        self.refuse(format!("it sent another message than {wanted}"))
     }
 
     /// Closes the connection after a message that breaks the rules.
@@ -407,7 +407,7 @@ impl Channel {
         match self.receive_body(until)?.0 {
             Body::Text { bytes } if bytes <= most => self.together(|this| this.text(bytes, until)),
             Body::Text { .. } => Err(self.refuse(format!("a text of more than {most} bytes"))),
-            other => Err(self.unexpected(&other)),
+            _ => Err(self.unexpected("a text")),
         }
     }
 

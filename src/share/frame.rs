@@ -60,18 +60,6 @@ impl Body {
         }
     }
 
-    /// Returns the message's name, for errors.
-    pub(super) const fn name(&self) -> &'static str {
-        match self {
-            Self::Memory(_) | Self::Queued(_) => "memory",
-            Self::Pool { .. } => "a pool",
-            Self::PoolBuffer { .. } => "a pool's memory",
-            Self::Event { .. } => "an event",
-            Self::Text { .. } => "a text",
-            Self::Link {} => "a link",
-        }
-    }
-
     fn check(&self) -> Result<()> {
         match self {
             Self::Memory(description) | Self::Queued(description) => description.check(),

@@ -202,13 +202,11 @@ impl Channel {
     /// # Errors
     /// The driver's errors, and those of [`receive`](Self::receive).
     pub fn receive_pool(&mut self, driver: &Driver) -> Result<ImportedPool> {
-        match self.receive_one()? {
-            (Body::Pool { location }, Some(fd)) => {
-                let handle = ShareableHandle::PosixFd(fd);
-                Ok(ImportedPool::import(driver, &handle, location)?)
-            }
-            (other, _) => Err(self.unexpected(&other)),
-        }
+        let (Body::Pool { location }, Some(fd)) = self.receive_one()? else {
+            return Err(self.unexpected("a pool"));
+        };
+        let handle = ShareableHandle::PosixFd(fd);
+        Ok(ImportedPool::import(driver, &handle, location)?)
     }
 
     /// Shares an allocation of the pool that was sent last. The other process holds it from now on, until it
@@ -247,17 +245,15 @@ impl Channel {
         pool: &ImportedPool,
         stream: &Stream,
     ) -> Result<ImportedPoolBuffer> {
-        match self.receive_one()? {
-            (Body::PoolBuffer { bytes, pointer }, Some(tether)) => {
-                let pointer = PoolPtrExport(pointer.0);
-                // SAFETY: a `LentPoolBuffer` keeps the allocation while the pipe's other end is open. That the other
-                // process sent one is trusted, as documented above: the driver cannot tell.
-                let buffer = unsafe { pool.import_pointer(&pointer, bytes, stream, tether) }?;
-                buffer.imported_from(self.peer().into());
-                Ok(buffer)
-            }
-            (other, _) => Err(self.unexpected(&other)),
-        }
+        let (Body::PoolBuffer { bytes, pointer }, Some(tether)) = self.receive_one()? else {
+            return Err(self.unexpected("a pool's memory"));
+        };
+        let pointer = PoolPtrExport(pointer.0);
+        // SAFETY: a `LentPoolBuffer` keeps the allocation while the pipe's other end is open. That the other
+        // process sent one is trusted, as documented above: the driver cannot tell.
+        let buffer = unsafe { pool.import_pointer(&pointer, bytes, stream, tether) }?;
+        buffer.imported_from(self.peer().into());
+        Ok(buffer)
     }
 
     /// Lends an event to the other process, which may then record it and make its streams wait for it. See
@@ -296,9 +292,8 @@ impl Channel {
     /// of another boot of the machine; the driver's errors, also for an event of this process itself; those of
     /// [`receive`](Self::receive).
     pub fn receive_event(&mut self, driver: &Driver) -> Result<Event> {
-        let (boot, gpu, handle, tether) = match self.receive_one()? {
-            (Body::Event { boot, gpu, handle }, Some(tether)) => (boot, gpu, handle, tether),
-            (other, _) => return Err(self.unexpected(&other)),
+        let (Body::Event { boot, gpu, handle }, Some(tether)) = self.receive_one()? else {
+            return Err(self.unexpected("an event"));
         };
         if boot != BootId::current()? {
             let why = "it belongs to another machine, or to an earlier boot of this one";
