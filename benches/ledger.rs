@@ -30,8 +30,7 @@ fn entry(driver: &Driver, access: &[AccessDesc]) {
         site: Site::here(),
     });
     let start = egmem::driver::DevicePtr(GRANULE);
-    entry.map(start, GRANULE);
-    entry.grant(start, access.to_vec());
+    entry.grant(start, GRANULE, access.into());
     black_box(&entry).unmap(start);
 }
 
@@ -86,7 +85,7 @@ fn main() -> Result<()> {
         entry(&driver, &access);
         Ok(())
     })?;
-    let grants = Grants::of_pool(Vec::new());
+    let grants = Grants::of_pool(Default::default());
     let pooled = median(ENTRIES, || {
         pooled(&driver, &grants);
         Ok(())
