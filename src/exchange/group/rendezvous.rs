@@ -21,7 +21,7 @@ use crate::limits::{LONGEST, deadline};
 use crate::protocol::{Secret, decode, encode};
 use crate::share::Peers;
 use crate::text::bounded;
-use crate::transport::{self, Connection, FrameReader, Incoming, Listening, together};
+use crate::transport::{self, Connection, FrameReader, Listening, together};
 use crate::{Address, Error, Limits, Result, Security, ShareError, Unreachable};
 
 /// The most bytes of a frame. A sealed contribution is a little longer than its contents.
@@ -400,7 +400,7 @@ impl Place<'_> {
                     }
                 }
                 incoming = listening.accept() => {
-                    let Some(incoming) = incoming? else {
+                    let Some((_, handshake)) = incoming? else {
                         // This process may open no more fds for a moment.
                         sleep(Duration::from_millis(1)).await;
                         continue;
@@ -412,7 +412,7 @@ impl Place<'_> {
                     {
                         oldest.abort();
                     }
-                    order.push_back(pending.spawn(by(deadline(PATIENCE), hear(incoming))));
+                    order.push_back(pending.spawn(by(deadline(PATIENCE), hear(handshake))));
                 }
             }
         }
@@ -424,8 +424,8 @@ impl Place<'_> {
 type Heard = (Connection, Vec<u8>, Hello);
 
 /// Sends a challenge to a connection, and receives its hello.
-async fn hear(incoming: Incoming) -> Result<Heard> {
-    let mut link = without_fds(incoming.handshake().await?);
+async fn hear(handshake: impl Future<Output = Result<Connection>>) -> Result<Heard> {
+    let mut link = without_fds(handshake.await?);
     let drawn = random::<32>().map_err(|error| Error::system("reading random bytes", &error))?;
     let challenge = [&MAGIC[..], &drawn].concat();
     link.writer.write(&challenge, &[]).await?;

@@ -20,7 +20,7 @@ use crate::per_driver::lock;
 use crate::protocol::{
     self, Event, Greeting, Held, Hello, MAGIC, MAX_HELLO, OLDEST, VERSION, Welcome, decode, encode,
 };
-use crate::transport::{Connection, Incoming, Listening};
+use crate::transport::{Connection, Listening};
 use crate::{Error, PeerName, Refusal, Result, ShareError};
 
 /// How long to wait before checking again whether the process has an fd for a connection.
@@ -41,12 +41,13 @@ pub(super) async fn run(core: Arc<ServerCore>, listening: Listening, own: bool) 
     let accepting = async {
         let mut told = false;
         loop {
-            if let Some(incoming) = listening.accept().await? {
+            if let Some((remote, handshake)) = listening.accept().await? {
                 told = false;
                 let open = Arc::clone(&core.open);
                 let newcomer = core.newcomers.enter().await;
                 core.count(|stats| &mut stats.accepted);
-                let serving = serve(Arc::clone(&core), open, incoming, newcomer, own);
+                let greeting = greet(Arc::clone(&core), handshake, newcomer.0, own);
+                let serving = serve(Arc::clone(&core), open, remote, greeting, newcomer.1);
                 core.tasks.spawn(serving);
                 continue;
             }
@@ -67,19 +68,17 @@ pub(super) async fn run(core: Arc<ServerCore>, listening: Listening, own: bool) 
 async fn serve(
     core: Arc<ServerCore>,
     _open: Arc<()>,
-    incoming: Incoming,
-    (newcomer, closing): (Newcomer, Closing),
-    own: bool,
+    remote: String,
+    greeting: impl Future<Output = Result<(Connection, Attached)>>,
+    closing: Closing,
 ) {
     let limit = core.options.limits.handshake;
-    let what = format!("the handshake or the hello of {}", incoming.remote);
+    let what = format!("the handshake or the hello of {remote}");
     let late = Error::timed_out(what, limit);
     let greeted = tokio::select! {
         () = core.ended.cancelled() => return,
         Ok(()) = closing => Err(made_room(&core)),
-        greeted = timeout(limit, greet(&core, incoming, newcomer, own)) => {
-            greeted.unwrap_or(Err(late))
-        }
+        greeted = timeout(limit, greeting) => greeted.unwrap_or(Err(late)),
     };
     match greeted {
         Ok((connection, attached)) => connection::serve(connection, attached).await,
@@ -96,16 +95,16 @@ async fn serve(
 
 /// Handshake and hello. The caller has a time limit.
 async fn greet(
-    core: &Arc<ServerCore>,
-    incoming: Incoming,
+    core: Arc<ServerCore>,
+    handshake: impl Future<Output = Result<Connection>>,
     newcomer: Newcomer,
     own: bool,
 ) -> Result<(Connection, Attached)> {
-    let mut connection = incoming.handshake().await?;
-    let hello = hello(core, &mut connection).await?;
+    let mut connection = handshake.await?;
+    let hello = hello(&core, &mut connection).await?;
     let (attached, welcome) = match core.begin(&mut connection, &hello, own) {
         Ok(begun) => begun,
-        Err((reason, detail)) => return Err(refuse(core, &mut connection, reason, detail).await),
+        Err((reason, detail)) => return Err(refuse(&core, &mut connection, reason, detail).await),
     };
     drop(newcomer);
     let welcome = encode(&Greeting::Welcome(welcome));

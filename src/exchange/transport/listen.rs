@@ -9,6 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
+use tokio_util::either::Either;
 
 use super::{Connection, Security, bind, check, first, tune};
 use crate::per_driver::lock;
@@ -22,7 +23,9 @@ const LINGER: (usize, Duration) = (64 << 10, Duration::from_millis(500));
 /// An open port or socket, and what is asked of each connection.
 #[derive(Debug)]
 pub(crate) struct Listening {
-    socket: Socket,
+    /// Removed before the socket is closed.
+    _file: Option<SocketFile>,
+    socket: Either<TcpListener, UnixListener>,
     pub(crate) address: Address,
     security: Security,
     peers: SharedPeers,
@@ -31,16 +34,6 @@ pub(crate) struct Listening {
 
 /// The users that may connect, shared by all sockets of a server: they can change.
 pub(crate) type SharedPeers = Arc<Mutex<Peers>>;
-
-#[derive(Debug)]
-enum Socket {
-    Tcp(TcpListener),
-    Unix(
-        #[expect(dead_code, reason = "its drop removes the file, before the socket's")]
-        Option<SocketFile>,
-        UnixListener,
-    ),
-}
 
 impl Listening {
     /// Listens. Replaces a Unix socket of a dead server; only this user can open the socket, unless `peers`
@@ -56,10 +49,11 @@ impl Listening {
         peers: &SharedPeers,
         limits: &Limits,
     ) -> Result<Self> {
-        let (socket, address) = match address {
+        let (_file, socket, address) = match address {
             Address::Unix(path) => {
                 let admitted = lock(peers).clone();
-                (bind_unix(path.clone(), admitted).await?, address.clone())
+                let (file, listener) = bind_unix(path.clone(), admitted).await?;
+                (Some(file), Either::Right(listener), address.clone())
             }
             Address::Tcp { host, port } => {
                 if let Security::Tls(tls) = security {
@@ -77,10 +71,11 @@ impl Listening {
                 let listening = timeout(limits.handshake, listening).await;
                 let (listener, real) = listening.map_err(late)??;
                 let (host, port) = (host.clone(), real.port());
-                (Socket::Tcp(listener), Address::Tcp { host, port })
+                (None, Either::Left(listener), Address::Tcp { host, port })
             }
         };
         Ok(Self {
+            _file,
             socket,
             address,
             security: security.clone(),
@@ -96,7 +91,8 @@ impl Listening {
         let listener = UnixListener::bind(format!("\0{name}"));
         let failed = |error| Error::system(format!("listening at @{name}"), &error);
         Ok(Self {
-            socket: Socket::Unix(None, listener.map_err(failed)?),
+            _file: None,
+            socket: Either::Right(listener.map_err(failed)?),
             address: Address::Unix(format!("@{name}").into()),
             security: Security::Plain,
             peers: Arc::clone(peers),
@@ -104,31 +100,30 @@ impl Listening {
         })
     }
 
-    /// Returns the next connection, or `None` if there is no fd or memory for it: call again later.
+    /// Returns the address of the next connection, and its handshake, which authenticates the peer and needs a time limit; or `None` if there is no fd or memory for it: call again later.
     ///
     /// # Errors
     /// [`System`](crate::MemoryError::System) if the socket itself is unusable.
     ///
     /// # Cancel safety
     /// Cancel safe: no connection is lost.
-    pub(crate) async fn accept(&self) -> Result<Option<Incoming>> {
+    pub(crate) async fn accept(
+        &self,
+    ) -> Result<Option<(String, impl Future<Output = Result<Connection>> + use<>)>> {
         let address = &self.address;
         loop {
             let accepted = match &self.socket {
-                Socket::Tcp(listener) => (listener.accept().await)
-                    .map(|(stream, from)| (Stream::Tcp(stream), format!("tcp://{from}"))),
-                Socket::Unix(_, listener) => (listener.accept().await)
-                    .map(|(stream, _)| (Stream::Unix(stream), address.to_string())),
+                Either::Left(listener) => (listener.accept().await)
+                    .map(|(stream, from)| (Either::Left(stream), format!("tcp://{from}"))),
+                Either::Right(listener) => (listener.accept().await)
+                    .map(|(stream, _)| (Either::Right(stream), address.to_string())),
             };
             let error = match accepted {
                 Ok((stream, remote)) => {
-                    return Ok(Some(Incoming {
-                        stream,
-                        remote,
-                        security: self.security.clone(),
-                        peers: Arc::clone(&self.peers),
-                        limits: self.limits.clone(),
-                    }));
+                    let (security, peers) = (self.security.clone(), Arc::clone(&self.peers));
+                    let shown = remote.clone();
+                    let greeting = handshake(stream, remote, security, peers, self.limits.clone());
+                    return Ok(Some((shown, greeting)));
                 }
                 Err(error) => error,
             };
@@ -149,7 +144,7 @@ impl Listening {
 
 /// Retries for a moment: a dead server's socket, or another server that starts at the same path, may be in
 /// the way.
-async fn bind_unix(path: PathBuf, peers: Peers) -> Result<Socket> {
+async fn bind_unix(path: PathBuf, peers: Peers) -> Result<(SocketFile, UnixListener)> {
     let failed = |error| Error::system(format!("listening at {}", path.display()), &error);
     let bound = tokio::task::spawn_blocking({
         let path = path.clone();
@@ -159,55 +154,43 @@ async fn bind_unix(path: PathBuf, peers: Peers) -> Result<Socket> {
     let listener = BlockingListener::from(listener);
     listener.set_nonblocking(true).map_err(failed)?;
     let listener = UnixListener::from_std(listener).map_err(failed)?;
-    Ok(Socket::Unix(Some(file), listener))
+    Ok((file, listener))
 }
 
-/// A connection before its handshake.
-#[derive(Debug)]
-pub(crate) struct Incoming {
-    stream: Stream,
-    pub(crate) remote: String,
+/// Authenticates the peer of a connection.
+///
+/// # Errors
+/// [`NotTrusted`](crate::ShareError::NotTrusted), [`Protocol`](crate::ShareError::Protocol),
+/// [`PeerLost`](crate::ShareError::PeerLost): the connection is closed.
+async fn handshake(
+    stream: Either<TcpStream, UnixStream>,
+    remote: String,
     security: Security,
     peers: SharedPeers,
     limits: Limits,
-}
-
-#[derive(Debug)]
-enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-impl Incoming {
-    /// Authenticates the peer. The caller has a time limit.
-    ///
-    /// # Errors
-    /// [`NotTrusted`](crate::ShareError::NotTrusted), [`Protocol`](crate::ShareError::Protocol),
-    /// [`PeerLost`](crate::ShareError::PeerLost): the connection is closed.
-    pub(crate) async fn handshake(self) -> Result<Connection> {
-        let (remote, limits) = (&self.remote, &self.limits);
-        let stream = match self.stream {
-            Stream::Unix(stream) => {
-                let peers = lock(&self.peers).clone();
-                return Connection::unix(stream, &peers, remote, limits);
-            }
-            Stream::Tcp(stream) => stream,
-        };
-        tune(&stream, limits);
-        let Security::Tls(tls) = &self.security else {
-            return Ok(Connection::tcp(stream, remote, limits));
-        };
-        let loaded = tls.loaded();
-        let acceptor = TlsAcceptor::from(loaded.server.clone()?);
-        let stream = match acceptor.accept(stream).into_fallible().await {
-            Ok(stream) => stream,
-            Err((error, stream)) => {
-                linger(stream).await;
-                return Err(tls::explain(remote, "TLS handshake", &error));
-            }
-        };
-        Connection::tls(stream.into(), (tls::End::Client, &loaded), remote, limits)
-    }
+) -> Result<Connection> {
+    let (remote, limits) = (&*remote, &limits);
+    let stream = match stream {
+        Either::Left(stream) => stream,
+        Either::Right(stream) => {
+            let peers = lock(&peers).clone();
+            return Connection::unix(stream, &peers, remote, limits);
+        }
+    };
+    tune(&stream, limits);
+    let Security::Tls(tls) = &security else {
+        return Ok(Connection::tcp(stream, remote, limits));
+    };
+    let loaded = tls.loaded();
+    let acceptor = TlsAcceptor::from(loaded.server.clone()?);
+    let stream = match acceptor.accept(stream).into_fallible().await {
+        Ok(stream) => stream,
+        Err((error, stream)) => {
+            linger(stream).await;
+            return Err(tls::explain(remote, "TLS handshake", &error));
+        }
+    };
+    Connection::tls(stream.into(), (tls::End::Client, &loaded), remote, limits)
 }
 
 /// Lets the alert with the reason arrive: closing a connection with unread bytes resets it, and a reset

@@ -42,7 +42,7 @@ async fn pair_with(security: Security, address: Address) -> (Connection, Connect
     let limits = quick();
     let server = async {
         let incoming = listening.accept().await.unwrap().unwrap();
-        incoming.handshake().await.unwrap()
+        incoming.1.await.unwrap()
     };
     let peers = Peers::same_user();
     let client = connect(&listening.address, &security, &peers, &limits);
@@ -70,7 +70,7 @@ async fn raw(limits: &Limits) -> (Connection, TcpStream) {
     };
     let client = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     let incoming = listening.accept().await.unwrap().unwrap();
-    (incoming.handshake().await.unwrap(), client)
+    (incoming.1.await.unwrap(), client)
 }
 
 #[tokio::test]
@@ -341,7 +341,7 @@ async fn another_user_is_not_admitted() {
         .unwrap();
     let mut client = UnixStream::connect(dir.path().join("s")).await.unwrap();
     let incoming = listening.accept().await.unwrap().unwrap();
-    let error = incoming.handshake().await.unwrap_err();
+    let error = incoming.1.await.unwrap_err();
     assert!(
         matches!(error, Error::Share(ShareError::NotTrusted { .. })),
         "{error}"

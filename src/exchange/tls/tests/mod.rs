@@ -95,7 +95,7 @@ async fn meet(server_tls: &Tls, client: &Tls) -> (Result<Connection>, Result<Con
     let listening = server(server_tls).await;
     let serve = async {
         let incoming = listening.accept().await.unwrap().unwrap();
-        let mut connection = incoming.handshake().await?;
+        let mut connection = incoming.1.await?;
         connection.writer.write(b"welcome", &[]).await?;
         Ok(connection)
     };
@@ -133,7 +133,7 @@ async fn rogue(listening: &Listening, config: rustls::ClientConfig) -> (Error, S
     };
     let serve = async {
         let incoming = listening.accept().await.unwrap().unwrap();
-        incoming.handshake().await.map(|_| ())
+        incoming.1.await.map(|_| ())
     };
     let (client, server) = tokio::join!(dial, serve);
     (server.unwrap_err(), client)
@@ -370,7 +370,7 @@ async fn plain_text_and_silence_at_a_tls_port() {
     let mut client = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     client.write_all(b"\0\0\0\x05hello").await.unwrap();
     let incoming = listening.accept().await.unwrap().unwrap();
-    let error = incoming.handshake().await.unwrap_err();
+    let error = incoming.1.await.unwrap_err();
     assert!(
         matches!(error, Error::TlsAtOneEnd { here: true, .. }),
         "{error}"
@@ -386,7 +386,7 @@ async fn plain_text_and_silence_at_a_tls_port() {
     };
     let serve = async {
         let incoming = listening.accept().await.unwrap().unwrap();
-        incoming.handshake().await
+        incoming.1.await
     };
     let (read, served) = tokio::join!(plain, serve);
     assert!(served.is_err());
