@@ -124,9 +124,9 @@ impl Background {
     }
 
     /// Has the last user close this client's connection.
-    fn ends_with(&self, client: Weak<ClientSession>) {
+    fn ends_with(&self, client: &Arc<ClientSession>) {
         // There is one client for each thread.
-        let _ = self.0.client.set(client);
+        let _ = self.0.client.set(Arc::downgrade(client));
     }
 
     /// Waits for `work` on this thread. Every call that blocks waits here.
@@ -257,7 +257,7 @@ impl Client {
     fn connect_with(options: ClientOptions, driver: &Driver, check: Option<Check>) -> Result<Self> {
         let background = Background::start("egmem-client", check)?;
         let inner = background.wait(options.connect(driver))??;
-        background.ends_with(inner.weak_session());
+        background.ends_with(inner.session());
         Ok(Self { inner, background })
     }
 

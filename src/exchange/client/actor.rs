@@ -390,7 +390,10 @@ impl ClientSession {
                     }
                     _ => refused(&peer, "the session", &why),
                 };
-                self.dismissed(&why);
+                // The server's end of the session, and of its leases.
+                let state = self.lock();
+                self.set_down(why.clone(), true);
+                state.lose_leases(&why);
                 return Err(why);
             }
         }

@@ -10,7 +10,7 @@ mod session;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -295,12 +295,7 @@ impl Client {
         self.session().link_is(is_over).await;
     }
 
-    /// Returns the session, to close it when a program ends its use. Does not keep the client.
-    pub(crate) fn weak_session(&self) -> Weak<ClientSession> {
-        Arc::downgrade(self.session())
-    }
-
-    fn session(&self) -> &Arc<ClientSession> {
+    pub(crate) fn session(&self) -> &Arc<ClientSession> {
         &self.0.0
     }
 

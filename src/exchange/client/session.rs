@@ -343,15 +343,8 @@ impl ClientSession {
         silent
     }
 
-    /// Handles the server's end of the session, and of its leases.
-    pub(super) fn dismissed(&self, why: &Error) {
-        let state = self.lock();
-        self.set_down(why.clone(), true);
-        state.lose_leases(why);
-    }
-
     /// Notes that there is no connection. A server that is away stays so until there is one.
-    fn set_down(&self, why: Error, away: bool) {
+    pub(super) fn set_down(&self, why: Error, away: bool) {
         self.link.send_modify(|link| {
             let away = away || matches!(link, Link::Down { away: true, .. });
             *link = Link::Down { why, away };
@@ -399,7 +392,7 @@ impl SessionState {
     }
 
     /// Marks all leases as lost.
-    fn lose_leases(&self, why: &Error) {
+    pub(super) fn lose_leases(&self, why: &Error) {
         for held in self.leases.values() {
             held.set_state(LeaseState::Lost(why.clone()));
         }

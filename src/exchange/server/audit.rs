@@ -62,10 +62,8 @@ pub(super) struct Audit {
 
 impl Audit {
     pub fn new(to: Option<Dispatch>) -> Self {
-        Self {
-            to,
-            buckets: Mutex::default(),
-        }
+        let buckets = Mutex::default();
+        Self { to, buckets }
     }
 
     /// Calls `write` with the peer's name, or counts the event as suppressed. Use [`audit!`].

@@ -11,9 +11,8 @@ use tokio::time::{sleep, sleep_until, timeout};
 
 use super::ServerCore;
 use super::requests::{Reply, Requester, handle};
-use super::session::Link;
+use super::session::{Link, ServerSession};
 use super::sessions::Attached;
-use super::state::ServerState;
 use crate::per_driver::lock;
 use crate::protocol::{Ask, Event, FromServer, Request, decode, encode};
 use crate::tls::{Tls, reloaded};
@@ -171,12 +170,8 @@ impl Conversation {
             None => Ok(()),
         };
         if let Err(why) = verified {
-            let session = &self.link.session;
             // Unless another connection has taken the session over.
-            let own = |state: &ServerState| {
-                let is_own = state.sessions.contains_key(&session.id) && session.is_of(&self.link);
-                Vec::from_iter(is_own.then(|| Arc::clone(session)))
-            };
+            let own = |session: &ServerSession| session.is_of(&self.link);
             self.core.dismiss(own, &Refusal::NotTrusted, &why);
         }
     }

@@ -12,8 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::audit::audit;
-use super::process::{Holder, HolderProcess, HolderState};
-use super::publication::{Holders, Registered};
+use super::publication::{Holder, HolderProcess, HolderState, Holders, Registered};
 use super::quota::{Counted, Refused, What, shrink};
 use super::session::ServerSession;
 use super::state::ServerState;

@@ -11,7 +11,6 @@ mod fetch;
 mod leases;
 mod newcomers;
 mod options;
-mod process;
 mod publication;
 mod publish;
 mod quota;
@@ -30,8 +29,8 @@ use std::time::Duration;
 use self::audit::audit;
 
 pub use options::{Allocate, Allocation, ServerOptions};
-pub use process::{Holder, HolderProcess, HolderState};
 pub(crate) use publication::made_without_fabric;
+pub use publication::{Holder, HolderProcess, HolderState};
 pub use publish::{PublishOptions, Published, UnconfirmedRelease};
 pub use state::ServerStats;
 
@@ -43,7 +42,7 @@ use crate::transport::Listening;
 use crate::{Address, Error, MemoryError, PeerName, Refusal, Result};
 use quota::{fds_of_process, lower_for_fds};
 use session::ServerSession;
-use state::{ServerCore, ServerState};
+use state::ServerCore;
 
 /// Publishes memory for others to import. Clones are the same server, which ends with the last one,
 /// or by [`close`](Self::close).
@@ -174,8 +173,7 @@ impl Server {
     /// As [`end_sessions`](Self::end_sessions), for several peers.
     pub fn end_sessions_if(&self, of: impl Fn(&PeerName) -> bool) -> usize {
         let (reason, detail) = (Refusal::Forbidden, "this peer is no longer admitted");
-        let theirs = |state: &ServerState| state.sessions_if(|session| of(&session.peer));
-        (self.handle.inner).dismiss(theirs, &reason, detail)
+        (self.handle.inner).dismiss(|session| of(&session.peer), &reason, detail)
     }
 
     /// Changes the users that may connect to Unix sockets, and ends the sessions of those that no longer may. Sessions
@@ -204,7 +202,6 @@ impl Server {
             }
         }
         let refused = |session: &ServerSession| matches!(session.peer, PeerName::User(uid) if !peers.admits_user(uid));
-        let refused = |state: &ServerState| state.sessions_if(refused);
         inner.dismiss(refused, &Refusal::Forbidden, sessions::NO_USER);
         Ok(())
     }

@@ -9,8 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::process::{Holder, describe};
-use super::publication::{Holders, ProbeSlots, Publication, Registered};
+use super::publication::{Holder, Holders, ProbeSlots, Publication, Registered, describe};
 use super::quota::What;
 use super::state::ServerState;
 use super::{Server, ServerCore};

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
-use super::process::HolderProcess;
+use super::publication::HolderProcess;
 use super::quota::{Counted, LargeAnswers};
 use crate::driver::random;
 use crate::limits::millis;

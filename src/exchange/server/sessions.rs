@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::audit::audit;
 use super::connection;
 use super::newcomers::{Closing, Newcomer};
-use super::process::HolderProcess;
+use super::publication::HolderProcess;
 use super::quota::{Refused, What};
 use super::requests::elsewhere;
 use super::session::{Link, ServerSession};
@@ -349,13 +349,13 @@ impl ServerCore {
     /// peers may still have the memory mapped. Returns how many there were.
     pub(super) fn dismiss(
         &self,
-        which: impl FnOnce(&ServerState) -> Vec<Arc<ServerSession>>,
+        which: impl Fn(&ServerSession) -> bool,
         reason: &Refusal,
         detail: &str,
     ) -> usize {
         let mut state = self.state();
         let mut ended = Vec::new();
-        for session in which(&state) {
+        for session in state.sessions_if(which) {
             session.dismiss(protocol::Refused::new(reason, detail));
             let (peer, session) = (&session.peer, session.id);
             tracing::warn!(%peer, session, %reason, detail, "session dismissed");

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use super::*;
 use crate::server::HolderState;
-use crate::server::process::HolderProcess;
+use crate::server::publication::HolderProcess;
 use crate::server::quota::What;
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::server::leases::MAX_EXPIRED;
-use crate::server::process::HolderProcess;
+use crate::server::publication::HolderProcess;
 use crate::{Error, MemoryError, ShareError};
 
 /// Its peers have names: over plain TCP any local process could be another one.
