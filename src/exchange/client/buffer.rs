@@ -11,7 +11,7 @@ use std::time::Instant;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::session::{ClientSession, OffThread, Reply, SessionUser, run_blocking};
+use super::session::{ClientSession, OffThread, SessionUser, run_blocking};
 use crate::driver::{Access, DevicePtr, Driver, HandleType, Location, ShareableHandle, random};
 use crate::ledger::{Party, Site};
 use crate::memory::{
@@ -314,53 +314,39 @@ pub(super) async fn prove(mut remote: RemoteBuffer) -> Result<RemoteBuffer> {
         remote.proof = Proof::none("neither a GPU nor the CPU may read it here");
         return Ok(remote);
     };
-    let session = Arc::clone(remote.session());
-    let lease = remote.grant.lease.lease;
+    let (session, lease) = (Arc::clone(remote.session()), remote.grant.lease.lease);
     let mut kept = OffThread(Some(remote));
-    let ask = Ask::Probe { lease };
-    let reply = session.request(ask, session.timeout()).await;
+    let reply = session.request(Ask::Probe { lease }, session.timeout());
+    let probed = match reply.await.map(|reply| reply.answer) {
+        Ok(Answer::Probed(probed)) => Ok(Some(probed)),
+        Ok(_) => Err(Error::protocol(
+            session.peer(),
+            "unexpected answer to a probe",
+        )),
+        Err(error) if error.refusal() == Some(&Refusal::Unsupported) => Ok(None),
+        Err(error) => Err(error),
+    };
     let finish = move || {
         let remote = kept.0.take();
-        let remote = remote.ok_or_else(|| Error::failed("a probe", "it has no memory"))?;
-        finish(remote, at, by, wrote, reply)
-    };
-    run_blocking("a probe", finish).await?
-}
-
-/// Compares the words of both ends.
-fn finish(
-    mut remote: RemoteBuffer,
-    at: u64,
-    by: Location,
-    wrote: Option<u64>,
-    reply: Result<Reply>,
-) -> Result<RemoteBuffer> {
-    let probed = match reply.map(|reply| reply.answer) {
-        Ok(Answer::Probed(probed)) => probed,
-        Ok(_) => {
-            let peer = remote.session().peer();
-            return Err(Error::protocol(peer, "unexpected answer to a probe"));
-        }
-        Err(error) if error.refusal() == Some(&Refusal::Unsupported) => {
+        let mut remote = remote.ok_or_else(|| Error::failed("a probe", "it has no memory"))?;
+        // On every path the memory is unmapped before this returns.
+        let Some(probed) = probed? else {
             remote.proof = Proof::none("the exporter does not answer probes");
             return Ok(remote);
+        };
+        let read = get(&remote.memory, at, by)?;
+        if let Some(detail) = mismatch(by, wrote, probed, read) {
+            let (what, peer) = (format!("'{}'", remote.name()), session.peer());
+            return Err(Error::DataPlane { what, peer, detail });
         }
-        Err(error) => return Err(error),
+        remote.proof = Proof {
+            by: Some(by),
+            both_ways: wrote.is_some(),
+            why_not: None,
+        };
+        Ok(remote)
     };
-    let read = get(&remote.memory, at, by)?;
-    if let Some(detail) = mismatch(by, wrote, probed, read) {
-        return Err(Error::DataPlane {
-            what: format!("'{}'", remote.name()),
-            peer: remote.session().peer(),
-            detail,
-        });
-    }
-    remote.proof = Proof {
-        by: Some(by),
-        both_ways: wrote.is_some(),
-        why_not: None,
-    };
-    Ok(remote)
+    run_blocking("a probe", finish).await?
 }
 
 /// Chooses the processor, and writes a word with it if it may write. Returns both.

@@ -146,28 +146,28 @@ impl FetchOptions {
     fn accept(&self) -> Result<Vec<HandleType>> {
         let session = self.client.session();
         let terms = session.terms();
-        let wanted = match &self.via {
-            Some(via) => std::slice::from_ref(via),
-            None => &[HandleType::PosixFd, HandleType::Fabric],
+        let peer = &terms.peer;
+        let no_fd = if terms.unix {
+            None
+        } else if terms.welcome.boot == session.dial.boot {
+            let why = terms.no_unix.as_deref().unwrap_or("it has no Unix socket");
+            Some(format!(
+                "{peer} is on this machine, but only TCP leads to it: {why}"
+            ))
+        } else {
+            Some(format!("POSIX fds do not leave the machine of {peer}"))
         };
+        let no_fabric = (session.dial.no_fabric.as_ref()).map(|why| format!("here: {why}"));
         let (mut accept, mut reasons) = (Vec::new(), Vec::new());
-        for &via in wanted {
-            match (via, &session.dial.no_fabric) {
-                (HandleType::PosixFd, _) if terms.unix => accept.push(via),
-                (HandleType::PosixFd, _) if terms.welcome.boot == session.dial.boot => {
-                    let why = terms.no_unix.as_deref();
-                    reasons.push(format!(
-                        "{} is on this machine, but only TCP leads to it: {}",
-                        terms.peer,
-                        why.unwrap_or("it has no Unix socket")
-                    ));
+        for (via, why) in [
+            (HandleType::PosixFd, no_fd),
+            (HandleType::Fabric, no_fabric),
+        ] {
+            if self.via.is_none_or(|only| only == via) {
+                match why {
+                    None => accept.push(via),
+                    Some(why) => reasons.push(why),
                 }
-                (HandleType::PosixFd, _) => {
-                    let peer = &terms.peer;
-                    reasons.push(format!("POSIX fds do not leave the machine of {peer}"));
-                }
-                (HandleType::Fabric, None) => accept.push(via),
-                (HandleType::Fabric, Some(why)) => reasons.push(format!("here: {why}")),
             }
         }
         if accept.is_empty() {
