@@ -20,7 +20,7 @@ use crate::per_driver::lock;
 use crate::protocol::{
     self, Event, Greeting, Held, Hello, MAGIC, MAX_HELLO, OLDEST, VERSION, Welcome, decode, encode,
 };
-use crate::transport::{Connection, Listening};
+use crate::transport::{Connection, Incoming, Listening};
 use crate::{Error, PeerName, Refusal, Result, ShareError};
 
 /// How long to wait before checking again whether the process has an fd for a connection.
@@ -41,13 +41,12 @@ pub(super) async fn run(core: Arc<ServerCore>, listening: Listening, own: bool) 
     let accepting = async {
         let mut told = false;
         loop {
-            if let Some((remote, handshake)) = listening.accept().await? {
+            if let Some(incoming) = listening.accept().await? {
                 told = false;
                 let open = Arc::clone(&core.open);
                 let newcomer = core.newcomers.enter().await;
                 core.count(|stats| &mut stats.accepted);
-                let greeting = greet(Arc::clone(&core), handshake, newcomer.0, own);
-                let serving = serve(Arc::clone(&core), open, remote, greeting, newcomer.1);
+                let serving = serve(Arc::clone(&core), open, incoming, newcomer, own);
                 core.tasks.spawn(serving);
                 continue;
             }
@@ -68,9 +67,9 @@ pub(super) async fn run(core: Arc<ServerCore>, listening: Listening, own: bool) 
 async fn serve(
     core: Arc<ServerCore>,
     _open: Arc<()>,
-    remote: String,
-    greeting: impl Future<Output = Result<(Connection, Attached)>>,
-    closing: Closing,
+    (remote, handshake): Incoming,
+    (newcomer, closing): (Newcomer, Closing),
+    own: bool,
 ) {
     let limit = core.options.limits.handshake;
     let what = format!("the handshake or the hello of {remote}");
@@ -78,7 +77,9 @@ async fn serve(
     let greeted = tokio::select! {
         () = core.ended.cancelled() => return,
         Ok(()) = closing => Err(made_room(&core)),
-        greeted = timeout(limit, greeting) => greeted.unwrap_or(Err(late)),
+        greeted = timeout(limit, greet(&core, handshake, newcomer, own)) => {
+            greeted.unwrap_or(Err(late))
+        }
     };
     match greeted {
         Ok((connection, attached)) => connection::serve(connection, attached).await,
@@ -95,16 +96,16 @@ async fn serve(
 
 /// Handshake and hello. The caller has a time limit.
 async fn greet(
-    core: Arc<ServerCore>,
+    core: &Arc<ServerCore>,
     handshake: impl Future<Output = Result<Connection>>,
     newcomer: Newcomer,
     own: bool,
 ) -> Result<(Connection, Attached)> {
     let mut connection = handshake.await?;
-    let hello = hello(&core, &mut connection).await?;
+    let hello = hello(core, &mut connection).await?;
     let (attached, welcome) = match core.begin(&mut connection, &hello, own) {
         Ok(begun) => begun,
-        Err((reason, detail)) => return Err(refuse(&core, &mut connection, reason, detail).await),
+        Err((reason, detail)) => return Err(refuse(core, &mut connection, reason, detail).await),
     };
     drop(newcomer);
     let welcome = encode(&Greeting::Welcome(welcome));

@@ -2,6 +2,7 @@
 
 use std::os::unix::net::UnixListener as BlockingListener;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -107,9 +108,7 @@ impl Listening {
     ///
     /// # Cancel safety
     /// Cancel safe: no connection is lost.
-    pub(crate) async fn accept(
-        &self,
-    ) -> Result<Option<(String, impl Future<Output = Result<Connection>> + use<>)>> {
+    pub(crate) async fn accept(&self) -> Result<Option<Incoming>> {
         let address = &self.address;
         loop {
             let accepted = match &self.socket {
@@ -123,7 +122,7 @@ impl Listening {
                     let (security, peers) = (self.security.clone(), Arc::clone(&self.peers));
                     let shown = remote.clone();
                     let greeting = handshake(stream, remote, security, peers, self.limits.clone());
-                    return Ok(Some((shown, greeting)));
+                    return Ok(Some((shown, Box::pin(greeting))));
                 }
                 Err(error) => error,
             };
@@ -156,6 +155,12 @@ async fn bind_unix(path: PathBuf, peers: Peers) -> Result<(SocketFile, UnixListe
     let listener = UnixListener::from_std(listener).map_err(failed)?;
     Ok((file, listener))
 }
+
+/// A new connection: its address, and its handshake. That is boxed, because it takes much room, and ends long before the task.
+pub(crate) type Incoming = (
+    String,
+    Pin<Box<dyn Future<Output = Result<Connection>> + Send>>,
+);
 
 /// Authenticates the peer of a connection.
 ///

@@ -8,7 +8,7 @@ mod tests;
 #[cfg(fuzzing)]
 pub(crate) use frame::fuzzing::assemble;
 pub(crate) use frame::{Frame, FrameReader, FrameWriter, send_fds, together};
-pub(crate) use listen::{Listening, SharedPeers};
+pub(crate) use listen::{Incoming, Listening, SharedPeers};
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
