@@ -1,6 +1,5 @@
 //! Options of a server, and memory on request.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -10,7 +9,7 @@ use crate::share::Peers;
 use crate::{Address, Error, Limits, Namespaces, PeerName, Refusal, Result, Security, transport};
 
 /// Options of a server; [`start`](Self::start) starts it.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "options do nothing until `start`"]
 pub struct ServerOptions {
     pub(super) addresses: Vec<Address>,
@@ -20,22 +19,16 @@ pub struct ServerOptions {
     pub(super) lease: Duration,
     pub(super) local_socket: bool,
     pub(super) peers: Peers,
-    pub(super) allocator: Option<Arc<dyn Allocate>>,
+    pub(super) allocator: Option<Allocator>,
     pub(super) wall_clock: fn() -> SystemTime,
     pub(super) audit: Option<tracing::Dispatch>,
 }
 
-impl fmt::Debug for ServerOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerOptions")
-            .field("addresses", &self.addresses)
-            .field("limits", &self.limits)
-            .field("heartbeat", &self.heartbeat)
-            .field("lease", &self.lease)
-            .field("peers", &self.peers)
-            .finish_non_exhaustive()
-    }
-}
+/// The allocator of a server.
+#[derive(Clone)]
+pub(super) struct Allocator(pub Arc<dyn Allocate>);
+
+opaque!(Allocator);
 
 impl ServerOptions {
     pub(super) fn new() -> Self {
@@ -90,7 +83,7 @@ impl ServerOptions {
     /// Sets the allocator that creates memory for clients; without one such requests are refused with
     /// `unsupported`.
     pub fn allocator(mut self, allocator: Arc<dyn Allocate>) -> Self {
-        self.allocator = Some(allocator);
+        self.allocator = Some(Allocator(allocator));
         self
     }
 

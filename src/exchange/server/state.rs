@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::audit::{Audit, audit};
 use super::leases::{Deadlines, EndedSession, Followed, LeaseRecord, SessionRecord};
 use super::newcomers::Newcomers;
-use super::options::{Allocate, ServerOptions};
+use super::options::{Allocate, Allocator, ServerOptions};
 use super::publication::{HolderProcess, HolderState, Registered, describe};
 use super::quota::{Quota, Refused, What, shrink};
 use super::session::ServerSession;
@@ -43,7 +43,7 @@ pub(super) struct ServerCore {
     pub(super) peers: SharedPeers,
     /// The Unix socket where sessions of clients on this machine move.
     pub(super) local: Option<String>,
-    pub(super) allocator: Mutex<Option<Arc<dyn Allocate>>>,
+    pub(super) allocator: Mutex<Option<Allocator>>,
     pub(super) state: Mutex<ServerState>,
     pub(super) audit: Arc<Audit>,
     counters: Mutex<ServerStats>,
@@ -143,7 +143,7 @@ impl ServerCore {
     /// Returns the allocator, or the refusal if there is none (any more).
     pub(super) fn allocator(&self) -> Result<Arc<dyn Allocate>, Refused> {
         let allocator = lock(&self.allocator).clone();
-        allocator.ok_or_else(|| {
+        allocator.map(|allocator| allocator.0).ok_or_else(|| {
             if self.state().closing {
                 (Refusal::Closing, "the server is ending".into())
             } else {

@@ -323,7 +323,7 @@ const AHEAD: usize = 1 << 10;
 pub(super) struct UnixReading {
     socket: AsyncFd<Arc<OwnedFd>>,
     /// Bytes that were read ahead are those from `taken` to `have`.
-    ahead: Box<[u8; AHEAD]>,
+    ahead: Zeroizing<Vec<u8>>,
     taken: usize,
     have: usize,
     /// The fds that arrived with the bytes ahead.
@@ -336,7 +336,7 @@ impl UnixReading {
     pub(super) fn new(socket: Arc<OwnedFd>) -> io::Result<Self> {
         Ok(Self {
             socket: register(socket, Interest::READABLE)?,
-            ahead: Box::new([0; AHEAD]),
+            ahead: Zeroizing::new(vec![0; AHEAD]),
             taken: 0,
             have: 0,
             fds: Vec::new(),
@@ -371,12 +371,6 @@ impl UnixReading {
             Vec::new()
         };
         Ok((count, fds))
-    }
-}
-
-impl Drop for UnixReading {
-    fn drop(&mut self) {
-        self.ahead.zeroize();
     }
 }
 
