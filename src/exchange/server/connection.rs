@@ -171,7 +171,8 @@ impl Conversation {
         };
         if let Err(why) = verified {
             // Unless another connection has taken the session over.
-            let own = |session: &ServerSession| session.is_of(&self.link);
+            let id = self.link.session.id;
+            let own = |one: &ServerSession| one.id == id && one.is_of(&self.link);
             self.core.dismiss(own, &Refusal::NotTrusted, &why);
         }
     }
