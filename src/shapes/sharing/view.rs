@@ -251,14 +251,16 @@ impl Update {
     /// Reads a text of another process.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another kind of text, and for more chunks than an update has.
+    /// [`Error::InvalidArgument`] for another kind of text, for more chunks than an update has, and for fewer
+    /// where another update follows.
     pub(super) fn read(text: &str) -> Result<Self> {
         let wrong = |why: &str| Error::invalid("update of a growable vector", why);
         let [element, max_len, len, before, chunks, more] = numbers(KIND, text)
             .ok_or_else(|| wrong("the other process sent another kind of text"))?;
-        if chunks > MAX_CHUNKS as u64 || (more > 0 && chunks == 0) {
+        // More come only behind a full update: so the vector's length bounds their number.
+        if chunks > MAX_CHUNKS as u64 || (more > 0 && chunks < MAX_CHUNKS as u64) {
             return Err(wrong(
-                "the other process announced too many chunks, or none",
+                "the other process announced too many chunks, or too few before more",
             ));
         }
         Ok(Self {

@@ -239,6 +239,7 @@ pub fn what_cannot_be_followed_is_refused(driver: &Driver) {
     // Updates of a peer that does not keep to the rules.
     for (text, expected) in [
         ("hello", "kind of text"),
+        ("egmem-growable 1 8 8388608 1 2097152 1 1", "too few"),
         ("egmem-growable 1 8 9999 0 0 0 0", "other sizes"),
         (
             "egmem-growable 1 8 8388608 8388609 2097152 0 0",
