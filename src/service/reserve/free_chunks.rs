@@ -98,9 +98,7 @@ impl<C> FreeChunks<C> {
                 chosen.push(at);
             }
         }
-        chosen.sort_unstable();
-        let chosen = chosen.into_iter().rev();
-        let mut taken: Vec<_> = chosen.map(|at| self.0.remove(at)).collect();
+        let mut taken = self.remove(chosen);
         // Odd sizes last.
         taken.sort_by_key(|kept| Reverse(kept.bytes));
         (taken.into_iter().map(|kept| kept.chunk).collect(), missing)
@@ -128,16 +126,31 @@ impl<C> FreeChunks<C> {
         bytes: u64,
         rank: impl Fn(&FreeChunk<C>) -> Option<R>,
     ) -> Vec<C> {
-        let (mut freed, mut out) = (0_u64, Vec::new());
-        while freed < bytes {
-            let ranks = self.0.iter().enumerate();
-            let ranks = ranks.filter_map(|(at, free)| Some((rank(free)?, at)));
-            let Some((_, at)) = ranks.min() else { break };
-            let free = self.0.remove(at);
-            freed = freed.saturating_add(free.bytes);
-            out.push(free.chunk);
+        let ranks = self.0.iter().enumerate();
+        let ranks = ranks.filter_map(|(at, free)| Some((rank(free)?, at)));
+        let mut order: Vec<_> = ranks.collect();
+        order.sort_unstable();
+        let (mut freed, mut chosen) = (0_u64, Vec::new());
+        for (_, at) in order {
+            if freed >= bytes {
+                break;
+            }
+            freed = freed.saturating_add(self.0[at].bytes);
+            chosen.push(at);
         }
-        out
+        let evicted = self.remove(chosen).into_iter();
+        evicted.map(|free| free.chunk).collect()
+    }
+
+    /// Removes the chunks at these places; returns them in order of arrival.
+    fn remove(&mut self, mut places: Vec<usize>) -> Vec<FreeChunk<C>> {
+        places.sort_unstable();
+        let mut all = 0..;
+        let is_one = |_: &mut _| {
+            all.next()
+                .is_some_and(|at| places.binary_search(&at).is_ok())
+        };
+        self.0.extract_if(.., is_one).collect()
     }
 
     /// Returns the bytes of all chunks.
