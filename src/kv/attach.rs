@@ -267,7 +267,7 @@ impl AttachOptions {
     ///
     /// # Errors
     /// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may read and write the memory;
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) if it is too small; those of [`Members::claim`] and
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) if it is too small; those of [`Words::claim_member`] and
     /// [`Lock::acquire`].
     pub(crate) fn join(
         &self,

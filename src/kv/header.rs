@@ -295,7 +295,7 @@ impl<'a> Lock<'a> {
     /// same member. After a holder that has ended the table is dirty. A holder elsewhere has ended if `elsewhere_has` says so.
     ///
     /// # Errors
-    /// [`Error::Busy`] if a process has it that does not end; those of [`Members::expect_member`].
+    /// [`Error::Busy`] if a process has it that does not end; those of [`Words::expect_member`].
     // A result of this size that is returned through memory costs 10 ns more.
     #[inline(always)]
     pub(crate) fn acquire(
