@@ -5,6 +5,8 @@
 //! missing.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::net::{IpAddr, UdpSocket};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -22,7 +24,7 @@ use crate::protocol::{Secret, decode, encode};
 use crate::share::Peers;
 use crate::text::bounded;
 use crate::transport::{self, Connection, FrameReader, Listening, together};
-use crate::{Address, Error, Limits, Result, Security, ShareError, Unreachable};
+use crate::{Address, Error, Limits, MemoryError, Result, Security, ShareError, Unreachable};
 
 /// The most bytes of a frame. A sealed contribution is a little longer than its contents.
 const MAX_FRAME: u32 = MAX_CONTRIBUTION as u32 + 1024;
@@ -66,7 +68,9 @@ enum Reply {
 /// have come. Every gather has `deadline` for all ranks to come, as this call has.
 ///
 /// At a Unix socket only processes of the same user meet. Over TCP the ranks need a secret, which every rank proves before
-/// it takes its place, and each gather is [`Sealed`].
+/// it takes its place, and each gather is [`Sealed`]. There rank 0 listens at the IP address, or, for a host's name, at the port
+/// of every address of its machine: the name need not be known there, and may stand for loopback alone. While another process
+/// listens there, rank 0 tries again until the deadline.
 ///
 /// # Errors
 /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a rank that does not exist, for more than [`MAX_RANKS`],
@@ -305,6 +309,30 @@ fn without_fds(mut link: Connection) -> Connection {
     link
 }
 
+/// Begins to listen as rank 0, where [`rendezvous`] says.
+async fn listen(address: &Address, until: Instant) -> Result<Listening> {
+    let (security, limits) = (Security::PlainAnywhere, limits());
+    let peers = Arc::new(Mutex::new(Peers::same_user()));
+    let mut address = address.clone();
+    if let Address::Tcp { host, .. } = &mut address
+        && host.parse::<IpAddr>().is_err()
+    {
+        // Both IPv6 and IPv4, if this machine has IPv6.
+        let has_ipv6 = UdpSocket::bind("[::]:0").is_ok();
+        *host = if has_ipv6 { "::" } else { "0.0.0.0" }.into();
+    }
+    let is_taken = |error: &Error| match error.memory() {
+        Some(MemoryError::System { kind, .. }) => *kind == ErrorKind::AddrInUse,
+        _ => false,
+    };
+    loop {
+        match Listening::bind(&address, &security, &peers, &limits).await {
+            Err(error) if is_taken(&error) && Instant::now() + PAUSE < until => sleep(PAUSE).await,
+            bound => return bound,
+        }
+    }
+}
+
 /// A frame and a write have as long as the call that waits for them.
 fn limits() -> Limits {
     Limits {
@@ -372,9 +400,7 @@ impl Place<'_> {
     /// Listens as rank 0 until all other ranks have come. A connection that says nothing, or has no proof of the secret,
     /// takes no rank's place and no rank's time.
     async fn admit(&self, until: Instant) -> Result<Vec<Connection>> {
-        let (security, limits, size) = (Security::PlainAnywhere, limits(), self.size);
-        let peers = Arc::new(Mutex::new(Peers::same_user()));
-        let listening = Listening::bind(self.address, &security, &peers, &limits).await?;
+        let (listening, size) = (listen(self.address, until).await?, self.size);
         let mut seats: Vec<Option<Connection>> = (1..size).map(|_| None).collect();
         // Those whose hellos have not come, and those that are refused, the oldest first.
         let (mut pending, mut order) = (

@@ -1,5 +1,6 @@
 //! Ranks that are missing, late, dead or unable: all learn it.
 
+use std::net::TcpListener;
 use std::time::Instant;
 
 use super::*;
@@ -160,4 +161,38 @@ fn another_size_and_a_rank_that_is_taken_are_refused() {
         assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1);
         assert!(zero.join().unwrap().is_ok());
     });
+}
+
+#[test]
+fn rank_0_waits_until_its_port_is_free() {
+    let before = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = Address::loopback(before.local_addr().unwrap().port());
+    std::thread::scope(|scope| {
+        let met = |rank| rendezvous(&at, rank, 2, Some(&secret(1)), LONG).map(drop);
+        let ranks = [0, 1].map(|rank| scope.spawn(move || met(rank)));
+        // Rank 1 comes, and again.
+        for _ in 0..2 {
+            drop(before.accept().unwrap());
+        }
+        drop(before);
+        for rank in ranks {
+            rank.join().unwrap().unwrap();
+        }
+    });
+}
+
+/// A pod's name is in the directory once the pod is ready, and `/etc/hosts` may have it as a loopback address.
+#[test]
+fn rank_0_needs_no_address_for_its_name() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    for name in ["rank-0.invalid", "localhost"] {
+        let met = all(2, |rank| {
+            let host = [name, "127.0.0.2"][rank as usize].into();
+            let at = Address::Tcp { host, port };
+            rendezvous(&at, rank, 2, Some(&secret(1)), LONG).map(drop)
+        });
+        assert_eq!(met, [Ok(()), Ok(())], "{name}");
+    }
 }
