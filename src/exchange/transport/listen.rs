@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::either::Either;
 
-use super::{Connection, Security, bind, check, first, tune};
+use super::{Connection, Security, bind, check, first, resolve, tune};
 use crate::per_driver::lock;
 use crate::share::Peers;
 use crate::share::socket::{self, SocketFile};
@@ -60,13 +60,16 @@ impl Listening {
                 if let Security::Tls(tls) = security {
                     tls.loaded().server.clone()?;
                 }
-                let listen = |real| async move {
+                let listen = |real, _| async move {
                     let failed = |e| Error::system(format!("listening at {address}"), &e);
                     let (listener, real) = bind(real).map_err(failed)?;
                     check(address, real, security)?;
                     Ok((listener, real))
                 };
-                let listening = first(address, (host, *port), security, listen);
+                let listening = async {
+                    let reals = resolve((host, *port), address).await?;
+                    first(address, reals, security, listen).await
+                };
                 let late =
                     |_| ShareError::timed_out(format!("looking up {address}"), limits.handshake);
                 let listening = timeout(limits.handshake, listening).await;

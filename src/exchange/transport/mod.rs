@@ -19,11 +19,12 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::{TlsConnector, TlsStream};
 
 use super::tls::{self, Credential, End, Loaded, Tls};
 use super::{Address, Limits, PeerName};
+use crate::limits::deadline;
 use crate::share::{Peers, fd};
 use crate::{Error, Result, ShareError, Unreachable};
 use frame::{Reading, UnixReading, Writing, halves};
@@ -145,7 +146,7 @@ impl Connection {
     }
 }
 
-/// Checks a socket's real address, not the name that was resolved.
+/// Checks the address that a name was resolved to.
 fn check(address: &Address, real: SocketAddr, security: &Security) -> Result<()> {
     if !matches!(security, Security::Plain) || real.ip().to_canonical().is_loopback() {
         return Ok(());
@@ -197,16 +198,20 @@ async fn resolve((host, port): (&str, u16), address: &Address) -> Result<Vec<Soc
 /// Tries the addresses of a host that may be used, one after the other. Returns what the first one gives, or the most useful
 /// error: that of a forbidden address comes before that of an address that did not answer, and last comes that of one where
 /// [nobody listens](Error::nobody_listens).
+///
+/// `attempt` is told how many addresses are left, this one too.
 async fn first<T, F: Future<Output = Result<T>>>(
     address: &Address,
-    host: (&str, u16),
+    reals: Vec<SocketAddr>,
     security: &Security,
-    mut attempt: impl FnMut(SocketAddr) -> F,
+    mut attempt: impl FnMut(SocketAddr, u32) -> F,
 ) -> Result<T> {
     let mut last: Option<Error> = None;
-    for real in resolve(host, address).await? {
+    let mut left = reals.len() as u32 + 1;
+    for real in reals {
+        left -= 1;
         let tried = match check(address, real, security) {
-            Ok(()) => attempt(real).await,
+            Ok(()) => attempt(real, left).await,
             Err(error) => Err(error),
         };
         let error = match tried {
@@ -229,7 +234,8 @@ fn unknown(address: &Address, why: String) -> Error {
     ShareError::Unreachable { peer, cause, why }.into()
 }
 
-/// Connects to the first of a host's addresses that answers.
+/// Connects to the first of a host's addresses that answers. Each of them but the last has its share of the time left: one to
+/// which no packet gets through takes the system minutes.
 ///
 /// # Errors
 /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an address that only servers listen at, without TLS.
@@ -237,6 +243,7 @@ async fn connect_tcp(
     address: &Address,
     (host, port): (&str, u16),
     security: &Security,
+    until: Instant,
 ) -> Result<TcpStream> {
     let ip = host.parse::<IpAddr>().map(|ip| ip.to_canonical());
     if matches!(security, Security::Plain) && ip.is_ok_and(|ip| ip.is_unspecified()) {
@@ -247,19 +254,29 @@ async fn connect_tcp(
         );
         return Err(invalid);
     }
-    let connect = |real| async move {
-        let stream = TcpStream::connect(real)
-            .await
-            .map_err(|error| unreachable(&address.to_string(), &error, false))?;
-        let real = stream.peer_addr();
-        check(
-            address,
-            real.map_err(|error| Error::system("getpeername", &error))?,
-            security,
-        )?;
-        Ok(stream)
+    let reals = resolve((host, port), address).await?;
+    connect_any(address, reals, security, until).await
+}
+
+async fn connect_any(
+    address: &Address,
+    reals: Vec<SocketAddr>,
+    security: &Security,
+    until: Instant,
+) -> Result<TcpStream> {
+    let connect = |real, left| async move {
+        let connecting = TcpStream::connect(real);
+        let stream = match left {
+            1 => connecting.await,
+            _ => {
+                let share = until.saturating_duration_since(Instant::now()) / left;
+                let late = |_| Err(io::ErrorKind::TimedOut.into());
+                timeout(share, connecting).await.unwrap_or_else(late)
+            }
+        };
+        stream.map_err(|error| unreachable(&address.to_string(), &error, false))
     };
-    first(address, (host, port), security, connect).await
+    first(address, reals, security, connect).await
 }
 
 /// Converts the system's error of a connect call; for `path`, "not found" means that there is no socket.
@@ -285,6 +302,7 @@ pub(crate) async fn connect(
     peers: &Peers,
     limits: &Limits,
 ) -> Result<Connection> {
+    let until = deadline(limits.handshake);
     let connecting = async {
         let remote = address.to_string();
         let host = match address {
@@ -304,7 +322,7 @@ pub(crate) async fn connect(
             }
             Security::Plain | Security::PlainAnywhere => None,
         };
-        let stream = connect_tcp(address, host, security).await?;
+        let stream = connect_tcp(address, host, security, until).await?;
         tune(&stream, limits);
         let Some((config, name, loaded)) = tls else {
             return Ok(Connection::tcp(stream, &remote, limits));
@@ -324,7 +342,7 @@ pub(crate) async fn connect(
         Connection::tls(stream.into(), end, &remote, limits)
     };
     let late = || Error::timed_out(format!("connecting to {address}"), limits.handshake);
-    let connected = timeout(limits.handshake, connecting).await;
+    let connected = timeout_at(until, connecting).await;
     connected.unwrap_or_else(|_| Err(late()))
 }
 

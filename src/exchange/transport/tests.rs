@@ -402,3 +402,22 @@ fn the_end_of_a_runtime_does_not_wait_for_a_look_up() {
     drop(runtime);
     drop(answer);
 }
+
+#[tokio::test]
+async fn an_address_that_does_not_answer_leaves_time_for_the_next_one() {
+    let full = TcpSocket::new_v4().unwrap();
+    full.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let full = full.listen(0).unwrap();
+    let dead = full.local_addr().unwrap();
+    // Once its queue is full, it drops packets.
+    let connect = || std::net::TcpStream::connect_timeout(&dead, ms(50));
+    let _queue: Vec<_> = std::iter::from_fn(|| connect().ok()).collect();
+    let (listener, good) = super::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let security = Security::Plain;
+    let address = Address::loopback(good.port());
+    let reals = vec![dead, good];
+    let connecting = connect_any(&address, reals, &security, deadline(ms(500)));
+    let stream = timeout(ms(60_000), connecting).await.unwrap().unwrap();
+    assert_eq!(stream.peer_addr().unwrap(), good);
+    drop(listener);
+}
