@@ -179,7 +179,7 @@ async fn keep_time(session: &ClientSession, heartbeat: Duration, lease: Duration
 }
 
 /// Waits until the server's certificate is no longer valid, or this process has a new one and no user waits for an
-/// answer. Returns why the connection is to end.
+/// answer that a new connection would not give. Returns why the connection is to end.
 async fn watch_trust(session: &ClientSession, server: Option<Credential>) -> Error {
     let (Security::Tls(tls), Some(mut server)) = (&session.dial.options.security, server) else {
         return std::future::pending().await;
@@ -191,8 +191,11 @@ async fn watch_trust(session: &ClientSession, server: Option<Credential>) -> Err
         }
         // The server ends the session when the certificate that it has seen expires.
         let renews = !session.dial.options.reconnect.is_never() && tls.loaded().own != server.own;
-        let is_user = |request: &Request| request.user.is_some();
-        if renews && !session.lock().pending.values().any(is_user) {
+        // Waits and lists are asked again by themselves.
+        let is_once = |request: &Request| {
+            request.user.is_some() && !matches!(request.ask, Ask::Wait { .. } | Ask::List(_))
+        };
+        if renews && !session.lock().pending.values().any(is_once) {
             let why = "this process connects anew with its new certificate";
             return Error::peer_lost(session.peer(), why);
         }

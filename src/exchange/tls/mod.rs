@@ -117,7 +117,8 @@ impl Tls {
 
     /// Loads the files again, after certificates were replaced. New connections of all clones use the new
     /// ones. Servers and clients verify the peers of open connections again and end those that are no longer
-    /// trusted; clients whose own certificate has changed reconnect with it and resume their sessions.
+    /// trusted; clients whose own certificate has changed reconnect with it and resume their sessions, as soon as no request but waits and
+    /// lists is outstanding.
     ///
     /// # Errors
     /// As [`load`](Self::load), and the certificates loaded before stay;

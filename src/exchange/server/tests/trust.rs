@@ -190,6 +190,13 @@ async fn a_client_with_a_new_certificate_keeps_its_leases_when_the_old_one_expir
     let tls = load(&served.authority, &issue(&served.authority, "peer.test"));
     let client = served.client(&tls).await;
     let memory = client.fetch("a").go().await.unwrap();
+    // A request that is asked again does not keep the client from its new certificate.
+    let before = served.server.stats().requests;
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { client.wait("b", LONG).await }
+    });
+    until("it waits", || served.server.stats().requests > before).await;
     let renewed = CertRequest::new("peer.test").days(9);
     let renewed = served.authority.issue(&renewed).unwrap();
     tls.reload_pem(pem(&served.authority, &renewed, None))
@@ -205,7 +212,10 @@ async fn a_client_with_a_new_certificate_keeps_its_leases_when_the_old_one_expir
     dismissed(&mut old).await;
     assert_eq!(memory.state(), LeaseState::Held);
     memory.release().await.unwrap();
-    drop(client);
+    let other = super::memory(&served.driver);
+    let b = served.server.publish("b", other).now().unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap().name, "b");
+    drop((b, client));
     served.end().await;
 }
 
