@@ -372,7 +372,7 @@ impl ClientOptions {
 
     async fn dial(self, driver: Option<Driver>, no_fabric: Option<MemoryError>) -> Result<Client> {
         use Refusal::{Closing, Limit};
-        let deadline = deadline(self.timeout);
+        let until = deadline(self.timeout);
         let dial = Dial {
             options: self,
             boot: BootId::current()?,
@@ -381,7 +381,7 @@ impl ClientOptions {
         };
         let mut attempt = 0;
         loop {
-            let error = match establish(&dial, None, || (), deadline).await {
+            let error = match establish(&dial, None, || (), until).await {
                 Ok(established) => {
                     let session = ClientSession::new(dial, &established.1, driver);
                     let client = Client(SessionUser::new(&session));
@@ -394,7 +394,7 @@ impl ClientOptions {
             let passes = error.is_unreachable() || matches!(error.refusal(), Some(Closing | Limit));
             let pause = dial.options.reconnect.pause(attempt);
             let pause = pause.max(Duration::from_millis(1));
-            if !dial.options.patient || !passes || Instant::now() + pause >= deadline {
+            if !dial.options.patient || !passes || deadline(pause) >= until {
                 return Err(error);
             }
             attempt += 1;

@@ -239,14 +239,18 @@ async fn nobody_there_is_told_at_once_or_waited_for() {
         matches!(error, Error::Share(ShareError::Unreachable { .. })),
         "{error}"
     );
-    let error = expect_err(within(late.patient(true).timeout(soon(100)).connect(&driver)).await);
-    assert!(
-        matches!(
-            error,
-            Error::Share(ShareError::Unreachable { .. } | ShareError::TimedOut { .. })
-        ),
-        "{error}"
-    );
+    let late = late.patient(true).timeout(soon(100));
+    let never = Reconnect::backoff(Duration::MAX, Duration::MAX);
+    for late in [late.clone(), late.reconnect(never)] {
+        let error = expect_err(within(late.connect(&driver)).await);
+        assert!(
+            matches!(
+                error,
+                Error::Share(ShareError::Unreachable { .. } | ShareError::TimedOut { .. })
+            ),
+            "{error}"
+        );
+    }
 }
 
 #[tokio::test]
