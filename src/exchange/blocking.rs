@@ -3,7 +3,7 @@
 //! Each client and server has a runtime on a thread of its own, so that heartbeats continue while the program
 //! does something else. The calls wait on the caller's thread. Within a tokio runtime they fail with
 //! [`InvalidArgument`](crate::MemoryError::InvalidArgument) instead of blocking it: use [`exchange`](crate) there. To follow
-//! names, use it too.
+//! names, use it too. In a forked child they fail so for clients and servers of the parent, whose threads the child has not.
 //!
 //! The thread ends with the last of the values that were made by way of one client or server.
 
@@ -61,7 +61,7 @@ macro_rules! forward {
             #[doc = concat!("See [`exchange::", $there, "::", stringify!($waiting), "`].")]
             ///
             /// # Errors
-            /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
+            /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime and in a forked child.
             pub fn $waiting(&self $(, $with: $of)*) -> $waited {
                 self.background.wait(self.inner.$waiting($($with),*))?
             }
@@ -132,8 +132,16 @@ impl Background {
     /// Waits for `work` on this thread. Every call that blocks waits here.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] if the check breaks, after `work` was dropped.
+    /// [`Error::Interrupted`] if the check breaks, after `work` was dropped;
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child, which has no such thread.
     fn wait<T>(&self, work: impl Future<Output = T>) -> Result<T> {
+        if !self.0.born.is_current() {
+            // Its drop would wait for locks that a thread of the parent may have held at the fork.
+            std::mem::forget(work);
+            let why =
+                "it is the parent process's: connect or start another one in the forked child";
+            return Err(Error::invalid("client or server", why));
+        }
         outside_async()?;
         let Some(check) = &self.0.check else {
             return Ok(self.0.handle.block_on(work));

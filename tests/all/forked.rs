@@ -462,6 +462,40 @@ fn a_forked_child_does_not_listen_for_its_ended_parent() {
     );
 }
 
+/// A child has not the threads of its parent's clients and servers, so nothing would ever answer.
+#[cfg(feature = "portable")]
+#[test]
+fn a_forked_child_gets_no_answer_of_its_parents_client_or_server() {
+    use egmem::exchange::{Address, Client, Server, blocking};
+    let name = "a_forked_child_gets_no_answer_of_its_parents_client_or_server";
+    alone(name, || {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let options = Server::options().listen(Address::loopback(0));
+        let server = blocking::Server::start(options).unwrap();
+        let buffer = Buffer::on(NodeId(0)).bytes(1 << 20).shareable();
+        let buffer = buffer.allocate(&driver).unwrap();
+        let published = server.publish("a", buffer).unwrap();
+        let at = server.addresses().remove(0);
+        let client = blocking::Client::connect(Client::options(at), &driver).unwrap();
+        let mut remote = Some(client.fetch("a").unwrap());
+        in_a_child(
+            || {
+                for error in [
+                    client.list("").unwrap_err(),
+                    client.fetch("a").map(drop).unwrap_err(),
+                    remote.take().unwrap().release().unwrap_err(),
+                    published.withdraw(PATIENCE).map(drop).unwrap_err(),
+                    server.close(PATIENCE).unwrap_err(),
+                ] {
+                    assert!(error.to_string().contains("forked"), "{error}");
+                }
+            },
+            libc::_exit,
+        );
+        remote.unwrap().release().unwrap();
+    });
+}
+
 #[cfg(feature = "portable")]
 fn poll<T>(ticket: &mut Transfer<T>) -> Poll<Result<T, TransferFailed<T>>> {
     let mut context = Context::from_waker(Waker::noop());
