@@ -85,7 +85,7 @@
 //!
 //! A directory has addresses to ask, and no handle or secret. A writer there can send a client to the wrong place,
 //! where TLS and the instance that it asked for reveal it. Names go with a lease that the exporter keeps alive, and are
-//! written anew when etcd has lost them. While the directory is away, look-ups fail in time, and nothing else does.
+//! written anew when etcd has lost that lease. While the directory is away, look-ups fail in time, and nothing else does.
 //!
 //! A peer's name is the SPIFFE id or the first DNS name of its certificate, of one private authority. `certs` only makes
 //! files, by rcgen; certificates from elsewhere do as well. `exchange/tls` checks them, by rustls and webpki, with TLS 1.3

@@ -27,6 +27,8 @@ const MAX_EXPORTERS: i64 = 1000;
 const MAX_DETAIL: usize = 200;
 /// Changes in one transaction: etcd allows 128.
 const BATCH: usize = 100;
+/// The most bytes of values in one transaction: etcd allows 1.5 MiB, with the keys.
+const BATCH_BYTES: usize = 1 << 20;
 
 /// The exporters that have registered in etcd, and their names. Clones are the same directory.
 ///
@@ -392,32 +394,50 @@ impl Task {
         let options = PutOptions::new().with_lease(lease);
         let put = |mut client: Client| async move { client.put(key, value, Some(options)).await };
         self.directory.call(put).await?;
-        let mut there = BTreeSet::new();
-        // A third of the lease.
-        let ttl = u64::try_from(grant.ttl()).unwrap_or(1).max(1);
-        let mut beat = interval(Duration::from_millis(ttl.saturating_mul(1000) / 3));
-        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        self.put_names(lease, &mut there).await?;
-        if let Some(before) = before {
-            // Revoking it also removes names that were taken out meanwhile. It may have expired already.
-            let _ = self.revoke(before).await;
-        }
-        tracing::debug!(instance = %self.exporter.instance, names = there.len(), "registered");
-        *failures = 0;
-        loop {
-            tokio::select! {
-                Ok(()) = self.names.changed() => self.put_names(lease, &mut there).await?,
-                _ = beat.tick() => self.beat(lease).await?,
+        let (task, mut names) = (&*self, self.names.clone());
+        // Beside the changes of names, which may take longer than the lease.
+        let keep_alive = async {
+            let mut beat = interval(Duration::from_secs(grant.ttl().clamp(1, ttl) as u64) / 3);
+            beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                beat.tick().await;
+                task.beat(lease).await?;
             }
+        };
+        let follow_names = async {
+            let mut there = BTreeSet::new();
+            task.put_names(lease, &mut names, &mut there).await?;
+            if let Some(before) = before {
+                // Revoking it also removes names that were taken out meanwhile. It may have expired already.
+                let _ = task.revoke(before).await;
+            }
+            tracing::debug!(instance = %task.exporter.instance, names = there.len(), "registered");
+            *failures = 0;
+            while names.changed().await.is_ok() {
+                task.put_names(lease, &mut names, &mut there).await?;
+            }
+            // The registration is being dropped.
+            std::future::pending().await
+        };
+        tokio::select! {
+            failed = keep_alive => failed,
+            failed = follow_names => failed,
         }
     }
 
     /// Changes etcd's entries from `there` to the wanted ones.
-    async fn put_names(&mut self, lease: i64, there: &mut BTreeSet<String>) -> Result<()> {
-        for batches in 1_u64.. {
+    async fn put_names(
+        &self,
+        lease: i64,
+        names: &mut watch::Receiver<BTreeSet<String>>,
+        there: &mut BTreeSet<String>,
+    ) -> Result<()> {
+        let value = self.exporter.to_value();
+        let most = (BATCH_BYTES / value.len().max(1)).clamp(1, BATCH);
+        loop {
             let changes: Vec<String> = {
-                let wanted = self.names.borrow_and_update();
-                let changes = wanted.symmetric_difference(there).take(BATCH);
+                let wanted = names.borrow_and_update();
+                let changes = wanted.symmetric_difference(there).take(most);
                 let changes: Vec<_> = changes.cloned().collect();
                 if changes.is_empty() {
                     // Under the lock of the names.
@@ -432,7 +452,7 @@ impl Task {
                     return TxnOp::delete(key, None);
                 }
                 let options = PutOptions::new().with_lease(lease);
-                TxnOp::put(key, self.exporter.to_value(), Some(options))
+                TxnOp::put(key, value.clone(), Some(options))
             };
             let change = Txn::new().and_then(changes.iter().map(operation).collect::<Vec<_>>());
             let change = |mut client: Client| async move { client.txn(change).await };
@@ -442,12 +462,7 @@ impl Task {
                     there.insert(name);
                 }
             }
-            if batches.is_multiple_of(16) {
-                // Many names take longer than the lease.
-                self.beat(lease).await?;
-            }
         }
-        Ok(())
     }
 
     /// Keeps the lease alive. Returns once etcd has confirmed it.
