@@ -23,6 +23,9 @@ use crate::{PeerList, PeerName, Refusal};
 /// Reported when a connection ends whose peer has no room for another notice.
 const TOO_MANY_ENDED: &str = "connection dropped: the limit of live and expired leases leaves no room for the notice of an ended one";
 
+/// How many leases of a session are handled under one lock of the state.
+pub(super) const AT_ONCE: usize = 256;
+
 /// The most expired holders of a publication that are remembered individually.
 pub(super) const MAX_EXPIRED: usize = 1024;
 
@@ -160,16 +163,18 @@ impl ServerState {
         None
     }
 
-    /// Ends a session: its leases expire. Returns it if it was there.
+    /// Ends a session: its leases [expire](Self::expire). Returns it if it was there.
     pub fn end_session(&mut self, session: u64) -> Option<EndedSession> {
         let mut record = self.sessions.remove(&session)?;
         shrink(&mut self.sessions);
         self.deadlines
             .set(Due::Session(session), &mut record.ends, None);
-        for lease in record.leases {
-            self.lapse(lease, "expired");
+        let (peer, leases) = (record.session.peer.clone(), record.leases.len());
+        if leases > 0 {
+            tracing::warn!(%peer, session, leases, "leases expire with their session");
+            self.ending.push(record.leases);
         }
-        Some((session, record.session.peer.clone()))
+        Some((session, peer))
     }
 
     /// Returns the live leases of the session that come after one of them, in ascending order.
@@ -180,21 +185,30 @@ impl ServerState {
         leases.into_iter().flatten().copied()
     }
 
-    /// Ends the leases that were recalled and not released in time, and the sessions that have expired. Returns those.
+    /// Ends the leases of sessions that have ended, those that were recalled and not released in time, and the sessions that
+    /// have expired: [`AT_ONCE`] of all these at most. Returns the sessions.
     pub fn expire(&mut self, now: Instant) -> Vec<EndedSession> {
         let mut ended = Vec::new();
-        while let Some(&(time, due)) = self.deadlines.0.first()
-            && time <= now
-        {
-            match due {
-                Due::Session(session) => ended.extend(self.end_session(session)),
-                Due::Lease(lease) => {
+        for _ in 0..AT_ONCE {
+            if let Some(leases) = self.ending.last_mut() {
+                match leases.pop_first() {
+                    Some(lease) => self.lapse(lease, "expired"),
+                    None => drop(self.ending.pop()),
+                }
+                continue;
+            }
+            match self.deadlines.0.first() {
+                Some(&(time, Due::Session(session))) if time <= now => {
+                    ended.extend(self.end_session(session));
+                }
+                Some(&(time, Due::Lease(lease))) if time <= now => {
                     let why = "this peer is no longer on the name's access list";
                     if let Some(record) = self.leases.get(&lease) {
                         self.notify_ended(record.session, lease, Refusal::Forbidden, why);
                     }
                     self.lapse(lease, "revoked");
                 }
+                _ => break,
             }
         }
         ended
@@ -264,9 +278,15 @@ impl ServerState {
     /// later session, unless any local process could be that peer. Returns whether it has ended.
     pub fn release(&mut self, session: &ServerSession, lease: u64) -> bool {
         let peer = &session.peer;
-        let may = |record: &LeaseRecord| match record.holder.state {
-            HolderState::Expired => record.holder.peer == *peer && *peer != PeerName::Local,
-            _ => record.session == session.id,
+        let may = |record: &LeaseRecord| {
+            // The leases of a session that has ended expire in a moment.
+            if record.holder.state == HolderState::Expired
+                || !self.sessions.contains_key(&record.session)
+            {
+                record.holder.peer == *peer && *peer != PeerName::Local
+            } else {
+                record.session == session.id
+            }
         };
         if !self.leases.get(&lease).is_some_and(|record| may(record)) {
             return false;
@@ -365,7 +385,7 @@ impl ServerState {
             return;
         };
         let name = &*registered.publication.name;
-        tracing::warn!(%peer, name, lease, "lease expired");
+        tracing::debug!(%peer, name, lease, "lease expired");
         registered.publication.changed.notify_waiters();
         let holders = &mut registered.holders;
         holders.live.remove(&lease);

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::audit::audit;
 use super::connection;
+use super::leases::AT_ONCE;
 use super::newcomers::{Closing, Newcomer};
 use super::publication::HolderProcess;
 use super::quota::{Refused, What};
@@ -28,8 +29,6 @@ const BACK_OFF: Duration = Duration::from_millis(100);
 /// The most bytes of a hello of version 1, in which a client with leases lists them; and how long the rest of it is read after the
 /// refusal. Closing a connection with unread bytes resets it, and a reset overtakes the bytes before it.
 const FIRST_VERSION: (u32, Duration) = (256 << 10, Duration::from_millis(500));
-/// How many leases are looked at while all others wait for the lock.
-const AT_ONCE: usize = 256;
 
 /// Why a user's sessions end.
 pub(super) const NO_USER: &str = "this user may no longer connect";
@@ -366,8 +365,10 @@ impl ServerCore {
             }
             ended.extend(state.end_session(session));
         }
-        drop(state);
         let count = ended.len();
+        // The first of their leases; `expire_on_time` ends the others.
+        ended.extend(state.expire(Instant::now()));
+        drop(state);
         self.report_ended(ended);
         count
     }

@@ -1,6 +1,6 @@
 //! A server's state, under one lock that is never held across a wait; what its tasks share besides; and statistics.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -228,7 +228,8 @@ impl ServerCore {
         loop {
             let deadline = {
                 let state = self.state();
-                let all = [state.deadlines.first(), self.audit.deadline()];
+                let ending = (!state.ending.is_empty()).then(Instant::now);
+                let all = [ending, state.deadlines.first(), self.audit.deadline()];
                 all.into_iter().flatten().min()
             };
             let sleep = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into());
@@ -300,6 +301,8 @@ pub(super) struct ServerState {
     pub followed: Followed,
     /// When sessions without a connection end, and leases that were recalled one by one.
     pub deadlines: Deadlines,
+    /// Live leases of sessions that have ended.
+    pub ending: Vec<BTreeSet<u64>>,
     /// How many leases have expired.
     pub expired: u64,
     /// How many connections have ended because their peers had no room for a notice.
@@ -398,6 +401,7 @@ impl ServerState {
     /// Forgets the sessions when no connection is left, and returns them.
     pub fn clear(&mut self) -> impl Iterator<Item = Arc<ServerSession>> + use<> {
         self.deadlines = Deadlines::default();
+        self.ending = Vec::new();
         self.leases = HashMap::new();
         self.followed = Followed::new();
         let sessions = std::mem::take(&mut self.sessions);

@@ -175,6 +175,7 @@ fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
     state.process_ended(&process);
     assert_eq!(state.count(7), 2, "it is not followed");
     state.end_session(1);
+    state.expire(now);
     state.process_ended(&process);
     assert_eq!(state.holders(7).0.len(), 1);
     assert!(state.is_held(7));
@@ -418,4 +419,28 @@ fn no_recall_of_a_returned_lease_is_kept() {
         assert!(state.release(&holder, lease));
         assert_eq!(holder.waiting(), 3 - returned);
     }
+}
+
+#[test]
+fn the_leases_of_a_session_that_has_ended_expire_in_parts() {
+    let now = Instant::now();
+    let mut state = state(usize::MAX);
+    let [one, other] = [(1, 1), (2, 2)].map(|(id, who)| open(&mut state, id, peer(who)));
+    let granted = |_| grant(&mut state, &one, 7, now).unwrap();
+    let leases: Vec<u64> = (0..2 * AT_ONCE).map(granted).collect();
+    state.detach(1, now);
+    assert_eq!(state.expire(now), [(1, peer(1))]);
+    let left = state.count(7);
+    assert!((AT_ONCE..2 * AT_ONCE).contains(&left), "{left}");
+    // Meanwhile its peer may release them from a new session, and no other peer may.
+    let again = open(&mut state, 3, peer(1));
+    let live = *state.live(7).last().unwrap();
+    assert!(!state.release(&other, live));
+    assert!(state.release(&again, live));
+    for _ in 0..2 {
+        assert!(state.expire(now).is_empty());
+    }
+    let expired = state.holders(7).0;
+    assert_eq!((state.count(7), expired.len()), (0, leases.len() - 1));
+    assert!(state.ending.is_empty());
 }
