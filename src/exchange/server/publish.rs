@@ -375,5 +375,7 @@ impl UnconfirmedRelease {
 impl Drop for UnconfirmedRelease {
     fn drop(&mut self) {
         (self.inner.state()).unpublish(self.publication.id, WITHDRAWN);
+        // Closing the server waits for the last lease.
+        self.inner.released.notify_waiters();
     }
 }

@@ -194,3 +194,25 @@ async fn nobody_listens_any_more_when_the_server_has_ended() {
     drop((unconfirmed, raw));
     close(server, &driver).await;
 }
+
+#[tokio::test]
+async fn a_server_that_waits_for_releases_learns_that_a_holder_is_not_listened_to_any_more() {
+    let driver = driver();
+    let (_directory, address) = at_unix();
+    let server = options().listen(address).start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    raw.fetch(fetch("a")).await.unwrap();
+    let unconfirmed = published.leave();
+    drop(published);
+    // Polled first: it waits.
+    let dropped = async { drop(unconfirmed) };
+    let (closed, ()) = tokio::time::timeout(LONG, async {
+        tokio::join!(biased; server.close(2 * LONG), dropped)
+    })
+    .await
+    .unwrap();
+    closed.unwrap();
+    drop(raw);
+    close(server, &driver).await;
+}
