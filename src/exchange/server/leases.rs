@@ -340,13 +340,21 @@ impl ServerState {
     pub fn recall_others(&mut self, publication: u64, peers: &PeerList, within: Duration) {
         let now = Instant::now();
         let until = now + within.min(LONGEST);
+        let closing = (self.publications.get(&publication)).is_some_and(|found| found.closing);
         for lease in self.live(publication) {
             let Some(record) = self.leases.get_mut(&lease) else {
                 continue;
             };
             if peers.admits(&record.holder.peer) {
-                self.deadlines
-                    .set(Due::Lease(lease), &mut record.ends, None);
+                let due = Due::Lease(lease);
+                let recalled = self.deadlines.set(due, &mut record.ends, None).is_some();
+                if recalled && !closing {
+                    record.holder.state = HolderState::Held;
+                    if let Some(SessionRecord { session, .. }) = self.sessions.get(&record.session)
+                    {
+                        session.forget(lease);
+                    }
+                }
             } else {
                 let until = record.ends.map_or(until, |earlier| earlier.min(until));
                 self.recall(lease, until.saturating_duration_since(now), Some(until));

@@ -209,7 +209,7 @@ impl Published {
     /// Changes which peers may import it. Holders that may no longer import it are asked to release it. After
     /// `within` their leases end as [`HolderState::Expired`](super::HolderState::Expired), because they may still have the memory mapped;
     /// the holders learn that they are no longer on the list. A holder that may import it again before that
-    /// keeps its lease.
+    /// keeps its lease; if it was asked already, it is not told.
     pub fn set_who_within(&self, who: PeerList, within: Duration) {
         (self.inner.state()).set_peers(self.publication.id, who, within);
         self.inner.changes_of(self.name()).notify_waiters();

@@ -405,7 +405,7 @@ fn an_earlier_recall_stands_and_a_peer_on_the_list_again_keeps_its_lease() {
     assert_eq!(state.recalled(leases[1]), None);
     state.expire(first);
     use HolderState::*;
-    assert_eq!(states(&state, 7), [Withdrawing, Expired]);
+    assert_eq!(states(&state, 7), [Held, Expired]);
 }
 
 #[test]
@@ -443,4 +443,23 @@ fn the_leases_of_a_session_that_has_ended_expire_in_parts() {
     let expired = state.holders(7).0;
     assert_eq!((state.count(7), expired.len()), (0, leases.len() - 1));
     assert!(state.ending.is_empty());
+}
+
+#[test]
+fn a_recall_that_is_cancelled_is_not_told() {
+    let now = Instant::now();
+    let mut state = state(usize::MAX);
+    let one = open(&mut state, 1, peer(1));
+    let lease = grant(&mut state, &one, 7, now).unwrap();
+    for (closing, left) in [(false, HolderState::Held), (true, HolderState::Withdrawing)] {
+        state.recall_others(7, &PeerList::nobody(), LIFE);
+        assert_eq!(states(&state, 7), [HolderState::Withdrawing]);
+        if closing {
+            state.withdraw(7, LIFE);
+        }
+        state.recall_others(7, &PeerList::anyone(), LIFE);
+        assert_eq!(states(&state, 7), [left]);
+        assert_eq!(one.waiting(), usize::from(closing), "of lease {lease}");
+        assert_eq!(state.deadlines.first(), None);
+    }
 }
