@@ -276,13 +276,13 @@ impl<G: AllGather> AllGather for Sealed<G> {
         (self.key)
             .seal_in_place_append_tag(nonce, Aad::from(place), &mut sealed)
             .map_err(|_| Error::all_gather("a contribution is too long"))?;
-        let mut all = self.inner.all_gather(&sealed)?;
-        for (rank, bytes) in (0..).zip(&mut all) {
+        let mut all = Zeroizing::new(self.inner.all_gather(&sealed)?);
+        for (rank, bytes) in (0..).zip(&mut *all) {
             let (nonce, place) = position(rank, round);
             let opened = (self.key).open_in_place(nonce, Aad::from(place), bytes);
             let len = opened.map_err(|_| Error::Forged { rank })?.len();
             bytes.truncate(len);
         }
-        Ok(all)
+        Ok(std::mem::take(&mut *all))
     }
 }

@@ -77,7 +77,8 @@
 //! a missing rank must be named to all, and only a process that hears all can do that. `group/gather.rs` gathers what each
 //! rank can (`agree` of `gather.rs` chooses, a pure function), whether the ranks of one machine reach each other's sockets, otherwise the
 //! fabric handles, and whether each could map. A rank that fails goes on taking part and
-//! states its error in place of its value, so no rank waits for one that has returned, and all fail alike.
+//! states its error in place of its value, so no rank waits for one that has returned, and all fail alike. A rank
+//! that ends while rank 0 answers a gather is missing in rank 0 alone, and in all at the next gather.
 //!
 //! The transport is not trusted if the ranks have a secret (`group.rs`). The key is derived from it and from a number that each
 //! rank draws; rank and number of the gather are nonce and associated data. So a contribution is good once, in one place. fds

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use zeroize::Zeroizing;
 
 use super::{AllGather, GroupSecret, MAX_CONTRIBUTION, MAX_RANKS, Sealed};
 use crate::blocking::outside_async;
@@ -177,11 +178,11 @@ impl Star {
         let Some(runtime) = &self.runtime else {
             return Err(Error::all_gather("it has ended"));
         };
-        let (own, size) = ([own, &[END]].concat(), self.size);
+        let (mut own, size) = (Zeroizing::new([own, &[END]].concat()), self.size);
         let gathered = runtime.block_on(async {
             match &mut self.links[..] {
                 [zero] if self.rank > 0 => ask(zero, &own, size, until + SLACK).await,
-                _ => collect(&mut self.links, own, size, until).await,
+                _ => collect(&mut self.links, std::mem::take(&mut *own), size, until).await,
             }
         });
         let mut all = gathered.inspect_err(|error| self.broken = Some(error.clone()))?;
@@ -193,37 +194,19 @@ impl Star {
 }
 
 /// Receives the contributions of all ranks, and sends all of them to each.
-///
-/// It receives them at once, each in a task: a rank that sends nothing until the end takes no other rank's time.
 async fn collect(
     links: &mut Vec<Connection>,
     own: Vec<u8>,
     size: u32,
     until: Instant,
 ) -> Result<Vec<Vec<u8>>> {
-    let (mut all, mut missing) = (vec![own], Vec::new());
-    let receiving = links.drain(..).map(|mut link| {
-        tokio::spawn(async move {
-            let received = by(until, receive(&mut link.reader, MAX_FRAME)).await;
-            (link, received)
-        })
-    });
-    for (rank, task) in (1..).zip(receiving.collect::<Vec<_>>()) {
-        let received = match task.await {
-            Ok((link, received)) => {
-                links.push(link);
-                received
-            }
-            Err(error) => Err(Error::all_gather(error)),
-        };
-        match received {
-            Ok(bytes) => all.push(bytes),
-            Err(error) => {
-                tracing::debug!(rank, %error, "rank missing");
-                missing.push(rank);
-            }
-        }
-    }
+    let mut all = Zeroizing::new(vec![own]);
+    let receiving = |mut link: Connection| async move {
+        let received = by(until, receive(&mut link.reader, MAX_FRAME)).await;
+        (link, received)
+    };
+    let (received, missing) = with_all(links, receiving).await;
+    all.extend(received);
     if !missing.is_empty() {
         tell_missing(links, &missing).await;
         return Err(Error::RanksMissing { missing, size });
@@ -232,17 +215,52 @@ async fn collect(
     let frames: Vec<&[u8]> = std::iter::once(&reply[..])
         .chain(all.iter().map(Vec::as_slice))
         .collect();
-    let message = together(&frames)?;
-    for (rank, link) in (1..).zip(links) {
-        if let Err(error) = by(until + SLACK, link.writer.send(&message, &[])).await {
-            tracing::debug!(rank, %error, "rank missing");
-            missing.push(rank);
+    let message = Arc::new(together(&frames)?);
+    let sending = |mut link: Connection| {
+        let message = Arc::clone(&message);
+        async move {
+            let sent = by(until + SLACK, link.writer.send(&message, &[])).await;
+            (link, sent)
         }
-    }
+    };
+    let (_, missing) = with_all(links, sending).await;
     if missing.is_empty() {
-        return Ok(all);
+        return Ok(std::mem::take(&mut *all));
     }
     Err(Error::RanksMissing { missing, size })
+}
+
+/// Does work with all ranks at once, each in a task: one that is stuck until the end takes no other rank's time. Returns the
+/// results, and the ranks whose work failed.
+async fn with_all<T: Send + 'static, F>(
+    links: &mut Vec<Connection>,
+    work: impl Fn(Connection) -> F,
+) -> (Vec<T>, Vec<u32>)
+where
+    F: Future<Output = (Connection, Result<T>)> + Send + 'static,
+{
+    let tasks: Vec<_> = links
+        .drain(..)
+        .map(|link| tokio::spawn(work(link)))
+        .collect();
+    let (mut results, mut missing) = (Vec::new(), Vec::new());
+    for (rank, task) in (1..).zip(tasks) {
+        let result = match task.await {
+            Ok((link, result)) => {
+                links.push(link);
+                result
+            }
+            Err(error) => Err(Error::all_gather(error)),
+        };
+        match result {
+            Ok(result) => results.push(result),
+            Err(error) => {
+                tracing::debug!(rank, %error, "rank missing");
+                missing.push(rank);
+            }
+        }
+    }
+    (results, missing)
 }
 
 /// Sends a contribution to rank 0, and receives those of all.
@@ -258,13 +276,13 @@ async fn ask(link: &mut Connection, own: &[u8], size: u32, until: Instant) -> Re
             }
         };
         let reply = decode(&reply?)?;
-        let mut all = Vec::new();
+        let mut all = Zeroizing::new(Vec::new());
         if matches!(reply, Reply::All) {
             for _ in 0..size {
                 all.push(receive(reader, MAX_FRAME).await?);
             }
         }
-        Ok((reply, all))
+        Ok((reply, std::mem::take(&mut *all)))
     };
     let missing = match by(until, asking).await {
         Ok((Reply::All, all)) => return Ok(all),

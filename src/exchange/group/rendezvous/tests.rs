@@ -68,3 +68,30 @@ async fn a_late_rank_learns_which_ranks_are_missing() {
         "{error}"
     );
 }
+
+/// Rank 1 has contributed more than a socket's buffer, and reads nothing.
+#[tokio::test]
+async fn a_rank_that_reads_no_answer_keeps_no_other_rank_waiting() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = Address::Unix(folder.path().join("socket"));
+    let long = deadline(LONGEST);
+    let own = address.clone();
+    let stuck = tokio::spawn(async move {
+        let mut link = place(&own, 1, 3).connect(long).await.unwrap();
+        link.writer.write(&vec![END; LARGE], &[]).await.unwrap();
+        link
+    });
+    let own = address.clone();
+    let other = tokio::spawn(async move {
+        let mut link = place(&own, 2, 3).connect(long).await.unwrap();
+        ask(&mut link, &[END], 3, long).await
+    });
+    let mut links = place(&address, 0, 3).admit(long).await.unwrap();
+    let answered = tokio::select! {
+        gathered = collect(&mut links, vec![END], 3, long) => panic!("{gathered:?}"),
+        answered = other => answered.unwrap().unwrap(),
+        () = sleep(Duration::from_secs(300)) => panic!("rank 2 waits for rank 1"),
+    };
+    assert_eq!(answered, [vec![END], vec![END; LARGE], vec![END]]);
+    drop(stuck);
+}
