@@ -20,6 +20,7 @@ use crate::limits::deadline;
 use crate::protocol::{Answer, Fetch, Granted, Handles, Secret, check_name};
 use crate::share::queue::{self, BATCH};
 use crate::share::{Description, fd};
+use crate::text::bounded;
 use crate::transport::send_fds;
 use crate::{Error, Owner, Refusal, Result};
 
@@ -221,7 +222,8 @@ impl Requester {
         drop(state);
         let (peer, pid) = (&session.peer, link.pid());
         if let Ok(shared) = publication.shared() {
-            let name = peer.to_string();
+            // Kept for each part, as long as the memory lives.
+            let name = bounded(&peer.to_string(), 255);
             shared.sent_to(&Party { pid, name });
         }
         core.count(|stats| &mut stats.fetches);

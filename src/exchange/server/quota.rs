@@ -17,6 +17,7 @@
 //! | a lease, live or expired | it is released, or its name is gone | [`What::Lease`], [`What::Record`] | 768 bytes |
 //! | a name that a peer owns | it is deleted | [`What::Name`] | 64 KiB of peers, and a description |
 //! | memory whose name is gone, without its description | its holders are gone | [`What::Record`] of one of them at least | 768 bytes |
+//! | in the ledger, that a part was sent to a process | the memory is gone | the last 16 processes of each part | 320 bytes |
 //! | fds that are sent | they are closed | [`What::Fd`] | |
 
 use std::collections::HashMap;
