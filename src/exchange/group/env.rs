@@ -189,7 +189,12 @@ fn address(launcher: &str, size: u32, get: Lookup<'_>) -> Result<Address> {
             )
         }
         "Open MPI" if here("OMPI_COMM_WORLD_LOCAL_SIZE") => {
-            on_this_machine(&["PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri"].map(get))
+            let job = ["PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri"].map(get);
+            if job == [None, None] {
+                // Two jobs of this user would meet.
+                need("PMIX_NAMESPACE")?;
+            }
+            on_this_machine(&job)
         }
         "Slurm" => {
             let (job, step) = (need("SLURM_JOB_ID")?, need("SLURM_STEP_ID")?);
@@ -368,6 +373,10 @@ mod tests {
                 "EGMEM_*: EGMEM_SIZE is set and EGMEM_RANK is not",
             ),
             ("EGMEM_RANK=0 EGMEM_SIZE=2", "EGMEM_ADDRESS is not set"),
+            (
+                "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2",
+                "PMIX_NAMESPACE is not set",
+            ),
             ("RANK=0", "torchrun: RANK is set and WORLD_SIZE is not"),
             ("RANK=0 WORLD_SIZE=2", "torchrun: MASTER_ADDR is not set"),
             (
