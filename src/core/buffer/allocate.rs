@@ -35,7 +35,7 @@ impl BufferOptions {
     /// in the calling thread and with no lock held. If it breaks, everything is given back.
     ///
     /// # Errors
-    /// As `allocate`, and [`Error::Cancelled`](crate::Error::Cancelled) after a break.
+    /// As `allocate`, and [`Error::Cancelled`] after a break.
     ///
     /// ```
     /// use std::ops::ControlFlow;
