@@ -1,6 +1,7 @@
 //! Silent holders of memory that may no longer be published.
 
 use super::*;
+use crate::server::UnconfirmedRelease;
 use crate::server::leases::MAX_EXPIRED;
 use crate::server::publication::HolderProcess;
 use crate::{Error, MemoryError, ShareError};
@@ -154,15 +155,19 @@ async fn places_of_forgotten_holders_are_given_back() {
     close(server, &driver).await;
 }
 
+/// Memory whose name is gone, and the peer that holds it.
+async fn held_after_its_name(server: &Server, driver: &Driver) -> (UnconfirmedRelease, Raw) {
+    let published = server.publish("a", memory(driver)).now().unwrap();
+    let mut raw = Raw::open(server).await;
+    raw.fetch(fetch("a")).await.unwrap();
+    (published.leave(), raw)
+}
+
 #[tokio::test]
 async fn a_holder_goes_silent_after_the_name() {
     let driver = driver();
     let (_directory, server) = server_at_unix().await;
-    let published = server.publish("a", memory(&driver)).now().unwrap();
-    let mut raw = Raw::open(&server).await;
-    raw.fetch(fetch("a")).await.unwrap();
-    let unconfirmed = published.leave();
-    drop(published);
+    let (unconfirmed, raw) = held_after_its_name(&server, &driver).await;
     until("it expires", || server.stats().expired == 1).await;
     drop((unconfirmed, raw));
     close(server, &driver).await;
@@ -173,11 +178,7 @@ async fn nobody_listens_any_more_when_the_server_has_ended() {
     let driver = driver();
     let (_directory, address) = at_unix();
     let server = options().listen(address).start().await.unwrap();
-    let published = server.publish("a", memory(&driver)).now().unwrap();
-    let mut raw = Raw::open(&server).await;
-    raw.fetch(fetch("a")).await.unwrap();
-    let unconfirmed = published.leave();
-    drop(published);
+    let (unconfirmed, raw) = held_after_its_name(&server, &driver).await;
     // It holds it, and the server waits for that to change.
     assert_eq!(server.stats().leases, 1);
     let (heard, ended) = tokio::join!(unconfirmed.resolved(), server.close(Duration::ZERO));
@@ -200,11 +201,7 @@ async fn a_server_that_waits_for_releases_learns_that_a_holder_is_not_listened_t
     let driver = driver();
     let (_directory, address) = at_unix();
     let server = options().listen(address).start().await.unwrap();
-    let published = server.publish("a", memory(&driver)).now().unwrap();
-    let mut raw = Raw::open(&server).await;
-    raw.fetch(fetch("a")).await.unwrap();
-    let unconfirmed = published.leave();
-    drop(published);
+    let (unconfirmed, raw) = held_after_its_name(&server, &driver).await;
     // Polled first: it waits.
     let dropped = async { drop(unconfirmed) };
     let (closed, ()) = tokio::time::timeout(LONG, async {
