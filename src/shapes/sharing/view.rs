@@ -337,7 +337,7 @@ mod update_tests {
         max_len: u64::MAX,
         len: 7,
         before: 2 << 20,
-        chunks: 3,
+        chunks: MAX_CHUNKS as u64,
         more: 1,
     };
 
@@ -360,6 +360,7 @@ mod update_tests {
             "egmem-growable 1 4 9 7 0 x 0",
             "egmem-growable 1 4 9 7 0 33 0",
             "egmem-growable 1 4 9 7 0 0 1",
+            "egmem-growable 1 4 9 7 0 31 1",
             "egmem-growable 1 4 9 7 0 0 99999999999999999999",
         ] {
             let error = Update::read(text).unwrap_err();
