@@ -66,10 +66,10 @@ impl State {
             }
         }
         self.reap(handle.0);
-        match is_damaged {
-            true => fail(Code::UNKNOWN), // Measured: it corrupts the process's heap.
-            false => Ok(()),
+        if is_damaged {
+            return fail(Code::UNKNOWN); // Measured: it corrupts the process's heap.
         }
+        Ok(())
     }
 
     /// Ends a destroyed pool once nothing in it is in use.
