@@ -171,18 +171,14 @@ impl HeapInner {
             // SAFETY: the caller's promise.
             return unsafe { self.free_range(piece) };
         }
-        let freed = member::with(self, |local| {
-            local.tally.free(piece.bytes);
+        let put = |local: &mut Local| {
             let class = piece.key.class();
             let visitor = &mut local.visitor;
             let give = |part: &[u64]| self.hand_on(visitor, part);
             local.small[class.index()].push(class, piece.offset, &local.bound, give);
-            Some(())
-        });
-        if freed.is_none() {
-            // SAFETY: the caller's promise.
-            unsafe { self.free_without_member(piece) };
-        }
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.free_by(piece, put) }
     }
 
     /// As [`free`](Self::free), for a range. Not inlined: a small block's path needs fewer registers.
@@ -191,9 +187,19 @@ impl HeapInner {
     /// As [`free`](Self::free).
     #[inline(never)]
     unsafe fn free_range(&self, piece: &Piece) {
+        // SAFETY: the caller's promise.
+        unsafe { self.free_by(piece, |local| self.keep(local, piece.extent())) }
+    }
+
+    /// Frees a block: `put` puts it into the thread's cache.
+    ///
+    /// # Safety
+    /// As [`free`](Self::free).
+    #[inline(always)]
+    unsafe fn free_by(&self, piece: &Piece, put: impl FnOnce(&mut Local)) {
         let freed = member::with(self, |local| {
             local.tally.free(piece.bytes);
-            self.keep(local, piece.extent());
+            put(local);
             Some(())
         });
         if freed.is_none() {
