@@ -159,6 +159,7 @@ impl Requester {
             };
             let mut exported = self.driver_call(export).await?;
             if let (Ok(fds), true) = (&mut exported, is_queued) {
+                // Given back before those of the queue are counted.
                 *fds = CountedFds::default();
                 *fds = self.feed(publication, exporting.clone())?;
             }
