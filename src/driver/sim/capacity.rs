@@ -4,13 +4,13 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use super::Machine;
 use super::memory::{Memory, open_again};
 use crate::fork::Generation;
-use crate::{Location, lock, random};
+use crate::{Location, random};
 
 /// The machine's memories. Counters are independent of the simulator's lock, so that memory that dies late (a
 /// mapping outlives its handle) returns its bytes wherever it dies.
@@ -23,8 +23,6 @@ struct Place {
     location: Location,
     total: u64,
     used: AtomicU64,
-    /// Files of memory that this process has given up and others may have, with the bytes that count until nobody has it.
-    lent: Mutex<Vec<(File, u64)>>,
 }
 
 impl Capacity {
@@ -34,11 +32,11 @@ impl Capacity {
         let gpus = machine.gpus.iter().zip(0..);
         let gpus = gpus.map(|(gpu, ordinal)| (Location::Device(ordinal), gpu.memory));
         let place = |(location, total)| {
+            let used = AtomicU64::new(0);
             Arc::new(Place {
                 location,
                 total,
-                used: AtomicU64::new(0),
-                lent: Mutex::default(),
+                used,
             })
         };
         Self(nodes.chain(gpus).map(place).collect())
@@ -76,13 +74,6 @@ impl Capacity {
 
 impl Place {
     fn free(&self) -> u64 {
-        lock(&self.lent).retain(|(file, bytes)| {
-            let is_lent = exceeds(file, 0);
-            if !is_lent {
-                self.used.fetch_sub(*bytes, Ordering::Relaxed);
-            }
-            is_lent
-        });
         self.total - self.used.load(Ordering::Relaxed)
     }
 }
@@ -92,15 +83,6 @@ impl Place {
 pub(super) struct Charge {
     place: Arc<Place>,
     bytes: u64,
-}
-
-impl Charge {
-    /// Gives the bytes back once neither an fd nor another process has the memory of a file, which has no locks of its own.
-    pub fn lend(mut self, file: File) {
-        if exceeds(&file, 0) {
-            lock(&self.place.lent).push((file, std::mem::take(&mut self.bytes)));
-        }
-    }
 }
 
 impl Drop for Charge {
@@ -157,8 +139,7 @@ impl Counted {
     /// Counts a reference unless there are `limit` already; if processes race for the last one, all may fail.
     pub fn within(memory: &Arc<Memory>, limit: Option<u32>) -> Option<Self> {
         let counted = Self::new(memory);
-        let asker = || open_again(memory.file());
-        let over = |limit: u32| asker().is_ok_and(|asker| exceeds(&asker, limit.into()));
+        let over = |limit: u32| exceeds(memory, limit.into()).unwrap_or(false);
         (!limit.is_some_and(over)).then_some(counted)
     }
 }
@@ -172,9 +153,10 @@ impl Drop for Counted {
     }
 }
 
-/// Returns whether a memory has more than `limit` references. The query omits an open file's own locks, so a fresh open
-/// file asks.
-fn exceeds(asker: &File, limit: u64) -> bool {
+/// Returns whether a memory has more than `limit` references.
+fn exceeds(memory: &Memory, limit: u64) -> io::Result<bool> {
+    // The query omits an open file's own locks, so a fresh open file asks.
+    let asker = open_again(memory.file())?;
     let mut open = vec![(FIRST, i64::MAX)];
     let mut found = 0;
     while let Some((start, end)) = open.pop() {
@@ -182,10 +164,7 @@ fn exceeds(asker: &File, limit: u64) -> bool {
             continue;
         }
         // Any lock there; the kernel merges adjacent locks of one file.
-        let lock = control(asker, libc::F_OFD_GETLK, libc::F_WRLCK, start, end - start);
-        let Ok(lock) = lock else {
-            return false;
-        };
+        let lock = control(&asker, libc::F_OFD_GETLK, libc::F_WRLCK, start, end - start)?;
         if i32::from(lock.l_type) == libc::F_UNLCK {
             continue;
         }
@@ -196,11 +175,11 @@ fn exceeds(asker: &File, limit: u64) -> bool {
         let (first, last) = (lock.l_start.max(start), last.min(end));
         found += last.saturating_sub(first).max(1) as u64;
         if found > limit {
-            return true;
+            return Ok(true);
         }
         open.extend([(start, first), (last, end)]);
     }
-    false
+    Ok(false)
 }
 
 /// Makes a call about locks of `len` bytes of a file from `start` on; returns what it answers.
@@ -286,8 +265,7 @@ mod tests {
     }
 
     fn count(memory: &Memory) -> u64 {
-        let asker = open_again(memory.file()).unwrap();
-        (0..).find(|&n| !exceeds(&asker, n)).unwrap()
+        (0..).find(|&n| !exceeds(memory, n).unwrap()).unwrap()
     }
 
     #[test]

@@ -72,18 +72,7 @@ pub(super) struct Memory {
     pub bytes: Bytes,
     /// The capacity it takes; `None` for imported memory, which counts at its exporter, and for pools, which
     /// take capacity by the chunk.
-    charge: Option<Charge>,
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if self.label.handle_types != HandleTypes::NONE
-            && let Some(charge) = self.charge.take()
-            && let Ok(file) = open_again(&self.file)
-        {
-            charge.lend(file);
-        }
-    }
+    _charge: Option<Charge>,
 }
 
 impl Memory {
@@ -115,7 +104,7 @@ impl Memory {
             file,
             label,
             bytes: Bytes::new()?,
-            charge,
+            _charge: charge,
         })
     }
 
@@ -134,7 +123,7 @@ impl Memory {
             file: open_again(&given).ok()?,
             label,
             bytes: Bytes::new().ok()?,
-            charge: None,
+            _charge: None,
         })
     }
 

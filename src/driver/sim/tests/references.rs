@@ -90,22 +90,3 @@ fn an_import_counts_in_every_process_until_it_is_unmapped() {
     assert_eq!(set(&exporter, own.ptr, GRANULE, &HOST), Code::SUCCESS);
     own.give_back(&exporter);
 }
-
-#[test]
-fn exported_memory_takes_room_until_nobody_has_it() {
-    let driver = h200();
-    let free = || sim(&driver).free_bytes(Location::HostNuma(0));
-    let all = free();
-    let handle = create(&driver);
-    let shared = driver.mem_export(handle, HandleType::PosixFd).unwrap();
-    // SAFETY: nothing is mapped.
-    unsafe { driver.mem_release(handle) }.unwrap();
-    assert_eq!(free(), all - GRANULE, "the fd has it");
-    let other = h200();
-    let imported = other.mem_import(&shared).unwrap();
-    drop(shared);
-    assert_eq!(free(), all - GRANULE, "the importer has it");
-    // SAFETY: nothing is mapped.
-    unsafe { other.mem_release(imported) }.unwrap();
-    assert_eq!(free(), all);
-}
